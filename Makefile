@@ -1,0 +1,29 @@
+# Every target installs what it needs into .venv on first use; later calls start at once.
+PYTHON ?= python3
+BIN    := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/.ready
+	$(BIN)/chasm demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.ready
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: .venv/.ready
+	$(BIN)/python benchmarks/operator_cpu.py
+
+# One environment for all targets: made again only when the pins or the declared dependencies change.
+.venv/.ready: constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "chasm needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

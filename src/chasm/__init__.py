@@ -1,0 +1,50 @@
+"""CHASM: cross-frequency harmonized axis-separable mixing, and the software around it.
+
+>>> import torch, chasm
+>>> mixer = chasm.CHASM(16, size=(32, 32))
+>>> mixer(torch.randn(2, 16, 32, 32)).shape
+torch.Size([2, 16, 32, 32])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module it lives in. Loaded on first use, so that `import chasm` stays cheap.
+_PUBLIC = {
+    "CHASM": "chasm.mixers.chasm",
+    "batched_bases": "chasm.mixers.chasm",
+    "create_mixer": "chasm.mixers",
+    "create_slot": "chasm.mixers",
+    "list_mixers": "chasm.mixers",
+    "register_mixer": "chasm.mixers",
+    "Mixer": "chasm.mixers",
+    "param_groups": "chasm.optim",
+    "fold": "chasm.deploy",
+    "export_onnx": "chasm.deploy",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from chasm.deploy import export_onnx as export_onnx
+    from chasm.deploy import fold as fold
+    from chasm.mixers import CHASM as CHASM
+    from chasm.mixers import Mixer as Mixer
+    from chasm.mixers import batched_bases as batched_bases
+    from chasm.mixers import create_mixer as create_mixer
+    from chasm.mixers import create_slot as create_slot
+    from chasm.mixers import list_mixers as list_mixers
+    from chasm.mixers import register_mixer as register_mixer
+    from chasm.optim import param_groups as param_groups
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'chasm' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

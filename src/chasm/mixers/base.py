@@ -1,0 +1,78 @@
+"""The contract every mixer keeps, and the slot that gives each one exactly one identity path."""
+
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from chasm.registry import Registry
+
+MIXERS = Registry("mixer")
+register_mixer = MIXERS.register
+
+
+class Facts(NamedTuple):
+    """What the comparison tables say about a mixer; taken from its paper, not measured."""
+
+    response: str  # taxonomy of the paper's appendix: how the spectrum is acted on
+    channel_mixing: str
+    resolution: str  # what happens when H, W differ from the size it was built for
+    shared_basis: str = "no"
+    positive_gains: str = "no"
+    paper_params: str = "-"  # the paper's Core Params column at C = 96
+    note: str = ""  # why our count or construction differs, or which part is a reading
+
+
+class Mixer(nn.Module):
+    """Maps real (B, C, H, W) to the same shape, dtype and device, for any H and W.
+
+    A subclass is constructed as ``cls(channels, *, size=None, <options>, device=None, dtype=None)``.
+    One that contains an identity path sets ``owns_residual = True`` and takes ``residual=True``, so that a
+    host which adds its own can switch it off.
+    """
+
+    owns_residual: ClassVar[bool] = False
+    # Names of parameters (or of containers of them) that act on the spectrum: `chasm.param_groups` gives
+    # them their own step size and no weight decay.
+    spectral_parameters: ClassVar[tuple[str, ...]] = ()
+    # Those stored as real pairs (trailing dimension 2): counted once or twice, both are reported.
+    complex_parameters: ClassVar[tuple[str, ...]] = ()
+    facts: ClassVar[Facts]
+
+
+class Residual(nn.Module):
+    """x + mixer(x): what a slot puts around a mixer that has no identity path of its own."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixer(x)
+
+
+def create_mixer(name: str, channels: int, size: tuple[int, ...] | None = None, **options: Any) -> Mixer:
+    """Build a mixer by name: ``chasm.create_mixer("gfnet", channels=96, size=(128, 128))``.
+
+    Returns the native block of its paper. ``chasm.list_mixers()`` names them all.
+    """
+    mixer: Mixer = MIXERS.create(name, channels=channels, size=size, **options)
+    return mixer
+
+
+def list_mixers(pattern: str = "*") -> list[str]:
+    """Names of the registered mixers that match a shell-style pattern."""
+    return MIXERS.list(pattern)
+
+
+def create_slot(
+    name: str, channels: int, size: tuple[int, ...] | None = None, *, host_residual: bool = False, **options: Any
+) -> nn.Module:
+    """A mixer for a place in a network, with exactly one identity path in all.
+
+    ``host_residual=True`` says the network already adds its input around this place (a transformer block).
+    """
+    owns = MIXERS.get(name).owns_residual  # type: ignore[attr-defined]
+    if owns:
+        options.setdefault("residual", not host_residual)
+    mixer = create_mixer(name, channels, size, **options)
+    return mixer if owns or host_residual else Residual(mixer)

@@ -1,0 +1,61 @@
+"""One small registry: names to classes, with errors that suggest the near name.
+
+>>> shapes = Registry("shape")
+>>> @shapes.register("square")
+... class Square:
+...     def __init__(self, side: int): self.side = side
+>>> shapes.create("square", side=2).side
+2
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=type)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """The tail of an error about an unknown word: the close ones, or all there are."""
+    names = sorted(known)
+    close = get_close_matches(word, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"known: {', '.join(names)}"
+
+
+class Registry:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._classes: dict[str, type] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Class decorator; the name must be new."""
+
+        def add(cls: T) -> T:
+            if name in self._classes and self._classes[name] is not cls:
+                raise ValueError(f"a {self.kind} named {name!r} is already registered: choose another name")
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def get(self, name: str) -> type:
+        if name not in self._classes:
+            raise ValueError(f"unknown {self.kind} {name!r}: {near(name, self._classes)}")
+        return self._classes[name]
+
+    def list(self, pattern: str = "*") -> list[str]:
+        """Registered names that match a shell-style pattern, sorted."""
+        return sorted(n for n in self._classes if fnmatch(n, pattern))
+
+    def options(self, name: str) -> dict[str, inspect.Parameter]:
+        """What the class can be constructed with."""
+        return dict(inspect.signature(self.get(name)).parameters)
+
+    def create(self, name: str, /, **options: Any) -> Any:
+        known = self.options(name)
+        for option in options:
+            if option not in known:
+                raise ValueError(f"{self.kind} {name!r} has no option {option!r}: {near(option, known)}")
+        return self.get(name)(**options)
