@@ -1,0 +1,82 @@
+"""A dataset that fits, read once: all slices as tensors in memory or on the GPU, batches by indexing."""
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from chasm.data.base import Batch, DataError, Slice, SliceDataset
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be taken on the device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as f:
+            fields = dict(line.split(":", 1) for line in f)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Resident(SliceDataset):
+    """All slices of a dataset as tensors: `resident.batch(rows)` costs one gather."""
+
+    def __init__(
+        self, data: SliceDataset, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> None:
+        if not data.fixed:
+            raise DataError(
+                f"dataset {data.name!r} changes every epoch: open it with augment=False to keep it"
+            )
+        first, n, where = data[0], len(data), torch.device(device)
+        dtype = dtype or first.image.dtype
+        per_slice = first.image.numel() * dtype.itemsize + (0 if first.label is None else first.label.nbytes)
+        need, have = n * per_slice, free_bytes(where)
+        if need > 0.8 * have:  # the rest is for the model and for everybody else
+            raise DataError(
+                f"dataset {data.name!r} ({data.split}, {n} slices) needs {need / 2**30:.1f} GiB on {where} and "
+                f"{have / 2**30:.1f} GiB are free: read it from disk, or take fewer slices"
+            )
+        self.split, self.cases, self.source = data.split, data.cases, first.source
+        self.domain, self.split_rule = data.domain, data.split_rule
+        self.images = torch.empty((n, *first.image.shape), dtype=dtype, device=where)  # (N,M,H,W)
+        self.labels: Tensor | None = None  # (N,H,W) int64
+        if first.label is not None:
+            self.labels = torch.empty((n, *first.label.shape), dtype=first.label.dtype, device=where)
+        self.case_ids: list[str] = []
+        self.indices: list[int] = []
+        for i in range(n):
+            s = data[i]
+            if s.image.shape != first.image.shape or (s.label is None) != (first.label is None):
+                raise DataError(
+                    f"case {s.case} slice {s.index}: image: shape {tuple(s.image.shape)}, expected "
+                    f"{tuple(first.image.shape)} as in case {first.case}: a resident set needs one shape"
+                )
+            self.images[i].copy_(s.image)
+            if self.labels is not None and s.label is not None:
+                self.labels[i].copy_(s.label)
+            self.case_ids.append(s.case)
+            self.indices.append(s.index)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> Slice:
+        label = None if self.labels is None else self.labels[i]
+        return Slice(self.images[i], label, self.case_ids[i], self.indices[i], self.source)
+
+    def batch(self, rows: Sequence[int] | Tensor) -> Batch:
+        """The batch of these rows, gathered on the tensors' own device."""
+        where = torch.as_tensor(rows, dtype=torch.int64)
+        at = where.to(self.images.device, non_blocking=True)
+        chosen = where.tolist()
+        return Batch(
+            image=self.images.index_select(0, at),
+            label=None if self.labels is None else self.labels.index_select(0, at),
+            case=[self.case_ids[i] for i in chosen],
+            index=[self.indices[i] for i in chosen],
+            source=self.source,
+        )
