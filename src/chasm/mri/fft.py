@@ -1,0 +1,43 @@
+"""Centred orthonormal 2-D Fourier transform: zero frequency at index N // 2, norm preserved.
+
+>>> x = torch.randn(1, 1, 5, 8, dtype=torch.complex64)
+>>> torch.allclose(ifft2c(fft2c(x)), x, atol=1e-6)
+True
+"""
+
+import torch
+from torch import Tensor
+
+_HW = (-2, -1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Half types have no transform at every size: they are computed in single precision."""
+    if x.is_complex():
+        return x.to(torch.complex64) if x.dtype == torch.complex32 else x
+    return x.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64)
+
+
+def fft2c(x: Tensor) -> Tensor:
+    """Image (..., H, W) -> k-space (..., H, W), complex64 (complex128 for double input)."""
+    with torch.autocast(x.device.type, enabled=False):
+        x = torch.fft.ifftshift(_wide(x), dim=_HW)
+        return torch.fft.fftshift(torch.fft.fft2(x, norm="ortho"), dim=_HW)
+
+
+def ifft2c(k: Tensor) -> Tensor:
+    """k-space (..., H, W) -> image (..., H, W); the inverse, and the adjoint, of `fft2c`."""
+    with torch.autocast(k.device.type, enabled=False):
+        k = torch.fft.ifftshift(_wide(k), dim=_HW)
+        return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
+
+
+def to_channels(x: Tensor) -> Tensor:
+    """Complex (B, M, H, W) -> real (B, 2M, H, W), channels re_1, im_1, re_2, im_2, ..."""
+    return torch.view_as_real(x).permute(0, 1, 4, 2, 3).flatten(1, 2)
+
+
+def to_complex(x: Tensor) -> Tensor:
+    """Real (B, 2M, H, W) -> complex (B, M, H, W); undoes `to_channels`."""
+    x = x if x.dtype == torch.float64 else x.float()
+    return torch.complex(x[:, 0::2], x[:, 1::2])
