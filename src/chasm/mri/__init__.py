@@ -1,6 +1,15 @@
 """MRI physics: centred Fourier transform, sampling masks, coil operators. Knows nothing of models."""
 
+from chasm.mri.coils import estimate_maps as estimate_maps
+from chasm.mri.coils import rss as rss
 from chasm.mri.fft import fft2c as fft2c
 from chasm.mri.fft import ifft2c as ifft2c
 from chasm.mri.fft import to_channels as to_channels
 from chasm.mri.fft import to_complex as to_complex
+from chasm.mri.masks import Mask as Mask
+from chasm.mri.masks import Sampling as Sampling
+from chasm.mri.masks import create_mask as create_mask
+from chasm.mri.masks import mask_from_array as mask_from_array
+from chasm.mri.operators import Operator as Operator
+from chasm.mri.operators import add_noise as add_noise
+from chasm.mri.operators import zero_filled as zero_filled

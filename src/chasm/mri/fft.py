@@ -11,8 +11,8 @@ from torch import Tensor
 _HW = (-2, -1)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Half types have no transform at every size: they are computed in single precision."""
+def as_complex(x: Tensor) -> Tensor:
+    """Complex of the same precision; half types, which have no transform at every size, become single."""
     if x.is_complex():
         return x.to(torch.complex64) if x.dtype == torch.complex32 else x
     return x.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64)
@@ -21,14 +21,14 @@ def _wide(x: Tensor) -> Tensor:
 def fft2c(x: Tensor) -> Tensor:
     """Image (..., H, W) -> k-space (..., H, W), complex64 (complex128 for double input)."""
     with torch.autocast(x.device.type, enabled=False):
-        x = torch.fft.ifftshift(_wide(x), dim=_HW)
+        x = torch.fft.ifftshift(as_complex(x), dim=_HW)
         return torch.fft.fftshift(torch.fft.fft2(x, norm="ortho"), dim=_HW)
 
 
 def ifft2c(k: Tensor) -> Tensor:
     """k-space (..., H, W) -> image (..., H, W); the inverse, and the adjoint, of `fft2c`."""
     with torch.autocast(k.device.type, enabled=False):
-        k = torch.fft.ifftshift(_wide(k), dim=_HW)
+        k = torch.fft.ifftshift(as_complex(k), dim=_HW)
         return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
 
 

@@ -1,0 +1,231 @@
+"""Cartesian sampling masks: whole columns (the last axis) are kept or dropped, the centre is always kept.
+
+With N columns, acceleration R and centre fraction f, the centre is the n_low = round(N f) columns from
+(N - n_low + 1) // 2 on.
+
+- ``equispaced``: every R'-th column, R' = R (n_low - N) / (n_low R - N), so that centre and lines together
+  meet the budget N / R; what fastMRI calls the equispaced fraction mask.
+- ``equispaced-plain``: every R-th column and the centre on top: keeps more than N / R columns.
+- ``random-plain``: each column outside the centre kept with the probability that meets the budget on average.
+- ``random``: the same draw, then columns outside the centre dropped or added at random until it has as many
+  lines as ``equispaced`` (reading: the paper compares structured and random masks but states no line count).
+- ``file``: read from a ``.npy``, or from the text of 0s and 1s of another suffix.
+
+>>> mask = create_mask("equispaced", 256, acceleration=4)
+>>> print(mask)
+equispaced mask: 64 of 256 columns, really x4.00 (nominal x4), centre 118-137, offset 0
+>>> mask.tensor().shape
+torch.Size([1, 1, 1, 256])
+"""
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.registry import near
+
+KINDS = ("equispaced", "random", "equispaced-plain", "random-plain", "file")
+Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The columns that are kept, and how they were chosen."""
+
+    kind: str
+    width: int
+    columns: tuple[int, ...]  # kept, ascending
+    center: tuple[int, int]  # [first, last + 1) of the fully sampled block around N // 2
+    nominal: float | None = None  # acceleration asked for; None where nobody said
+    offset: int | None = None
+    seed: Seed | None = None
+    file: str | None = None
+
+    @property
+    def lines(self) -> int:
+        return len(self.columns)
+
+    @property
+    def acceleration(self) -> float:
+        """The acceleration it really has."""
+        return self.width / self.lines
+
+    def tensor(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+        """(1, 1, 1, W), ones where kept; made once per device and shared, so do not write to it."""
+        return _tensor(self, torch.device(device), dtype)
+
+    def report(self) -> dict[str, Any]:
+        """What a result should say about its mask."""
+        facts = {
+            "kind": self.kind,
+            "columns": self.width,
+            "lines": self.lines,
+            "acceleration": round(self.acceleration, 4),
+            "nominal": self.nominal,
+            "center_lines": self.center[1] - self.center[0],
+            "center_first": self.center[0],
+            "offset": self.offset,
+            "seed": self.seed,
+            "file": self.file,
+        }
+        return {k: v for k, v in facts.items() if v is not None}
+
+    def __str__(self) -> str:
+        first, end = self.center
+        parts = [
+            f"{self.kind} mask: {self.lines} of {self.width} columns",
+            f"really x{self.acceleration:.2f}" + (f" (nominal x{self.nominal:g})" if self.nominal else ""),
+            f"centre {first}-{end - 1}" if end > first else "no centre",
+        ]
+        parts += [f"{k} {v}" for k in ("offset", "seed", "file") if (v := getattr(self, k)) is not None]
+        return ", ".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _tensor(mask: Mask, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Out of inference mode: a tensor first made in an evaluation must also serve a later training step.
+    with torch.inference_mode(False):
+        kept = torch.zeros(1, 1, 1, mask.width, dtype=dtype)
+        kept[..., list(mask.columns)] = 1
+        return kept.to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to make the mask of any width: what a task is configured with."""
+
+    kind: str = "equispaced"
+    acceleration: float = 4
+    center_fraction: float | None = None
+    offset: int = 0
+    seed: Seed = 4
+    file: str | None = None
+
+    def mask(self, width: int) -> Mask:
+        return _made(self, width)
+
+
+@cache
+def _made(s: Sampling, width: int) -> Mask:
+    return create_mask(s.kind, width, s.acceleration, s.center_fraction, s.offset, s.seed, s.file)
+
+
+def create_mask(
+    kind: str,
+    n: int,
+    acceleration: float = 4,
+    center_fraction: float | None = None,
+    offset: int = 0,
+    seed: Seed = 4,
+    file: str | Path | None = None,
+) -> Mask:
+    """A mask of `n` columns. `center_fraction` is 0.32 / acceleration unless given (0.08 at x4, 0.04 at x8).
+
+    `offset` moves the equispaced kinds and sets the line count `random` meets; `seed` draws the random kinds.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown mask kind {kind!r}: {near(kind, KINDS)}")
+    if kind == "file":
+        if file is None:
+            raise ValueError("mask kind 'file' needs the file: give file=PATH to a .npy or text of 0s and 1s")
+        return mask_from_array(_read(Path(file)), n, nominal=None, file=Path(file).name)
+    if n < 1 or acceleration <= 1:
+        raise ValueError(f"a mask needs n >= 1 and acceleration > 1, got {n} and {acceleration:g}")
+    f = 0.32 / acceleration if center_fraction is None else center_fraction
+    low = round(n * f)
+    if not 0 <= low <= n:
+        raise ValueError(f"center_fraction must lie in [0, 1], got {f:g}")
+    first = (n - low + 1) // 2
+    kept = np.zeros(n, dtype=bool)
+    kept[first : first + low] = True
+
+    if kind == "equispaced-plain":
+        step = _whole(acceleration)
+        _check_offset(offset, step)
+        kept[offset::step] = True
+    else:
+        if low * acceleration >= n:
+            raise ValueError(
+                f"{low} centre lines leave nothing of the x{acceleration:g} budget of {n} columns: "
+                "lower center_fraction or the acceleration"
+            )
+        if kind == "equispaced":
+            adjusted = acceleration * (low - n) / (low * acceleration - n)
+            _check_offset(offset, round(adjusted))
+            kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
+        else:
+            rng = np.random.RandomState(seed)  # as fastMRI: one seed, the same columns
+            kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
+            if kind == "random":
+                target = create_mask("equispaced", n, acceleration, center_fraction, offset).lines
+                _force_lines(kept, target, first, low, rng)
+    return Mask(
+        kind=kind,
+        width=n,
+        columns=tuple(np.flatnonzero(kept).tolist()),
+        center=(first, first + low),
+        nominal=acceleration,
+        offset=offset if kind.startswith("equispaced") else None,
+        seed=seed if kind.startswith("random") else None,
+    )
+
+
+def _whole(acceleration: float) -> int:
+    if acceleration != int(acceleration):
+        raise ValueError(f"equispaced-plain keeps every R-th column: R must be whole, got {acceleration:g}")
+    return int(acceleration)
+
+
+def _check_offset(offset: int, offsets: int) -> None:
+    if not 0 <= offset < offsets:
+        raise ValueError(f"offset must be one of 0..{offsets - 1} for this mask, got {offset}")
+
+
+def _force_lines(kept: np.ndarray, target: int, first: int, low: int, rng: np.random.RandomState) -> None:
+    """Drop or add random columns outside the centre until `target` are kept."""
+    outside = np.ones(len(kept), dtype=bool)
+    outside[first : first + low] = False
+    surplus = int(kept.sum()) - target
+    candidates = np.flatnonzero(outside & (kept if surplus > 0 else ~kept))
+    kept[rng.permutation(candidates)[: abs(surplus)]] = surplus < 0
+
+
+def mask_from_array(
+    array: np.ndarray, n: int | None = None, nominal: float | None = None, file: str | None = None
+) -> Mask:
+    """A mask from (..., W) zeros and ones, constant along all other axes (fastMRI stores one)."""
+    where = file or "the array"
+    a = np.asarray(array)
+    if a.ndim == 0 or a.size == 0:
+        raise ValueError(f"mask from {where}: expected zeros and ones of shape (..., W), got shape {a.shape}")
+    rows = a.reshape(-1, a.shape[-1]) != 0
+    if not (rows == rows[0]).all():
+        raise ValueError(
+            f"mask from {where}: shape {a.shape} varies along rows: expected whole columns (last axis)"
+        )
+    kept = rows[0]
+    if not kept.any():
+        raise ValueError(f"mask from {where}: keeps no column: check that it is a mask of zeros and ones")
+    if n is not None and len(kept) != n:
+        raise ValueError(f"mask from {where}: has {len(kept)} columns, the data {n}: use a mask made for {n}")
+    first = end = len(kept) // 2
+    while first > 0 and kept[first - 1]:
+        first -= 1
+    while end < len(kept) and kept[end]:
+        end += 1
+    columns = tuple(np.flatnonzero(kept).tolist())
+    return Mask("file", len(kept), columns, (first, end), nominal=nominal, file=file)
+
+
+def _read(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such mask file")
+    try:
+        return np.asarray(np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path))
+    except (ValueError, EOFError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path}: not a mask of zeros and ones ({' '.join(str(e).split())})") from None

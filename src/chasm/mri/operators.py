@@ -1,0 +1,70 @@
+"""The measurement A = P F S: coil sensitivities S, centred Fourier transform F, sampling mask P.
+
+>>> from chasm.mri import create_mask
+>>> A = Operator(create_mask("equispaced", 32).tensor())
+>>> x = torch.randn(2, 1, 32, 32, dtype=torch.complex64)
+>>> y = A.forward(x)
+>>> torch.allclose(A.adjoint(y), A.normal(x), atol=1e-5)
+True
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chasm.mri.fft import fft2c, ifft2c
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A = P F S on batches. Without maps, S = 1: each of the M images of (B, M, H, W) is measured by one coil.
+
+    With maps (B, Q, H, W) an image (B, 1, H, W) becomes k-space (B, Q, H, W). The norm of A is at most 1 when
+    the squared maps sum to at most 1, as those of `estimate_maps` do.
+    """
+
+    mask: Tensor  # zeros and ones, broadcast against (B, Q, H, W); `Mask.tensor()` gives (1, 1, 1, W)
+    maps: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image -> measured k-space, zero where nothing was measured."""
+        return self.mask * fft2c(x if self.maps is None else self.maps * x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """k-space -> image: the zero-filled image of one coil, the sensitivity-weighted combination of many."""
+        return self._combine(ifft2c(self.mask * y))
+
+    def normal(self, x: Tensor) -> Tensor:
+        """A^H A x. The centring shifts cancel around the mask, so it is moved once instead of the data four times."""
+        mask = torch.fft.ifftshift(self.mask.expand(self.mask.shape[:-2] + x.shape[-2:]), dim=(-2, -1))
+        coils = x if self.maps is None else self.maps * x
+        with torch.autocast(x.device.type, enabled=False):
+            coils = (
+                coils if coils.dtype in (torch.float64, torch.complex64, torch.complex128) else coils.float()
+            )
+            return self._combine(torch.fft.ifft2(mask * torch.fft.fft2(coils)))
+
+    def _combine(self, coils: Tensor) -> Tensor:
+        return coils if self.maps is None else (self.maps.conj() * coils).sum(1, keepdim=True)
+
+
+def zero_filled(y: Tensor, mask: Tensor) -> Tensor:
+    """Image of each coil with the unmeasured k-space left at zero: (B, Q, H, W) complex."""
+    return Operator(mask).adjoint(y)
+
+
+def add_noise(
+    y: Tensor, snr_db: float, mask: Tensor | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """k-space with complex Gaussian noise on its measured samples.
+
+    SNR = mean |y|^2 over the measured samples of a slice (all coils) / noise variance, in dB. The variance is
+    shared by real and imaginary part. `generator` must live on the device of `y`.
+    """
+    where = torch.ones_like(y.real) if mask is None else mask.expand(y.shape).to(y.real.dtype)
+    dims = tuple(range(1, y.ndim))
+    power = (where * y.abs().square()).sum(dims, keepdim=True) / where.sum(dims, keepdim=True)
+    sigma = (power * 10 ** (-snr_db / 10)).sqrt()
+    noise = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator)  # E |n|^2 = 1
+    return y + where * sigma * noise
