@@ -1,0 +1,236 @@
+"""What a model costs: parameters, multiply-adds of one forward pass, memory kept for the backward pass.
+
+>>> import torch, chasm
+>>> cost = chasm.count(torch.nn.Conv2d(8, 8, 3, padding=1), torch.randn(1, 8, 16, 16))
+>>> cost.params, cost.total  # 8*8*9 + 8 and 16*16 * 8*8*9
+(584, 147456)
+
+Conventions. A multiply-add (MAC) is one real multiplication with its addition; a bias, norm, activation, real
+elementwise product, resampling or copy counts nothing, and neither does an operator without a formula.
+
+conv                output positions * weight numel (input positions when transposed); padding is not deducted
+matmul              rows * columns * inner length of every matrix product (linear, einsum, matmul)
+  complex           of conv and matmul: 4 for every complex multiply-add
+complex product     elementwise: 4 for complex * complex, 2 for complex * real
+fft                 n-point complex: n/2 log2(n) butterflies of one complex multiply-add each = 2 n log2(n);
+                    real, either way: half of that, n log2(n). Over several axes: the real one first, then the
+                    others on its n//2 + 1 bins. Nominal where n is no power of two.
+matrix exponential  torch's: (5 + s) n^3, a Taylor polynomial of degree 18 in five products, then
+                    s = max(0, ceil(log2(|A|_1 / t))) squarings, t = 3.01 (float64: 1.09); ours: its products
+attention           L S (E + E_v) for each head of scaled_dot_product_attention (causality is not deducted);
+                    attention written out as products is matmul
+scan                9 D N + D for each token of a selective scan with D channels and N states
+other               what someone else registered with torch.utils.flop_counter.register_flop_formula
+
+``total`` adds up all kinds. ``paper`` is what the paper's FLOPs table seems to add up [reading]: conv, matmul
+and scan, with a complex multiply-add counted once.
+
+``saved_bytes`` is the memory autograd keeps for the backward pass when the forward pass ends: distinct
+storages, whole even where only a view is saved, less the parameters and buffers of the model. The input
+counts where a layer saves it. What a custom function hides on its context is not seen.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from chasm.ops._cost import Tally, measuring
+
+aten = torch.ops.aten
+_FUSED_ATTENTION = (
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+    "fused_attention_overrideable",
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The conventions are those of the module's docstring."""
+
+    params: int  # a complex number counted once
+    params_real: int  # counted as two
+    macs: dict[str, int]  # by kind
+    paper: int
+    saved_bytes: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.macs.values())
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {n / 1e6:.2f}M" for kind, n in Counter(self.macs).most_common())
+        return (
+            f"parameters {self.params:,} (complex as two: {self.params_real:,}); "
+            f"multiply-adds {self.total / 1e6:.2f}M ({kinds or 'none'}), "
+            f"{self.paper / 1e6:.2f}M by the paper's convention; "
+            f"saved for backward {self.saved_bytes / 2**20:.2f} MiB"
+        )
+
+
+def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
+    """Cost of ``model(*inputs)`` in the mode, train or eval, the model is in.
+
+    Buffers (running statistics) and the random state are left as they were. One forward pass is run;
+    a model and inputs on the "meta" device do as well, and need no memory.
+    """
+    model = getattr(model, "_orig_mod", model)  # the counter sees operators, not compiled code
+    tally = Tally()
+    own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}  # holding the storage keeps its address from being used again
+
+    def pack(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return t
+
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    try:
+        with (
+            torch.random.fork_rng(_cuda_devices(model)),
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+            measuring(tally),
+            _eager_attention(tally),
+            FlopCounterMode(display=False, custom_mapping=_formulas(tally)),
+        ):
+            model(*inputs, **named_inputs)
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    once, twice = count_parameters(model)
+    return Cost(once, twice, dict(tally.macs), tally.paper, sum(s.nbytes() for s in kept.values()))
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """(a complex number counted once, counted as two). Shared parameters count once.
+
+    Complex are those of a complex dtype, and the real pairs a module names in ``complex_parameters``.
+    """
+    pairs: set[int] = set()
+    for module in model.modules():
+        for name in getattr(module, "complex_parameters", ()):
+            item = getattr(module, name, None)
+            if isinstance(item, nn.Module):
+                pairs.update(id(p) for p in item.parameters())
+            elif item is not None:  # None: an option of the module left it out
+                pairs.add(id(item))
+    once = twice = 0
+    for p in model.parameters():
+        numbers = p.numel() // 2 if id(p) in pairs else p.numel()
+        once += numbers
+        twice += 2 * numbers if id(p) in pairs or p.is_complex() else numbers
+    return once, twice
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+
+
+@contextmanager
+def _eager_attention(tally: Tally) -> Iterator[None]:
+    """No opaque transformer layers, and the products torch falls back to are booked as attention."""
+    fast_path, sdpa = torch.backends.mha.get_fastpath_enabled(), F.scaled_dot_product_attention
+
+    def named(*args: Any, **kwargs: Any) -> Tensor:
+        with tally.section("attention", None):
+            return sdpa(*args, **kwargs)
+
+    torch.backends.mha.set_fastpath_enabled(False)
+    F.scaled_dot_product_attention = named
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        F.scaled_dot_product_attention = sdpa
+
+
+def _fft_macs(n: int) -> float:
+    """Of an n-point complex transform."""
+    return 2 * n * math.log2(n) if n > 1 else 0.0
+
+
+def _formulas(tally: Tally) -> dict[Any, Callable[..., int]]:
+    """Operator -> what books it; each is called with the operator's arguments and its result."""
+
+    def product(kind: str, macs: int, out: Tensor) -> None:
+        tally.add(kind, 4 * macs if out.is_complex() else macs, paper=macs)
+
+    def matmul(a: Tensor, b: Tensor, *_: Any, out_val: Tensor, **__: Any) -> None:
+        product("matmul", out_val.numel() * a.shape[-1], out_val)
+
+    def add_matmul(_: Tensor, a: Tensor, b: Tensor, *__: Any, out_val: Tensor, **___: Any) -> None:
+        matmul(a, b, out_val=out_val)
+
+    def conv(x: Tensor, w: Tensor, *rest: Any, out_val: Tensor, **_: Any) -> None:
+        transposed = rest[4]  # after bias, stride, padding, dilation
+        positions = math.prod((x if transposed else out_val).shape[2:])
+        product("conv", x.shape[0] * positions * w.numel(), out_val)
+
+    def mul(a: Any, b: Any, *_: Any, out_val: Tensor, **__: Any) -> None:
+        if out_val.is_complex() and isinstance(a, Tensor) and isinstance(b, Tensor) and a.ndim and b.ndim:
+            tally.add("complex product", (4 if a.is_complex() and b.is_complex() else 2) * out_val.numel())
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any
+    ) -> None:  # (B, heads, L or S, E or E_v)
+        tally.add("attention", math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1]))
+
+    def c2c(x: Tensor, dims: list[int], *_: Any, **__: Any) -> None:
+        tally.add("fft", round(sum(x.numel() // x.shape[d] * _fft_macs(x.shape[d]) for d in dims)))
+
+    def r2c(x: Tensor, dims: list[int], *_: Any, out_val: Tensor, **__: Any) -> None:
+        *others, last = dims
+        n = x.shape[last]
+        tally.add("fft", round(x.numel() // n * _fft_macs(n) / 2))
+        half = x.narrow(last, 0, n // 2 + 1)  # the rest is its mirror image, even where it is written out
+        c2c(half, others)
+
+    def c2r(x: Tensor, dims: list[int], _: Any, n: int, **__: Any) -> None:
+        *others, last = dims
+        c2c(x, others)
+        tally.add("fft", round(x.numel() // x.shape[last] * _fft_macs(n) / 2))
+
+    def matrix_exp(A: Tensor, **_: Any) -> None:
+        norm = 0.0 if A.is_meta or not A.numel() else A.detach().abs().sum(-2).max().item()
+        scale = norm / (1.09 if A.dtype in (torch.float64, torch.complex128) else 3.01)
+        squarings = math.ceil(math.log2(scale)) if scale > 1 else 0
+        n = A.shape[-1]
+        tally.add("matrix exponential", (5 + squarings) * A.numel() * n * (4 if A.is_complex() else 1))
+
+    def booked(formula: Callable[..., None]) -> Callable[..., int]:
+        def call(*args: Any, **kwargs: Any) -> int:
+            formula(*args, **kwargs)
+            return 0
+
+        call._get_raw = True  # type: ignore[attr-defined]  # tensors, not their shapes: the dtype matters
+        return call
+
+    def other(formula: Callable[..., int]) -> Callable[..., None]:
+        return lambda *args, **kwargs: tally.add("other", formula(*args, **kwargs) // 2)
+
+    ours: dict[Any, Callable[..., None]] = {
+        **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot), matmul),
+        **dict.fromkeys((aten.addmm, aten.baddbmm, aten.addmv), add_matmul),
+        **dict.fromkeys((aten.convolution, aten._convolution), conv),
+        **dict.fromkeys((aten.mul, aten.mul_), mul),
+        **{getattr(aten, f"_scaled_dot_product_{name}"): attention for name in _FUSED_ATTENTION},
+        aten._fft_c2c: c2c,
+        aten._fft_r2c: r2c,
+        aten._fft_c2r: c2r,
+        aten.linalg_matrix_exp: matrix_exp,
+    }
+    theirs = {op: other(formula) for op, formula in flop_registry.items() if op not in ours}
+    return {op: booked(formula) for op, formula in (theirs | ours).items()}
