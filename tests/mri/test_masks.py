@@ -6,7 +6,7 @@ import torch
 
 from chasm.mri.masks import Sampling, create_mask, mask_from_array
 
-# N, R, centre (first, end), lines at each offset: exact counts of the fraction-adjusted rule, by hand in fractions.
+# N, R, centre (first, end), lines at each offset: the fraction-adjusted rule worked out in exact fractions.
 TABLE = [
     (256, 4, (118, 138), [64, 64, 64, 63, 64]),
     (256, 8, (123, 133), [32] * 9 + [31, 32]),

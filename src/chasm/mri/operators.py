@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chasm.mri.fft import fft2c, ifft2c
+from chasm.mri.fft import as_complex, fft2c, ifft2c
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A = P F S on batches. Without maps, S = 1: each of the M images of (B, M, H, W) is measured by one coil.
+    """A = P F S on batches. Without maps, S = 1: each image of (B, M, H, W) is measured by one coil.
 
     With maps (B, Q, H, W) an image (B, 1, H, W) becomes k-space (B, Q, H, W). The norm of A is at most 1 when
     the squared maps sum to at most 1, as those of `estimate_maps` do.
@@ -32,17 +32,14 @@ class Operator:
         return self.mask * fft2c(x if self.maps is None else self.maps * x)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """k-space -> image: the zero-filled image of one coil, the sensitivity-weighted combination of many."""
+        """k-space -> image: zero-filled for one coil, the sensitivity-weighted combination for many."""
         return self._combine(ifft2c(self.mask * y))
 
     def normal(self, x: Tensor) -> Tensor:
-        """A^H A x. The centring shifts cancel around the mask, so it is moved once instead of the data four times."""
-        mask = torch.fft.ifftshift(self.mask.expand(self.mask.shape[:-2] + x.shape[-2:]), dim=(-2, -1))
-        coils = x if self.maps is None else self.maps * x
+        """A^H A x. The centring shifts cancel around the mask: it is moved once, not the data four times."""
+        mask = torch.fft.ifftshift(self.mask, dim=(-2, -1))
         with torch.autocast(x.device.type, enabled=False):
-            coils = (
-                coils if coils.dtype in (torch.float64, torch.complex64, torch.complex128) else coils.float()
-            )
+            coils = as_complex(x) if self.maps is None else self.maps * x
             return self._combine(torch.fft.ifft2(mask * torch.fft.fft2(coils)))
 
     def _combine(self, coils: Tensor) -> Tensor:
