@@ -1,0 +1,183 @@
+"""The contract every host keeps, and the slots in which hosts of one family differ from run to run.
+
+    y = model(x, mask=mask)                                # any host, single coil
+    y = model(x, mask=mask, maps=maps, measured=kspace)    # any host, multi-coil
+    y, aux = model(x, mask=mask, return_aux=True)          # aux: the host's own loss (V2's balance), else 0
+
+`x` is (B, in_channels, H, W), for MRI the zero-filled image as real and imaginary channels. The physics
+arguments are keywords: HiFi-Mamba uses them for data consistency, U-Net and ViT have none and ignore them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chasm.mixers import create_slot
+from chasm.registry import Registry
+
+BACKBONES = Registry("backbone")
+register_backbone = BACKBONES.register
+
+Size = tuple[int, int]
+
+
+class Backbone(nn.Module):
+    """Maps (B, in_channels, H, W) to (B, out_channels, H, W) for any H and W.
+
+    A subclass writes `run`. Everything that a mixer brings sits in `self.slots`, built last by `make_slots`:
+    with one seed, all other weights are the same whatever the mixer, its options and its places.
+    """
+
+    slots: nn.ModuleDict
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+
+    def run(
+        self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        maps: Tensor | None = None,
+        measured: Tensor | None = None,
+        return_aux: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(
+                f"{type(self).__name__} expects (B, {self.in_channels}, H, W), got {tuple(x.shape)}: "
+                "reshape the input or build with another in_channels"
+            )
+        y, aux = self.run(x, mask, maps, measured)
+        return (y, aux) if return_aux else y
+
+
+class ImageBackbone(Backbone):
+    """A host without physics: y = net(x), plus x itself where `global_residual`.
+
+    `global_residual=None` adds it when input and output channels agree. Sizes that `multiple` does not
+    divide, or below `smallest`, are padded at the bottom and right, and cropped back.
+    """
+
+    multiple: int
+    smallest: int
+
+    def __init__(self, in_channels: int, out_channels: int, global_residual: bool | None) -> None:
+        super().__init__(in_channels, out_channels)
+        self.global_residual = in_channels == out_channels if global_residual is None else global_residual
+        if self.global_residual and in_channels != out_channels:
+            raise ValueError(
+                f"a global residual needs equal channels, got in_channels={in_channels} and "
+                f"out_channels={out_channels}: pass global_residual=False"
+            )
+
+    def net(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def run(
+        self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        H, W = x.shape[-2:]
+        y = self.net(pad_to_multiple(x, self.multiple, self.smallest))[..., :H, :W]
+        return (x + y if self.global_residual else y), x.new_zeros(())
+
+
+def padded_size(size: Sequence[int], multiple: int, smallest: int) -> Size:
+    """The next size that `multiple` divides, and at least `smallest`, per axis."""
+    H, W = (max(-(-n // multiple) * multiple, smallest) for n in size)
+    return H, W
+
+
+def pad_to_multiple(x: Tensor, multiple: int, smallest: int) -> Tensor:
+    """Extend (B, C, H, W) at the bottom and right to `padded_size`; x itself where nothing is missing."""
+    H, W = x.shape[-2:]
+    bottom, right = (n - m for n, m in zip(padded_size((H, W), multiple, smallest), (H, W), strict=True))
+    return extend(extend(x, -2, 0, bottom), -1, 0, right)
+
+
+def extend(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Reflect-pad one axis, or replicate its border where the axis is too short to reflect.
+
+    By indexing, because CUDA has no deterministic backward for torch's own reflection padding.
+    """
+    if before == after == 0:
+        return x
+    n = x.shape[dim]
+    index = torch.arange(-before, n + after, device=x.device)
+    if max(before, after) < n:
+        index = (n - 1) - ((n - 1) - index.abs()).abs()
+    return x.index_select(dim, index.clamp(0, n - 1))
+
+
+def make_slots(
+    mixer: str | None,
+    options: Mapping[str, Any] | None,
+    places: Mapping[int, tuple[int, Size]],
+    *,
+    host_residual: bool = False,
+) -> nn.ModuleDict:
+    """Place (channels, feature size) -> slot, under the same names. `mixer=None` leaves every place empty.
+
+    The host's random stream gives one number, whatever the mixer and however many places, and the slots draw
+    from streams of their own: the host's weights, and the random state after building it, depend on neither.
+    """
+    seed = int(torch.randint(2**62, (1,), device="cpu"))
+    slots = nn.ModuleDict()
+    if mixer is not None:
+        for place, (channels, size) in places.items():
+            with _random_stream(seed + place):
+                slots[str(place)] = create_slot(
+                    mixer, channels, size, host_residual=host_residual, **(options or {})
+                )
+    return slots
+
+
+@contextmanager
+def _random_stream(seed: int) -> Iterator[None]:
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        # Not torch.manual_seed: where CUDA is yet to start, that would reseed it when it does.
+        torch.default_generator.manual_seed(seed)
+        if gpus:
+            torch.cuda.manual_seed_all(seed)
+        yield
+
+
+def create_backbone(
+    name: str,
+    mixer: str | None = "identity",
+    mixer_options: Mapping[str, Any] | None = None,
+    in_channels: int = 2,
+    out_channels: int = 2,
+    size: Size = (256, 256),
+    **options: Any,
+) -> Backbone:
+    """Build a host with a mixer in its slots: ``chasm.create_backbone("unet", mixer="chasm")``.
+
+    `size` is the image size the tables of the mixers are made for; the host runs at any other. The identity
+    mixer, or None, is the Baseline. ``chasm.list_backbones()`` names the hosts; options are theirs. To build
+    on another device, use ``with torch.device(...)``.
+    """
+    backbone: Backbone = BACKBONES.create(
+        name,
+        mixer=mixer,
+        mixer_options=mixer_options,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        size=tuple(size),
+        **options,
+    )
+    return backbone
+
+
+def list_backbones(pattern: str = "*") -> list[str]:
+    """Names of the registered backbones that match a shell-style pattern."""
+    return BACKBONES.list(pattern)

@@ -1,0 +1,90 @@
+"""U-Net (Ronneberger, Fischer, Brox, MICCAI 2015) in the form of the fastMRI baseline (Zbontar et al., 2018).
+
+    ConvBlock(x) = [3x3 conv, InstanceNorm, LeakyReLU 0.2] twice
+    down: ConvBlock, slot, average-pool 2;  up: 2x2 transposed conv, norm, activation, concat skip, ConvBlock
+
+Intrinsic: widths that double per level, average pooling, norms without affine, convolutions without bias.
+
+Readings, since the CHASM paper names the host and its multiply-adds only: width 32 and four poolings; the
+1x1 shortcut around every decoder block (`dec_shortcut`, which brings 12.05 G multiply-adds to the paper's
+12.56 G); slots after the blocks of levels 2, 3 and the bottleneck (128 channels at 1/4, 256 at 1/8, 512 at
+1/16 resolution), feeding both skip and pooling; a global residual where input and output channels agree;
+no data consistency. 7,756,418 parameters without the shortcut, 7,930,498 with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, register_backbone
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int, shortcut: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False) if shortcut else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = norm_act(self.conv2(norm_act(self.conv1(x))))
+        return y if self.shortcut is None else y + self.shortcut(x)
+
+
+def norm_act(x: Tensor) -> Tensor:
+    return F.leaky_relu(F.instance_norm(x), 0.2)
+
+
+@register_backbone("unet")
+class UNet(ImageBackbone):
+    """Level l has width * 2^l channels at size / 2^l; level `depth` is the bottleneck.
+
+    `levels` are those with a slot. The mask, maps and measurements of the common call are ignored.
+    """
+
+    def __init__(
+        self,
+        mixer: str | None = "identity",
+        mixer_options: Mapping[str, Any] | None = None,
+        in_channels: int = 2,
+        out_channels: int = 2,
+        size: Size = (256, 256),
+        *,
+        width: int = 32,
+        depth: int = 4,
+        levels: Sequence[int] = (2, 3, 4),
+        dec_shortcut: bool = True,
+        global_residual: bool | None = None,
+    ) -> None:
+        super().__init__(in_channels, out_channels, global_residual)
+        if unknown := [level for level in levels if level not in range(depth + 1)]:
+            raise ValueError(f"levels of a U-Net of depth {depth} are 0 to {depth}, got {unknown}")
+        self.multiple = 2**depth
+        self.smallest = 2 * self.multiple  # InstanceNorm needs more than one position in the bottleneck
+        widths = [width * 2**level for level in range(depth + 1)]
+        up = list(reversed(widths[:-1]))
+        self.down = nn.ModuleList(
+            ConvBlock(a, b) for a, b in zip([in_channels, *widths[:-1]], widths, strict=True)
+        )
+        self.expand = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2, bias=False) for c in up)
+        self.up = nn.ModuleList(ConvBlock(2 * c, c, dec_shortcut) for c in up)
+        self.head = nn.Conv2d(width, out_channels, 1)
+
+        H, W = padded_size(size, self.multiple, self.smallest)
+        places = {level: (widths[level], (H >> level, W >> level)) for level in levels}
+        self.slots = make_slots(mixer, mixer_options, places)
+
+    def net(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for level, block in enumerate(self.down):
+            x = block(F.avg_pool2d(x, 2) if level else x)  # (B, width 2^l, H / 2^l, W / 2^l) at level l
+            if str(level) in self.slots:
+                x = self.slots[str(level)](x)
+            skips.append(x)
+        x = skips.pop()
+        for expand, block in zip(self.expand, self.up, strict=True):
+            x = block(torch.cat([norm_act(expand(x)), skips.pop()], 1))
+        return self.head(x)
