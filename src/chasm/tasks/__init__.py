@@ -1,1 +1,16 @@
+"""Tasks: what a batch is, its loss, its metrics. Importing registers them under their names."""
 
+from chasm.tasks.base import TASKS as TASKS
+from chasm.tasks.base import Task as Task
+from chasm.tasks.base import TaskBatch as TaskBatch
+from chasm.tasks.base import create_task as create_task
+from chasm.tasks.base import register_task as register_task
+from chasm.tasks.metrics import PROTOCOLS as PROTOCOLS
+from chasm.tasks.metrics import Meter as Meter
+from chasm.tasks.metrics import Stat as Stat
+from chasm.tasks.metrics import Summary as Summary
+from chasm.tasks.metrics import aggregate as aggregate
+from chasm.tasks.metrics import get_protocol as get_protocol
+from chasm.tasks.reconstruction import Reconstruction as Reconstruction
+from chasm.tasks.segmentation import Segmentation as Segmentation
+from chasm.tasks.superres import SuperResolution as SuperResolution

@@ -1,0 +1,89 @@
+"""Accelerated MRI: from undersampled k-space back to the magnitude image; L1 on magnitudes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chasm.mri import Operator, Sampling, estimate_maps, fft2c, rss, to_channels, to_complex
+from chasm.tasks.base import Task, TaskBatch, register_task
+from chasm.tasks.metrics import FastMRI, Rows, get_protocol
+
+
+@register_task("reconstruction")
+class Reconstruction(Task):
+    """Input: zero-filled image, real and imaginary channels. Target: magnitude.
+
+    ``complex=False``, as published for HiFi-Mamba: each slice becomes a magnitude in [0, 1] by its minimum
+    and maximum, and k-space is re-synthesised from it. The phase is gone: easier than measured data.
+    ``complex=True``: complex images keep their phase and are scaled by the maximum of their magnitude.
+    Several coils are combined by sensitivities from the calibration centre; the target is their
+    root-sum-of-squares.
+    """
+
+    residual = True
+
+    def __init__(
+        self, sampling: Sampling | None = None, *, complex: bool = False, protocol: str = "hifi"
+    ) -> None:
+        self.sampling = sampling or Sampling()
+        self.complex = complex
+        self.protocol = get_protocol(protocol)
+
+    def channels(self, modalities: int) -> tuple[int, int]:
+        images = 1 if self.complex else modalities
+        return 2 * images, 2 * images
+
+    def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
+        chosen = self.sampling.mask(image.shape[-1])
+        mask = chosen.tensor(image.device)
+        if not self.complex:
+            target, low, scale = min_max(_magnitude(image))
+            zero_filled = Operator(mask).normal(target)
+            return TaskBatch(to_channels(zero_filled), target, case, mask, low=low, scale=scale)
+        if not image.is_complex():
+            raise ValueError(
+                f"complex=True needs complex images, got {image.dtype}: "
+                "open the dataset with its phase, or set complex=False"
+            )
+        scale = rss(image).amax((-2, -1), keepdim=True)
+        scale = torch.where(scale > 0, scale, 1)
+        image = image.to(torch.complex64) / scale
+        target, low = rss(image), torch.zeros_like(scale)
+        if image.shape[1] == 1:
+            return TaskBatch(
+                to_channels(Operator(mask).normal(image)), target, case, mask, low=low, scale=scale
+            )
+        measured = mask * fft2c(image)
+        maps = estimate_maps(measured, chosen.center)
+        combined = Operator(mask, maps).adjoint(measured)
+        return TaskBatch(to_channels(combined), target, case, mask, maps, measured, low, scale)
+
+    def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
+        return (to_complex(output).abs() - batch.target).abs().mean()
+
+    def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
+        magnitude, target = to_complex(output).abs(), batch.target
+        if isinstance(self.protocol, FastMRI):  # that protocol speaks of the data's own units
+            magnitude, target = batch.in_units(magnitude), batch.in_units(target)
+        return self.protocol.rows(magnitude, target)
+
+    def reference(self, batch: TaskBatch) -> Tensor:
+        """Zero-filled; with several coils, combined by their sensitivities."""
+        return batch.input
+
+    def report(self, width: int) -> dict[str, Any]:
+        return {**super().report(width), "mask": self.sampling.mask(width).report(), "complex": self.complex}
+
+
+def _magnitude(image: Tensor) -> Tensor:
+    """Real images as they are (modalities); complex ones (coils) as root-sum-of-squares."""
+    return rss(image).float() if image.is_complex() else image.float()
+
+
+def min_max(image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each slice of (B, M, H, W) to [0, 1], its minimum, and the scale; a constant slice becomes zeros."""
+    low, high = (v[..., None, None] for v in image.flatten(-2).aminmax(dim=-1))
+    scale = torch.where(high > low, high - low, 1)
+    return (image - low) / scale, low, scale

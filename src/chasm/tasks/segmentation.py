@@ -1,0 +1,80 @@
+"""Segmentation from undersampled multi-modal MRI: soft Dice and cross-entropy, Dice and IoU per region."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chasm.mri import Operator, Sampling, to_channels
+from chasm.tasks.base import Task, TaskBatch, register_task
+from chasm.tasks.metrics import BRATS_REGIONS, Overlap, Rows
+
+
+@register_task("segmentation")
+class Segmentation(Task):
+    """Input: every modality undersampled by one mask, real and imaginary channels. Output: class logits.
+
+    Modalities keep the scale the dataset gave them (BraTS: per volume, to [0, 1]). Loss: cross-entropy plus
+    soft Dice, equal weights. `regions` names the unions of classes that are scored: WT, TC and ET for four
+    classes, else each foreground class.
+    """
+
+    residual = False
+    protocol: Overlap
+
+    def __init__(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        classes: int = 4,
+        regions: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        if classes < 2:
+            raise ValueError(f"segmentation needs 2 or more classes with the background, got {classes}")
+        self.sampling = sampling or Sampling()
+        self.classes = classes
+        if regions is None:
+            regions = BRATS_REGIONS if classes == 4 else {f"class{c}": (c,) for c in range(1, classes)}
+        self.protocol = Overlap(regions)
+
+    def channels(self, modalities: int) -> tuple[int, int]:
+        return 2 * modalities, self.classes
+
+    def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
+        if label is None:
+            raise ValueError(
+                "segmentation needs labels, and this dataset has none: choose another task or dataset"
+            )
+        mask = self.sampling.mask(image.shape[-1]).tensor(image.device)
+        if not image.is_complex():
+            image = image.float() / (255 if image.dtype == torch.uint8 else 1)
+        return TaskBatch(to_channels(Operator(mask).normal(image)), label, case, mask)
+
+    def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
+        logits = output.float()  # sums over a batch of pixels are too long for half precision
+        return F.cross_entropy(logits, batch.target) + dice_loss(logits, batch.target)
+
+    def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
+        return self.protocol.rows(output.argmax(1), batch.target)
+
+    def report(self, width: int) -> dict[str, Any]:
+        return {
+            **super().report(width),
+            "mask": self.sampling.mask(width).report(),
+            "classes": self.classes,
+            "regions": {name: list(members) for name, members in self.protocol.regions.items()},
+        }
+
+
+def dice_loss(logits: Tensor, label: Tensor, smooth: float = 1e-5) -> Tensor:
+    """1 - soft Dice, mean over foreground classes: logits (B, K, H, W), label (B, H, W).
+
+    Sums run over the whole batch, so that a class that a slice lacks still counts its false positives
+    (reading: the paper names the loss only).
+    """
+    p = logits.softmax(1)[:, 1:]
+    t = torch.stack([label == c for c in range(1, logits.shape[1])], dim=1).to(p.dtype)
+    both, total = (p * t).sum((0, 2, 3)), p.sum((0, 2, 3)) + t.sum((0, 2, 3))
+    return 1 - ((2 * both + smooth) / (total + smooth)).mean()

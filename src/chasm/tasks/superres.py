@@ -1,0 +1,60 @@
+"""4x image reconstruction: from a bicubic reduction, rounded to 8 bits, back to the photograph; L1 on RGB."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from chasm.tasks.base import Task, TaskBatch, register_task
+from chasm.tasks.metrics import Rows, get_protocol
+
+
+@register_task("superres")
+class SuperResolution(Task):
+    """Input: the reduced image enlarged again, both bicubic. Target: RGB in [0, 1]. No border is cut.
+
+    Reduction with antialiasing (the kernel is widened by the factor); both steps with the Catmull-Rom kernel,
+    a = -0.5, of Pillow and MATLAB. Torch has that kernel only under ``antialias=True``, else a = -0.75.
+    """
+
+    residual = True
+
+    def __init__(self, factor: int = 4) -> None:
+        if factor < 2:
+            raise ValueError(f"the reduction factor must be 2 or more, got {factor}")
+        self.factor = factor
+        self.protocol = get_protocol("unit")
+
+    def channels(self, modalities: int) -> tuple[int, int]:
+        return modalities, modalities
+
+    def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
+        target = image.float() / 255 if image.dtype == torch.uint8 else image.float()
+        H, W = target.shape[-2:]
+        if H % self.factor or W % self.factor:
+            raise ValueError(
+                f"{H}x{W} images are not divisible by {self.factor}: crop them to a multiple of it"
+            )
+        small = _bicubic(target, (H // self.factor, W // self.factor))
+        small = (small.clamp(0, 1) * 255).round() / 255
+        return TaskBatch(_bicubic(small, (H, W)).clamp(0, 1), target, case)
+
+    def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
+        return (output - batch.target).abs().mean()
+
+    def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
+        return self.protocol.rows(output, batch.target)
+
+    def reference(self, batch: TaskBatch) -> Tensor:
+        """Bicubic."""
+        return batch.input
+
+    def report(self, width: int) -> dict[str, Any]:
+        return {**super().report(width), "factor": self.factor}
+
+
+def _bicubic(x: Tensor, size: tuple[int, int]) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return F.interpolate(x, size=size, mode="bicubic", align_corners=False, antialias=True)
