@@ -1,16 +1,16 @@
 """What a dataset is here: a map-style torch Dataset of 2-D slices, cut into splits by case.
 
-A reader subclasses `SliceDataset`: it finds its cases without opening image data (`find`), reads one slice
-(`__getitem__`), and can read a whole case to judge it (`probe`, for `chasm data check`). Readers return what the
-file holds; normalisation, masks and FFTs belong to the task, on the batch's device.
+A reader of files subclasses `FileDataset`: it finds its cases without opening image data (`find`), reads one
+slice (`read`), and can read a whole case to judge it (`probe`, for `chasm data check`). Readers return what
+the file holds; normalisation, masks and FFTs belong to the task, on the batch's device.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -103,12 +103,12 @@ class Facts:
     """What reading a whole case showed."""
 
     shape: tuple[int, ...]  # of one slice, (M,H,W)
-    slices: int  # slices the dataset uses
+    slices: int  # slices in the file
     dtype: str
     low: float
     high: float
-    group: str = ""
-    notes: tuple[str, ...] = ()
+    group: str = ""  # patient, where only the file's content tells
+    kind: str = ""  # acquisition or similar, counted in the report
 
 
 class SliceDataset(Dataset[Slice]):
@@ -133,21 +133,49 @@ class SliceDataset(Dataset[Slice]):
     def set_epoch(self, epoch: int) -> None:
         """Called before each epoch; only datasets with `fixed = False` listen."""
 
-    @classmethod
-    def find(cls, path: Path, **options: Any) -> list[Case]:
-        """All cases of all splits below `path`, without opening image data."""
-        raise NotImplementedError
-
-    @classmethod
-    def probe(cls, case: Case, **options: Any) -> Facts:
-        """Read all of a case; a DataError says what is wrong with it."""
-        raise NotImplementedError
-
     def to_memory(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Resident":
         """Every slice read once into resident tensors on `device`; an error if they would not fit."""
         from chasm.data.resident import Resident
 
         return Resident(self, device=device, dtype=dtype)
+
+
+class FileDataset(SliceDataset):
+    """Base of the readers of files: cases found below a path, then rows of (case, slice within the case)."""
+
+    def __init__(self, path: str | Path, split: str, **find: Any) -> None:
+        self.root = existing(path)
+        found, self.split_rule = self.find(self.root, **find)
+        self.split = split
+        self._cases = in_split(found, split, self.root)
+
+    def _list(self, slices: Callable[[Case], Iterable[int]]) -> None:
+        """Fix the rows. An array, not a list of tuples: forked workers then share its pages for good."""
+        numbers = [list(slices(case)) for case in self._cases]
+        rows = [(c, k) for c, ks in enumerate(numbers) for k in ks]
+        self._rows = np.array(rows, dtype=np.int32).reshape(-1, 2)
+        self.cases = [case.name for case, ks in zip(self._cases, numbers, strict=True) if ks]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> Slice:
+        case, k = self._rows[i]
+        return self.read(self._cases[case], int(k))
+
+    def read(self, case: Case, k: int) -> Slice:
+        """Slice k of a case."""
+        raise NotImplementedError
+
+    @classmethod
+    def find(cls, *path: Any, **options: Any) -> tuple[list[Case], str]:
+        """`find(path, ...)`: all cases of all splits, and the rule that split them; opens no image data."""
+        raise NotImplementedError
+
+    @classmethod
+    def probe(cls, case: Case) -> Facts:
+        """Read all of a case; a DataError says what is wrong with it."""
+        raise NotImplementedError
 
 
 DATASETS = Registry("dataset")
@@ -193,19 +221,10 @@ def check_split(split: str, known: Iterable[str] = SPLITS) -> str:
 
 
 def in_split(cases: Sequence[Case], split: str, path: Path) -> list[Case]:
-    """The cases of one split; an error that says what there is when there are none."""
-    check_split(split, {*SPLITS, *(c.split for c in cases)})
-    chosen = [c for c in cases if c.split == split]
+    """The cases of one split, or of "all"; when there are none, an error that says what there is."""
+    check_split(split, {*SPLITS, "all", *(c.split for c in cases)})
+    chosen = [c for c in cases if split in (c.split, "all")]
     if not chosen:
         have = ", ".join(f"{s} {sum(c.split == s for c in cases)}" for s in sorted({c.split for c in cases}))
         raise DataError(f"{path}: split {split!r} has no case (cases found: {have or 'none'})")
     return chosen
-
-
-def ranked_split(groups: Iterable[str], seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, str]:
-    """Group -> split, 70/10/20 by rank of a seeded hash; the same everywhere, none empty from 3 on."""
-    ranked = sorted(set(groups), key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
-    n = len(ranked)
-    n_test, n_val = (max(round(n * f), int(n >= 3)) for f in (test, val))
-    order = ["test"] * n_test + ["val"] * n_val + ["train"] * n
-    return dict(zip(ranked, order, strict=False))

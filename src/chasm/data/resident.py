@@ -28,16 +28,14 @@ class Resident(SliceDataset):
         self, data: SliceDataset, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> None:
         if not data.fixed:
-            raise DataError(
-                f"dataset {data.name!r} changes every epoch: open it with augment=False to keep it"
-            )
+            raise DataError(f"dataset {data.name!r} changes every epoch: open it with augment=False")
         first, n, where = data[0], len(data), torch.device(device)
         dtype = dtype or first.image.dtype
         per_slice = first.image.numel() * dtype.itemsize + (0 if first.label is None else first.label.nbytes)
         need, have = n * per_slice, free_bytes(where)
         if need > 0.8 * have:  # the rest is for the model and for everybody else
             raise DataError(
-                f"dataset {data.name!r} ({data.split}, {n} slices) needs {need / 2**30:.1f} GiB on {where} and "
+                f"dataset {data.name!r} ({data.split}, {n} slices) needs {need / 2**30:.1f} GiB on {where}, "
                 f"{have / 2**30:.1f} GiB are free: read it from disk, or take fewer slices"
             )
         self.split, self.cases, self.source = data.split, data.cases, first.source

@@ -1,0 +1,147 @@
+"""BraTS: one folder per case with four co-registered, skull-stripped NIfTI volumes and a segmentation.
+
+2021 and before: ID/ID_{t1,t1ce,t2,flair,seg}.nii.gz, labels 1 necrosis, 2 oedema, 4 enhancing tumour.
+2023 and later:  ID/ID-{t1n,t1c,t2w,t2f,seg}.nii.gz, labels 1, 2, 3; IDs end in the number of the visit.
+Here: classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour, and the regions WT, TC and ET of them.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
+from chasm.data.files import finite, need_folder, reading
+from chasm.data.splits import assign
+
+MODALITIES = ("t1", "t1ce", "t2", "flair")
+REGIONS = ("WT", "TC", "ET")
+_SCHEMES = {"_": ("t1", "t1ce", "t2", "flair"), "-": ("t1n", "t1c", "t2w", "t2f")}
+
+
+def regions(label: Tensor) -> Tensor:
+    """Classes (..., H, W) -> whole tumour, tumour core, enhancing tumour: bool (..., 3, H, W)."""
+    whole, core, enhancing = label > 0, (label == 1) | (label == 3), label == 3
+    return torch.stack([whole, core, enhancing], dim=-3)
+
+
+@register_dataset("brats")
+class BraTS(FileDataset):
+    """Axial slices with brain: image (4,240,240) in [0,1], t1, t1ce, t2, flair; label (240,240) of classes.
+
+    Each volume is clipped to the 0.5 and 99.5 percentile of its brain and scaled to [0,1]. `step` takes every
+    n-th slice; `min_tumour` keeps slices with at least that share of tumour pixels. Patients are split
+    70/10/20 by `seed`. A slice costs the decompression of its case (about a second), of which the last one is
+    kept: read in order, or use `to_memory`.
+    """
+
+    summary: ClassVar[str] = "BraTS glioma: case folders with four NIfTI modalities and a segmentation"
+
+    def __init__(
+        self, path: str | Path, split: str = "train", *, step: int = 1, min_tumour: float = 0.0, seed: int = 0
+    ) -> None:
+        super().__init__(path, split, seed=seed)
+        self._last: tuple[str, Tensor, Tensor] | None = None
+
+        def used(case: Case) -> list[int]:
+            flair = _volume(case.files[3])
+            keep = (flair > 0).any(axis=(0, 1))  # background is exactly zero: the skull is stripped
+            if min_tumour > 0:
+                keep &= (_label(case.files[4]) > 0).mean(axis=(0, 1)) >= min_tumour
+            return [int(k) for k in np.flatnonzero(keep)[::step]]
+
+        with ThreadPoolExecutor(8) as pool:  # decompression runs outside the interpreter lock
+            numbers = dict(zip(self._cases, pool.map(used, self._cases), strict=True))
+        self._list(numbers.__getitem__)
+
+    @classmethod
+    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+        cases = [_case(folder, files) for folder, files in _folders(path)]
+        cases, rule = assign(cases, seed)
+        return cases, rule.replace("case name", "patient")
+
+    def read(self, case: Case, k: int) -> Slice:
+        if self._last is None or self._last[0] != case.name:
+            images, label = _load(case)
+            self._last = (case.name, torch.from_numpy(images), torch.from_numpy(label))
+        _, volumes, classes = self._last
+        # (x, y) -> (row, column): transposed, the nose is up
+        image, label_k = volumes[..., k].mT.contiguous(), classes[..., k].mT.to(torch.int64).contiguous()
+        return Slice(image, label_k, case.name, k, "BraTS")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    @classmethod
+    def probe(cls, case: Case) -> Facts:
+        raw = [_volume(file) for file in case.files[:4]]
+        _load(case)
+        low, high = min(float(v.min()) for v in raw), max(float(v.max()) for v in raw)
+        x, y, n = raw[0].shape
+        scheme = "2023 names" if case.files[4].name.removesuffix(".gz").endswith("-seg.nii") else "2021 names"
+        return Facts((4, y, x), n, str(raw[0].dtype), low, high, kind=scheme)
+
+
+def _folders(path: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Folders below `path` (at most three deep, or `path` itself) that hold NIfTI files."""
+    need_folder(path)
+    below = sorted(p for depth in ("*", "*/*", "*/*/*") for p in path.glob(depth) if p.is_dir())
+    for folder in [path, *below]:
+        files = sorted(f for f in folder.iterdir() if f.name.endswith((".nii", ".nii.gz")))
+        if files:
+            yield folder, files
+
+
+def _case(folder: Path, files: list[Path]) -> Case:
+    """The five files of a case in fixed order; a missing one gets the name it should have."""
+    stems = {f.name.removesuffix(".gz").removesuffix(".nii"): f for f in files}
+    scheme = "-" if any(s.endswith(("-t1n", "-t1c", "-t2w", "-t2f", "-seg")) for s in stems) else "_"
+    wanted = [f"{folder.name}{scheme}{word}" for word in (*_SCHEMES[scheme], "seg")]
+    chosen = tuple(stems.get(stem, folder / f"{stem}.nii.gz") for stem in wanted)
+    patient = folder.name.rpartition("-")[0] if scheme == "-" else folder.name
+    return Case(folder.name, "", chosen, patient)
+
+
+def _volume(file: Path) -> np.ndarray:
+    """(x, y, slices) as stored."""
+    import nibabel
+
+    if not file.is_file():
+        raise fault(file, "modality", "missing: a case has four modalities and a segmentation")
+    with reading(file, "volume"):
+        volume = np.asarray(nibabel.load(file).dataobj)
+    if volume.ndim != 3 or 0 in volume.shape:
+        raise fault(file, "volume", f"expected 3 dimensions (x, y, slices), got shape {volume.shape}")
+    return finite(volume, file, "volume")
+
+
+def _label(file: Path) -> np.ndarray:
+    """Classes 0..3, uint8."""
+    volume = _volume(file)
+    allowed = (0, 1, 2, 3) if "-seg.nii" in file.name else (0, 1, 2, 4)
+    odd = sorted(set(np.unique(volume).tolist()) - set(allowed))
+    if odd:
+        raise fault(file, "label", f"expected the classes {allowed}, got also {odd}")
+    label = volume.astype(np.uint8)
+    label[label == 4] = 3
+    return label
+
+
+def _load(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised volumes (4, x, y, slices) float32 and classes (x, y, slices) uint8."""
+    label = _label(case.files[4])
+    images = np.empty((4, *label.shape), dtype=np.float32)
+    for image, file in zip(images, case.files, strict=False):
+        volume = _volume(file)
+        if volume.shape != label.shape:
+            raise fault(file, "volume", f"shape {volume.shape} differs from the segmentation's {label.shape}")
+        brain = volume[volume > 0]
+        if not brain.size:
+            raise fault(file, "volume", "no voxel is above zero")
+        low, high = np.percentile(brain, (0.5, 99.5))
+        np.clip((volume - low) / max(high - low, 1e-12), 0, 1, out=image, casting="same_kind")
+    return images, label

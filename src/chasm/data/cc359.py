@@ -1,0 +1,104 @@
+"""Calgary-Campinas brain k-space (CC359).
+
+Single channel: one .npy per volume, (slices, 256, 256, 2), real and imaginary part of hybrid k-space (already
+transformed along the slices) with the zero frequency at index 0: a plain inverse FFT gives the image.
+Several channels: one .h5 per volume, `kspace` (slices, 218, 170..180, 2 * coils), real and imaginary parts
+interleaved, uncentred as well. Folders Train/ and Val/ (and Test/, where one has it); Val alone is halved.
+"""
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
+from chasm.data.files import H5Files, finite, h5_field, h5_slice, open_npy
+from chasm.data.splits import assign, role_folders
+from chasm.registry import near
+
+
+@register_dataset("cc359")
+class CC359(FileDataset):
+    """`combine="rss"`: magnitude (1,H,W), as in the published protocol; `"coils"`: complex (coils,H,W).
+
+    `skip` slices are left out at either end of a volume: they show little but neck and air.
+    """
+
+    summary: ClassVar[str] = "CC359 brain: single-channel .npy or multi-channel .h5 volumes of hybrid k-space"
+
+    def __init__(
+        self, path: str | Path, split: str = "train", *, skip: int = 30, combine: str = "rss", seed: int = 0
+    ) -> None:
+        super().__init__(path, split, seed=seed)
+        if combine not in ("rss", "coils"):
+            raise ValueError(f"unknown combine {combine!r}: {near(combine, ('rss', 'coils'))}")
+        self.combine = combine
+        self._h5 = H5Files()
+
+        def used(case: Case) -> range:
+            n = _shape(case.files[0], self._h5)[0]
+            if n <= 2 * skip:
+                raise fault(case.files[0], "shape", f"{n} slices, and skip={skip} leaves none: lower skip")
+            return range(skip, n - skip)
+
+        self._list(used)
+
+    @classmethod
+    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+        cases = []
+        for role, folders in role_folders(path).items():
+            for folder in folders:
+                files = sorted([*folder.glob("*.npy"), *folder.glob("*.h5")])
+                cases += [Case(f.stem, role, (f,)) for f in files]
+        return assign(cases, seed)
+
+    def read(self, case: Case, k: int) -> Slice:
+        file = case.files[0]
+        if file.suffix == ".npy":
+            _shape(file, self._h5)
+            raw = finite(np.array(open_npy(file)[k], dtype=np.float32), file, f"k-space slice {k}")
+        else:
+            raw = h5_slice(h5_field(self._h5[file], file, "kspace", (4,)), k, file, "kspace")
+        image = _image(raw)
+        if self.combine == "rss":
+            image = image.abs().square().sum(0, keepdim=True).sqrt()
+        channels = "single" if file.suffix == ".npy" else "multi"
+        return Slice(image, None, case.name, k, f"CC359 {channels}-channel")
+
+    @classmethod
+    def probe(cls, case: Case) -> Facts:
+        file, files = case.files[0], H5Files()
+        n, h, w, pairs = _shape(file, files)
+        low, high = np.inf, 0.0
+        for k in range(n):  # one slice at a time: a volume may be 3 GB
+            if file.suffix == ".npy":
+                raw = finite(np.array(open_npy(file)[k], dtype=np.float32), file, f"k-space slice {k}")
+            else:
+                raw = h5_slice(files[file]["kspace"], k, file, "kspace")
+            magnitude = _image(raw).abs()
+            low, high = min(low, magnitude.min().item()), max(high, magnitude.max().item())
+        files.close()
+        if high == 0.0:
+            raise fault(file, "k-space", "every value is zero")
+        dtype = f"{raw.dtype} pairs"
+        return Facts((pairs // 2, h, w), n, dtype, low, high, kind=f"{pairs // 2} channel(s)")
+
+
+def _shape(file: Path, h5: H5Files) -> tuple[int, int, int, int]:
+    """(slices, H, W, 2 * coils), checked."""
+    item = open_npy(file) if file.suffix == ".npy" else h5_field(h5[file], file, "kspace", (4,))
+    expected = "(slices, H, W, 2)" if file.suffix == ".npy" else "(slices, H, W, 2 * coils)"
+    pairs_fit = item.ndim == 4 and (item.shape[3] == 2 if file.suffix == ".npy" else item.shape[3] % 2 == 0)
+    if not pairs_fit or 0 in item.shape or item.dtype.kind != "f":
+        raise fault(file, "kspace", f"expected {expected} floats, got shape {item.shape} of {item.dtype}")
+    n, h, w, pairs = item.shape
+    return n, h, w, pairs
+
+
+def _image(raw: np.ndarray) -> Tensor:
+    """(H, W, 2 * coils) interleaved k-space -> complex images (coils, H, W)."""
+    pairs = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32))
+    k = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))  # (H, W, coils)
+    return torch.fft.ifft2(k.permute(2, 0, 1), norm="ortho").contiguous()

@@ -1,0 +1,128 @@
+"""Opening files so that a damaged one gives one line with its name, and none stays open by accident."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.data.base import DataError, fault
+
+
+@contextmanager
+def reading(file: Path, field: str = "file") -> Iterator[None]:
+    """Whatever a library raises while it reads `file` becomes a one-line DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise fault(file, field, "no such file") from None
+    except (MemoryError, ImportError):
+        raise
+    except Exception as e:
+        problem = str(e).splitlines()[0] if str(e) else type(e).__name__
+        size = file.stat().st_size if file.is_file() else -1
+        raise fault(file, field, "the file is empty" if size == 0 else f"cannot be read ({problem})") from e
+
+
+def need_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise fault(path, "path", "expected a folder, got a file")
+
+
+def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """(..., H, W) cropped or zero-padded about its centre to `size`."""
+    for axis, n in zip((-2, -1), size, strict=True):
+        have = image.shape[axis]
+        if have > n:
+            image = image.narrow(axis, (have - n) // 2, n)
+        elif have < n:
+            before = (n - have) // 2
+            pad = (before, n - have - before)
+            image = torch.nn.functional.pad(image, pad if axis == -1 else (0, 0, *pad))
+    return image.contiguous()
+
+
+def finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        bad = int((~np.isfinite(array)).sum())
+        raise fault(file, field, f"{bad} of {array.size} values are NaN or infinite")
+    return array
+
+
+def open_npy(file: Path) -> np.ndarray:
+    """A memory-mapped .npy array: only what is indexed is read."""
+    with reading(file, "header"):
+        with open(file, "rb") as f:
+            magic = f.read(6)
+        if magic and magic != b"\x93NUMPY":
+            raise fault(file, "header", "not a .npy file")
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if array.dtype.kind not in "biufc":
+        raise fault(file, "dtype", f"expected numbers, got {array.dtype}")
+    return array
+
+
+class H5Files:
+    """HDF5 files opened on first use in each process, at most `keep` at a time, and closed.
+
+    A handle must not cross a fork or a pickle: after either, the copy starts with none.
+    """
+
+    def __init__(self, keep: int = 8) -> None:
+        self.keep = keep
+        self._open: OrderedDict[Path, Any] = OrderedDict()
+        self._pid = os.getpid()
+
+    def __getitem__(self, file: Path) -> Any:
+        import h5py
+
+        if self._pid != os.getpid():
+            self._open, self._pid = OrderedDict(), os.getpid()
+        if file not in self._open:
+            with reading(file):
+                self._open[file] = h5py.File(file, "r")
+        self._open.move_to_end(file)
+        while len(self._open) > self.keep:
+            self._open.popitem(last=False)[1].close()
+        return self._open[file]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"keep": self.keep, "_open": OrderedDict(), "_pid": -1}
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", -1) == os.getpid():
+            self.close()
+
+
+def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_: bool = False) -> Any:
+    """A dataset of an open HDF5 file; an error when it is missing, or of another rank or type."""
+    if key not in handle:
+        raise fault(file, key, f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
+    item = handle[key]
+    if getattr(item, "shape", None) is None or item.ndim not in ndim or 0 in item.shape:
+        shape = getattr(item, "shape", "a group")
+        raise fault(file, key, f"expected {' or '.join(map(str, ndim))} dimensions, got shape {shape}")
+    if (item.dtype.kind == "c") != complex_ or item.dtype.kind not in "iufc":
+        raise fault(file, key, f"expected {'complex' if complex_ else 'real'} numbers, got {item.dtype}")
+    return item
+
+
+def h5_slice(item: Any, k: int, file: Path, key: str) -> np.ndarray:
+    """Slice k along the first axis, checked."""
+    with reading(file, key):
+        array = np.asarray(item[k])
+    return finite(array, file, f"{key} slice {k}")

@@ -1,0 +1,137 @@
+"""Photographs: ADE20K, ImageNet, or any folder of images, as RGB squares.
+
+Short side resized to `size` (Pillow's bicubic, antialiased), then a square: the centre, or for training a
+random crop and flip drawn from (seed, epoch, index), so that a run can be repeated. Splits are the folders
+train(ing), val(idation) and test; without a test folder every second validation image is the test set.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
+from chasm.data.files import reading
+from chasm.data.splits import assign, role_folders
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
+_ANNOTATION = re.compile(r"_(seg|parts_\d+)\.png$")  # label maps that ADE20K keeps beside its photographs
+# Where the split folders are: right here, ADE20K (challenge or full release), ImageNet.
+_LAYOUTS = (".", "images", "images/ADE", "ADEChallengeData2016/images", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
+
+
+@register_dataset("images")
+class Images(FileDataset):
+    """Image (3,size,size) in [0,1]; one image is one case.
+
+    `files` is a text file with one path per line, relative to the folder: exactly these images, in order.
+    `limit` takes a fixed subset of that many, chosen by `seed`.
+    """
+
+    summary: ClassVar[str] = "ADE20K, ImageNet or any folder of photographs, as RGB squares"
+    domain = "photo"
+
+    def __init__(
+        self,
+        path: str | Path,
+        split: str = "train",
+        *,
+        size: int = 256,
+        augment: bool | None = None,  # default: the training split
+        files: str | Path | None = None,
+        limit: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(path, split, files=files, listed_as=split, seed=seed)
+        if limit is not None and limit < len(self._cases):
+            ranked = sorted(self._cases, key=lambda c: hashlib.sha256(f"{seed}:{c.name}".encode()).digest())
+            self._cases = sorted(ranked[:limit], key=lambda c: c.name)
+        self.size, self.seed = size, seed
+        self.augment = split == "train" if augment is None else augment
+        self.fixed = not self.augment
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # living workers must see it change
+        self._list(lambda case: (0,))
+
+    @classmethod
+    def find(
+        cls, path: Path, files: str | Path | None = None, listed_as: str = "train", seed: int = 0
+    ) -> tuple[list[Case], str]:
+        if files is not None:
+            listing = Path(files).expanduser()
+            with reading(listing, "list"):
+                lines = [line.split("#")[0].strip() for line in listing.read_text().splitlines()]
+            names = [line for line in lines if line]
+            for name in names:
+                if not (path / name).is_file():
+                    raise fault(listing, "list", f"{name!r} is not in {path}")
+            return [Case(n, listed_as, (path / n,)) for n in names], f"list {listing.name}"
+        roots = [path / layout for layout in _LAYOUTS if (path / layout).is_dir()] or [path]
+        root = next((r for r in roots if "" not in role_folders(r)), path)
+        cases = []
+        for role, folders in role_folders(root).items():
+            for folder in folders:
+                for file in _walk(folder):
+                    cases.append(Case(file.relative_to(path).as_posix(), role, (file,)))
+        return assign(cases, seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def __getitem__(self, i: int) -> Slice:
+        case = self._cases[int(self._rows[i][0])]
+        rng = np.random.default_rng([self.seed, int(self._epoch), i % len(self)]) if self.augment else None
+        return Slice(_square(case.files[0], self.size, rng), None, case.name, 0, "images")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    @classmethod
+    def probe(cls, case: Case) -> Facts:
+        pixels = np.asarray(_rgb(case.files[0]))
+        if pixels.max() == pixels.min():
+            raise fault(case.files[0], "pixels", f"every value is {pixels.max()}")
+        h, w, _ = pixels.shape
+        kind = "short side under 256: will be enlarged" if min(h, w) < 256 else ""
+        return Facts((3, h, w), 1, "uint8", float(pixels.min()), float(pixels.max()), kind=kind)
+
+
+def _walk(folder: Path) -> list[Path]:
+    """Image files at any depth, sorted; os.walk because ImageNet has over a million."""
+    found = []
+    for here, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            if name.lower().endswith(_SUFFIXES) and not _ANNOTATION.search(name) and not name.startswith("."):
+                found.append(Path(here, name))
+    return sorted(found)
+
+
+def _rgb(file: Path) -> Any:
+    from PIL import Image
+
+    with reading(file, "image"), Image.open(file) as image:
+        return image.convert("RGB")
+
+
+def _square(file: Path, size: int, rng: np.random.Generator | None) -> Tensor:
+    """(3,size,size) in [0,1]: short side resized, then the centre, or a random place and side with `rng`."""
+    from PIL import Image
+
+    image = _rgb(file)
+    w, h = image.size
+    scale = size / min(w, h)
+    w, h = max(size, round(w * scale)), max(size, round(h * scale))
+    if image.size != (w, h):
+        image = image.resize((w, h), Image.Resampling.BICUBIC)
+    if rng is None:
+        left, top, flip = (w - size) // 2, (h - size) // 2, False
+    else:
+        left, top = int(rng.integers(w - size + 1)), int(rng.integers(h - size + 1))
+        flip = bool(rng.integers(2))
+    pixels = np.array(image.crop((left, top, left + size, top + size)))  # (H,W,3) uint8
+    pixels = pixels[:, ::-1] if flip else pixels
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).float() / 255

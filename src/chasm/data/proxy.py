@@ -1,0 +1,193 @@
+"""Proxy bundle: small .npz files of real images that stand in for the paper's datasets.
+
+Results on it are not results on those datasets: its name and the `source` of every slice say proxy.
+Parts, by the keys they hold for each split s: `s_images_dx` (N,H,W) uint8, differences along the rows (sums
+modulo 256 undo them), with `s_subject` or `s_patient` and perhaps `s_masks_bits` (N,H,W/8); or `s_bytes`,
+`s_offsets` and `s_source`: encoded photographs end to end. The file raw_complex.npz holds complex slices as
+16-bit numbers in two byte planes (part "raw_complex") and one multi-channel k-space (part "raw_8ch").
+"""
+
+import io
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
+from chasm.data.files import finite, reading
+from chasm.mri.fft import ifft2c
+from chasm.registry import near
+
+_RAW, _RAW_8CH = "raw_complex", "raw_8ch"
+_OWNERS = ("subject", "patient", "source")
+
+
+@register_dataset("proxy")
+class Proxy(FileDataset):
+    """One `part` of the bundle: MRI (1,H,W) in [0,1], with a mask where there is one, photographs (3,H,W) in
+    [0,1], or complex images (coils,H,W). A subject, or a photograph, is a case."""
+
+    summary: ClassVar[str] = "proxy bundle: small stand-ins for the paper's datasets (and so are results)"
+
+    def __init__(self, path: str | Path, split: str = "train", *, part: str = "brain_siat_t2") -> None:
+        super().__init__(path, split, part=part)
+        self.part = part
+        self.domain = "photo" if part.startswith("natural") else "mri"
+        file = self._cases[0].files[0]
+        self._stacks = {name: _stack(file, part, name) for name in {c.split for c in self._cases}}
+        self._list(lambda case: self._stacks[case.split].rows(case.name))
+
+    @classmethod
+    def find(cls, path: Path, part: str | None = None) -> tuple[list[Case], str]:
+        files = {f.stem: f for f in ([path] if path.is_file() else sorted(path.glob("*.npz")))}
+        if _RAW in files:
+            files[_RAW_8CH] = files[_RAW]
+        if part is not None and part not in files:
+            raise fault(path, "part", f"no {part!r}: {near(part, files)}" if files else "no .npz file here")
+        cases = []
+        for name in files if part is None else [part]:
+            for split in _splits(files[name], name):
+                owners = dict.fromkeys(_owners(files[name], name, split))
+                cases += [Case(owner, split, (files[name],)) for owner in owners]
+        return cases, "stored in the files"
+
+    def read(self, case: Case, k: int) -> Slice:
+        stack = self._stacks[case.split]
+        label = None if stack.masks is None else torch.from_numpy(stack.masks[k].astype(np.int64))
+        return Slice(stack.image(k), label, case.name, k, f"proxy:{self.part}")
+
+    @classmethod
+    def probe(cls, case: Case) -> Facts:
+        file = case.files[0]
+        stack = _cached_stack(file, case.name.split("/")[0], case.split)
+        rows = stack.rows(case.name)
+        images = [stack.image(k) for k in rows]
+        shapes = {tuple(image.shape) for image in images}
+        if len(shapes) > 1:
+            raise fault(file, case.name, f"images of several shapes: {sorted(shapes)}")
+        low, high = min(i.abs().min().item() for i in images), max(i.abs().max().item() for i in images)
+        if low == high:
+            raise fault(file, case.name, f"every value is {low:g}")
+        return Facts(shapes.pop(), len(rows), str(images[0].dtype).removeprefix("torch."), low, high)
+
+
+class _Stack(NamedTuple):
+    """One split of one part, decoded (photographs stay encoded: they are small that way)."""
+
+    file: Path
+    owners: list[str]  # of each image: its case
+    pixels: np.ndarray | list[bytes]  # (N,H,W) uint8, (N,coils,H,W) complex64, or encoded photographs
+    masks: np.ndarray | None  # (N,H,W) uint8
+
+    def rows(self, case: str) -> list[int]:
+        return [k for k, owner in enumerate(self.owners) if owner == case]
+
+    def image(self, k: int) -> Tensor:
+        if isinstance(self.pixels, list):
+            from PIL import Image
+
+            with reading(self.file, f"photograph {k}"), Image.open(io.BytesIO(self.pixels[k])) as photo:
+                rgb = np.array(photo.convert("RGB"))
+            return torch.from_numpy(rgb.transpose(2, 0, 1)).float().div_(255).contiguous()
+        pixels = torch.from_numpy(self.pixels[k])
+        return pixels if pixels.is_complex() else pixels[None].float().div_(255)
+
+
+def _field(file: Path, key: str, dtype: Any = None, ndim: int | None = None) -> np.ndarray:
+    with reading(file, key), np.load(file, allow_pickle=False) as archive:
+        if key not in archive.files:
+            raise fault(file, key, f"missing; the file has {', '.join(archive.files) or 'nothing'}")
+        array: np.ndarray = archive[key]
+    if dtype is not None and not np.issubdtype(array.dtype, dtype):
+        raise fault(file, key, f"expected {np.dtype(dtype).name} numbers, got {array.dtype}")
+    if ndim is not None and array.ndim != ndim:
+        raise fault(file, key, f"expected {ndim} dimensions, got shape {array.shape}")
+    return array
+
+
+def _keys(file: Path) -> list[str]:
+    with reading(file, "archive"), np.load(file, allow_pickle=False) as archive:
+        return list(archive.files)
+
+
+def _splits(file: Path, part: str) -> list[str]:
+    if part == _RAW_8CH:
+        return ["test"]
+    if part == _RAW:
+        return list(dict.fromkeys(_field(file, "siat_split").tolist()))
+    ends = ("_images_dx", "_bytes")
+    found = [key.removesuffix(end) for key in _keys(file) for end in ends if key.endswith(end)]
+    if not found:
+        raise fault(file, "train_images_dx", f"missing; the file has {', '.join(_keys(file)) or 'nothing'}")
+    return found
+
+
+def _owners(file: Path, part: str, split: str) -> list[str]:
+    """The case of each image of a split."""
+    if part == _RAW_8CH:
+        return [f"{part}/brain8ch"]
+    if part == _RAW:
+        subjects = _field(file, "siat_subject")[_field(file, "siat_split") == split]
+    else:
+        keys = _keys(file)
+        key = next((f"{split}_{o}" for o in _OWNERS if f"{split}_{o}" in keys), f"{split}_subject")
+        subjects = _field(file, key, ndim=1)
+    return [f"{part}/{s}" for s in subjects.tolist()]
+
+
+def _stack(file: Path, part: str, split: str) -> _Stack:
+    owners, masks = _owners(file, part, split), None
+    pixels: np.ndarray | list[bytes]
+    if part == _RAW_8CH:
+        pixels = _multichannel(file)
+    elif part == _RAW:
+        pixels = _complex(file)[_field(file, "siat_split") == split]
+    elif f"{split}_bytes" in _keys(file):
+        pixels = _photographs(file, split)
+    else:
+        differences = _field(file, f"{split}_images_dx", np.uint8, ndim=3)
+        pixels = np.cumsum(differences, axis=-1, dtype=np.uint8)
+        if f"{split}_masks_bits" in _keys(file):
+            bits = _field(file, f"{split}_masks_bits", np.uint8, ndim=3)
+            masks = np.unpackbits(bits, axis=-1)[..., : pixels.shape[-1]]
+            if masks.shape != pixels.shape:
+                raise fault(
+                    file, f"{split}_masks_bits", f"{masks.shape} when unpacked, images are {pixels.shape}"
+                )
+    if len(pixels) != len(owners):
+        raise fault(file, f"{split} of {part}", f"{len(pixels)} images, but {len(owners)} subjects")
+    return _Stack(file, owners, pixels, masks)
+
+
+_cached_stack = lru_cache(maxsize=4)(_stack)
+
+
+def _photographs(file: Path, split: str) -> list[bytes]:
+    buffer = _field(file, f"{split}_bytes", np.uint8, ndim=1).tobytes()
+    offsets = _field(file, f"{split}_offsets", np.integer, ndim=1).tolist()
+    if sorted(offsets) != offsets or offsets[:1] != [0] or offsets[-1] != len(buffer):
+        raise fault(file, f"{split}_offsets", f"expected rising numbers from 0 to {len(buffer)}")
+    return [buffer[a:b] for a, b in pairwise(offsets)]
+
+
+def _complex(file: Path) -> np.ndarray:
+    """(N,1,H,W) complex64 of peak magnitude 1: signed 12-bit numbers in a low and a high byte plane."""
+    low, high = _field(file, "siat_lo", np.uint8, ndim=4), _field(file, "siat_hi", np.int8, ndim=4)
+    value = (high.astype(np.int16) << 8 | low).astype(np.float32) / 2047
+    return (value[:, :1] + 1j * value[:, 1:]).astype(np.complex64)
+
+
+def _multichannel(file: Path) -> np.ndarray:
+    """(1,coils,H,W) complex64 coil images of the k-space, put back on its full grid."""
+    stored = finite(_field(file, "brain8ch_kspace_f16", np.floating, ndim=4), file, "brain8ch_kspace_f16")
+    scale, first, width = (
+        _field(file, f"brain8ch_{word}").item() for word in ("scale", "first_column", "full_columns")
+    )
+    k = np.zeros((*stored.shape[:1], stored.shape[2], int(width)), dtype=np.complex64)
+    parts = stored.astype(np.float32) * float(scale)
+    k[..., int(first) : int(first) + stored.shape[-1]] = parts[:, 0] + 1j * parts[:, 1]
+    return ifft2c(torch.from_numpy(k)).numpy()[None]

@@ -1,0 +1,372 @@
+"""Each reader against tiny files in its real format: values, shapes, slice ranges, splits."""
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from writers import (
+    centred_fft,
+    write_brats,
+    write_cc359,
+    write_cc359_multi,
+    write_dicom,
+    write_fastmri,
+    write_photo,
+    write_proxy,
+    write_proxy_photos,
+    write_proxy_raw,
+)
+
+from chasm.data import DataError, collate, list_datasets, open_dataset
+from chasm.data.brats import regions
+from chasm.data.splits import ranked_split
+
+
+def test_all_formats_are_registered() -> None:
+    assert {"cc359", "fastmri", "brats", "images", "folder", "proxy"} <= set(list_datasets())
+
+
+def test_unknown_names_suggest_the_near_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'cc359'"):
+        open_dataset("cc395", tmp_path)
+    write_cc359(tmp_path / "Train" / "a.npy")
+    with pytest.raises(ValueError, match="did you mean 'skip'"):
+        open_dataset("cc359", tmp_path, skipp=2)
+    with pytest.raises(ValueError, match="did you mean 'train'"):
+        open_dataset("cc359", tmp_path, split="trian")
+
+
+# CC359 ---------------------------------------------------------------------------------------------
+
+
+def test_cc359_slices_and_magnitudes(tmp_path: Path) -> None:
+    images = write_cc359(tmp_path / "Train" / "e1.npy", slices=70)
+    data = open_dataset("cc359", tmp_path, split="train")
+    assert len(data) == 10  # 30 .. 39
+    first, last = data[0], data[9]
+    assert (first.index, last.index, first.case) == (30, 39, "e1")
+    assert first.image.shape == (1, 16, 16)
+    assert first.image.dtype == torch.float32
+    # ortho transform of numpy's unscaled k-space: the image times sqrt(HW)
+    np.testing.assert_allclose(first.image[0] / 16, images[30], atol=1e-5)
+
+
+def test_cc359_validation_is_halved_only_without_a_test_folder(tmp_path: Path) -> None:
+    for name in "abcde":
+        write_cc359(tmp_path / "Val" / f"{name}.npy", slices=62)
+    write_cc359(tmp_path / "Train" / "t.npy", slices=62)
+    assert open_dataset("cc359", tmp_path, split="val").cases == ["a", "c", "e"]
+    assert open_dataset("cc359", tmp_path, split="test").cases == ["b", "d"]
+    write_cc359(tmp_path / "Test" / "z.npy", slices=62)
+    assert open_dataset("cc359", tmp_path, split="val").cases == ["a", "b", "c", "d", "e"]
+    assert open_dataset("cc359", tmp_path, split="test").cases == ["z"]
+
+
+def test_cc359_multi_channel(tmp_path: Path) -> None:
+    coils = write_cc359_multi(tmp_path / "Train" / "m.h5", slices=66)
+    rss = open_dataset("cc359", tmp_path)[1]
+    expected = np.sqrt((np.abs(coils[31]) ** 2).sum(0)) * np.sqrt(120)
+    np.testing.assert_allclose(rss.image[0], expected, atol=1e-4)
+    maps = open_dataset("cc359", tmp_path, combine="coils")[1]
+    np.testing.assert_allclose(maps.image.numpy(), coils[31] * np.sqrt(120), rtol=1e-3, atol=1e-3)
+
+
+# fastMRI -------------------------------------------------------------------------------------------
+
+
+def test_fastmri_defaults_are_fat_suppressed_central_rss(tmp_path: Path) -> None:
+    images = write_fastmri(tmp_path / "singlecoil_train" / "pdfs.h5", slices=25)
+    write_fastmri(tmp_path / "singlecoil_train" / "pd.h5", acquisition="CORPD_FBK")
+    data = open_dataset("fastmri", tmp_path)
+    assert data.cases == ["pdfs"]
+    assert [data[0].index, data[len(data) - 1].index, len(data)] == [2, 21, 20]  # start = int(25 / 2 - 10)
+    np.testing.assert_allclose(data[0].image[0], np.abs(images[2, 6:18, 1:13]), rtol=1e-5)
+    everything = open_dataset("fastmri", tmp_path, acquisition=None, slices=None)
+    assert (everything.cases, len(everything)) == (["pd", "pdfs"], 24 + 25)
+
+
+def test_fastmri_kspace_gives_the_stored_reconstruction(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "multicoil_val" / "a.h5", coils=3)
+    rss = open_dataset("fastmri", tmp_path, split="val")[4].image
+    maps = open_dataset("fastmri", tmp_path, split="val", target="kspace")[4].image
+    assert maps.shape == (3, 12, 12)
+    torch.testing.assert_close(maps.abs().square().sum(0, keepdim=True).sqrt(), rss, rtol=1e-4, atol=1e-5)
+
+
+def test_fastmri_raw_slice_and_header(tmp_path: Path) -> None:
+    images = write_fastmri(tmp_path / "singlecoil_train" / "a.h5")
+    data = open_dataset("fastmri", tmp_path, target="esc")
+    raw = data.raw(0)
+    assert raw.kspace.shape == (1, 24, 14)
+    np.testing.assert_allclose(raw.kspace[0], centred_fft(images[2]), atol=1e-5)
+    assert raw.mask is None
+    assert (raw.header.encoded, raw.header.recon) == ((24, 14), (12, 12))
+    assert raw.header.padding == (7 - 6, 7 - 6 + 11 + 1)  # enc_y // 2 - center, + maximum + 1
+
+
+def test_fastmri_challenge_files_bring_their_mask(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "singlecoil_test" / "a.h5", test=True)
+    with pytest.raises(DataError, match=r"a\.h5: reconstruction_rss: .*target='kspace'"):
+        open_dataset("fastmri", tmp_path, split="challenge")
+    data = open_dataset("fastmri", tmp_path, split="challenge", target="kspace")
+    raw = data.raw(0)
+    assert raw.mask is not None
+    assert raw.mask.tolist() == [True, False] * 7
+    assert raw.kspace[..., ~raw.mask].abs().max() == 0
+
+
+def test_fastmri_halves_the_validation_folder_by_patient(tmp_path: Path) -> None:
+    for name, patient in (("v1", "p"), ("v2", "q"), ("v3", "p"), ("v4", "q")):
+        write_fastmri(tmp_path / "singlecoil_val" / f"{name}.h5", patient=patient)
+    assert open_dataset("fastmri", tmp_path, split="val").cases == ["v1", "v3"]
+    assert open_dataset("fastmri", tmp_path, split="test").cases == ["v2", "v4"]
+
+
+def test_fastmri_says_which_acquisitions_there_are(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "multicoil_train" / "a.h5", acquisition="AXT2")
+    with pytest.raises(DataError, match="AXT2 1"):
+        open_dataset("fastmri", tmp_path)
+
+
+# BraTS ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "names"),
+    [
+        ("2021", [f"BraTS2021_0000{i}" for i in range(4)]),
+        ("2023", [f"BraTS-GLI-0000{i}-000" for i in range(4)]),
+    ],
+)
+def test_brats_both_naming_schemes(tmp_path: Path, scheme: str, names: list[str]) -> None:
+    stored = {name: write_brats(tmp_path, name, scheme) for name in names}
+    data = open_dataset("brats", tmp_path, split="all")
+    assert data.cases == names
+    assert len(data) == 4 * 7  # brain in slices 1 .. 7
+    sample = data[3]
+    assert (sample.index, sample.image.shape) == (4, (4, 20, 16))
+    assert sample.label is not None
+    seg = stored[names[0]][..., 4].T
+    classes = np.where(seg == 4, 3, seg)
+    np.testing.assert_array_equal(sample.label, classes)
+    assert (sample.image.min(), sample.image.max()) == (0, 1)
+    whole, core, enhancing = regions(sample.label)
+    np.testing.assert_array_equal(whole, classes > 0)
+    np.testing.assert_array_equal(core, np.isin(classes, (1, 3)))
+    np.testing.assert_array_equal(enhancing, classes == 3)
+
+
+def test_brats_normalises_by_percentiles_of_the_brain(tmp_path: Path) -> None:
+    write_brats(tmp_path, "a")
+    volume = np.asarray(nibabel.load(tmp_path / "a" / "a_t2.nii.gz").dataobj).astype(float)
+    low, high = np.percentile(volume[volume > 0], (0.5, 99.5))
+    data = open_dataset("brats", tmp_path, split="all")
+    expected = np.clip((volume[..., 1] - low) / (high - low), 0, 1).T
+    np.testing.assert_allclose(data[0].image[2], expected, atol=1e-6)
+
+
+def test_brats_visits_of_a_patient_share_a_split(tmp_path: Path) -> None:
+    for patient in range(10):
+        for visit in range(2):
+            (tmp_path / f"B-{patient:05}-{visit:03}").mkdir()
+            (tmp_path / f"B-{patient:05}-{visit:03}" / f"B-{patient:05}-{visit:03}-seg.nii.gz").touch()
+    from chasm.data.brats import BraTS
+
+    cases, rule = BraTS.find(tmp_path)
+    split = {}
+    for case in cases:
+        assert split.setdefault(case.group, case.split) == case.split
+    counts = {s: list(split.values()).count(s) for s in ("train", "val", "test")}
+    assert counts == {"train": 7, "val": 1, "test": 2}
+    assert "patient" in rule
+
+
+def test_brats_tumour_share_and_step(tmp_path: Path) -> None:
+    write_brats(tmp_path, "a")
+    tumour = open_dataset("brats", tmp_path, split="all", min_tumour=0.01)
+    assert [tumour[i].index for i in range(len(tumour))] == [3, 4, 5]
+    assert len(open_dataset("brats", tmp_path, split="all", step=3)) == 3
+
+
+# photographs ---------------------------------------------------------------------------------------
+
+
+def test_images_resize_short_side_and_crop_the_centre(tmp_path: Path) -> None:
+    write_photo(tmp_path / "train" / "n1" / "a.png", size=(40, 60))
+    data = open_dataset("images", tmp_path, size=20, augment=False)
+    with Image.open(tmp_path / "train" / "n1" / "a.png") as photo:
+        expected = np.asarray(photo.resize((30, 20), Image.Resampling.BICUBIC))[:, 5:25]
+    np.testing.assert_allclose(data[0].image.permute(1, 2, 0) * 255, expected, atol=1e-4)
+    assert data.domain == "photo"
+
+
+def test_images_augmentation_depends_on_seed_epoch_and_index_only(tmp_path: Path) -> None:
+    for i in range(4):
+        write_photo(tmp_path / "train" / f"{i}.png", size=(20, 200), seed=i)
+    a, b = (open_dataset("images", tmp_path, size=20) for _ in range(2))
+    first = [a[i].image for i in range(4)]
+    assert all(torch.equal(b[i].image, first[i]) for i in reversed(range(4)))  # order of access is irrelevant
+    a.set_epoch(1)
+    assert not all(torch.equal(a[i].image, first[i]) for i in range(4))
+    a.set_epoch(0)
+    assert torch.equal(a[2].image, first[2])
+    assert torch.equal(a[-2].image, first[2])
+    other = open_dataset("images", tmp_path, size=20, seed=1)
+    assert not all(torch.equal(other[i].image, first[i]) for i in range(4))
+
+
+def test_images_grey_and_small_ones_become_rgb_squares(tmp_path: Path) -> None:
+    write_photo(tmp_path / "train" / "a.png", size=(10, 12), mode="L")
+    assert open_dataset("images", tmp_path, size=16)[0].image.shape == (3, 16, 16)
+
+
+def test_images_ade20k_and_imagenet_layouts(tmp_path: Path) -> None:
+    ade, net = tmp_path / "ADEChallengeData2016", tmp_path / "ILSVRC"
+    write_photo(ade / "images" / "training" / "ADE_train_1.jpg")
+    write_photo(ade / "annotations" / "training" / "ADE_train_1.png")
+    for i in range(4):
+        write_photo(ade / "images" / "validation" / f"ADE_val_{i}.jpg")
+    write_photo(net / "Data" / "CLS-LOC" / "train" / "n01" / "n01_1.JPEG")
+    assert open_dataset("images", ade).cases == ["images/training/ADE_train_1.jpg"]
+    assert (
+        len(open_dataset("images", ade, split="val")) == len(open_dataset("images", ade, split="test")) == 2
+    )
+    assert open_dataset("images", net).cases == ["Data/CLS-LOC/train/n01/n01_1.JPEG"]
+
+
+def test_images_fixed_subsets(tmp_path: Path) -> None:
+    for i in range(9):
+        write_photo(tmp_path / "train" / f"{i}.png")
+    (tmp_path / "list.txt").write_text("# chosen\ntrain/7.png\n\ntrain/2.png\n")
+    listed = open_dataset("images", tmp_path, split="val", files=tmp_path / "list.txt")
+    assert listed.cases == ["train/7.png", "train/2.png"]
+    assert listed.split == "val"
+    one, two = (open_dataset("images", tmp_path, limit=4).cases for _ in range(2))
+    assert one == two
+    assert len(one) == 4
+    (tmp_path / "list.txt").write_text("train/77.png\n")
+    with pytest.raises(DataError, match=r"list\.txt: list: 'train/77\.png' is not in"):
+        open_dataset("images", tmp_path, files=tmp_path / "list.txt")
+
+
+# one's own folder ----------------------------------------------------------------------------------
+
+
+def test_folder_reads_every_plain_format(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    stack = rng.random((3, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "a.npy", stack)
+    np.savez(tmp_path / "b.npz", image=stack, label=(stack > 0.5).astype(np.uint8))
+    grey16 = (stack[0] * 60000).astype(np.uint16)
+    Image.fromarray(grey16).save(tmp_path / "c.png")
+    tifffile.imwrite(tmp_path / "d.tif", stack, photometric="minisblack")
+    nibabel.save(nibabel.Nifti1Image(stack, np.eye(4)), tmp_path / "e.nii.gz")
+    write_dicom(tmp_path / "f.dcm", grey16, slope=0.5)
+    np.save(tmp_path / "g.npy", (stack[0] * np.exp(1j)).astype(np.complex64))
+    (tmp_path / "notes.txt").write_text("not an image")
+
+    data = open_dataset("folder", tmp_path, split="all")
+    got = {(s.case, s.index): s for s in (data[i] for i in range(len(data)))}
+    assert data.cases == ["a.npy", "b.npz", "c.png", "d.tif", "e.nii.gz", "f.dcm", "g.npy"]
+    for k in range(3):
+        for case in ("a.npy", "b.npz", "d.tif"):
+            np.testing.assert_array_equal(got[case, k].image[0], stack[k])
+    np.testing.assert_array_equal(got["b.npz", 1].label, stack[1] > 0.5)
+    np.testing.assert_array_equal(got["c.png", 0].image[0], grey16)
+    np.testing.assert_allclose(got["f.dcm", 0].image[0], grey16 * 0.5)
+    # axial slice 5 of (x, y, z): rows run from front (high y) to back
+    np.testing.assert_array_equal(got["e.nii.gz", 5].image[0], stack[:, ::-1, 5].T)
+    assert got["g.npy", 0].image.is_complex()
+
+
+def test_folder_series_is_a_case_in_instance_order(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        pixels = np.arange(16).reshape(4, 4) + 100 * number
+        write_dicom(tmp_path / "p1" / "t2" / f"IM{99 - number}", pixels, number=number)  # no extension
+    data = open_dataset("folder", tmp_path, split="all")
+    assert data.cases == ["p1/t2"]
+    assert [int(data[i].image[0, 0, 0]) for i in range(3)] == [100, 200, 1000]
+
+
+def test_folder_splits_by_name_by_list_and_by_hash(tmp_path: Path) -> None:
+    flat, named = tmp_path / "flat", tmp_path / "named"
+    for i in range(10):
+        for file in (flat / f"c{i}.npy", named / ("train" if i < 8 else "val") / f"c{i}.npy"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, np.eye(4) + i)
+    parts = {s: open_dataset("folder", flat, split=s).cases for s in ("train", "val", "test")}
+    assert [len(c) for c in parts.values()] == [7, 1, 2]
+    assert len(set().union(*parts.values())) == 10
+    assert open_dataset("folder", flat, split="test").cases == parts["test"]
+    assert len(open_dataset("folder", named)) == 8
+    assert open_dataset("folder", named, split="test").cases == ["val/c9.npy"]
+    (tmp_path / "splits.txt").write_text("c3.npy train\nc4.npy test  # held out\n")
+    assert open_dataset("folder", flat, split="test", splits=tmp_path / "splits.txt").cases == ["c4.npy"]
+    (tmp_path / "splits.txt").write_text("c3.npy train\nc3.npy test\n")
+    with pytest.raises(DataError, match=r"splits\.txt: line 2: case 'c3\.npy' is in two splits"):
+        open_dataset("folder", flat, splits=tmp_path / "splits.txt")
+
+
+def test_folder_fits_images_to_one_size(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((6, 9)))
+    np.save(tmp_path / "b.npy", np.eye(4))
+    data = open_dataset("folder", tmp_path, split="all")
+    with pytest.raises(DataError, match=r"case b\.npy slice 0: image: .*one shape"):
+        collate([data[0], data[1]])
+    data = open_dataset("folder", tmp_path, split="all", size=(5, 5))
+    batch = collate([data[0], data[1]])
+    assert batch.image.shape == (2, 1, 5, 5)
+    assert batch.image.sum((1, 2, 3)).tolist() == [25, 4]
+
+
+def test_hash_split_is_fixed_for_ever() -> None:
+    split = ranked_split([f"case{i}" for i in range(10)], seed=0)
+    assert sorted(k for k, v in split.items() if v == "test") == ["case3", "case9"]
+
+
+# proxy ---------------------------------------------------------------------------------------------
+
+
+def test_proxy_undoes_its_coding_and_says_proxy(tmp_path: Path) -> None:
+    images = write_proxy(tmp_path)
+    for split, cases in (("train", 2), ("val", 1), ("test", 2)):
+        data = open_dataset("proxy", tmp_path, split=split)
+        got = torch.stack([data[i].image[0] for i in range(len(data))])
+        np.testing.assert_array_equal((got * 255).round(), images[split])
+        assert len(data.cases) == cases
+        assert "proxy" in data.name
+        assert "proxy" in data[0].source
+
+
+def test_proxy_masks(tmp_path: Path) -> None:
+    images = write_proxy(tmp_path, "tumour_lgg_flair")
+    data = open_dataset("proxy", tmp_path, part="tumour_lgg_flair")
+    labels = [data[i].label for i in range(3)]
+    np.testing.assert_array_equal(np.stack(labels), images["train_masks"])
+    assert labels[0].dtype == torch.int64
+
+
+def test_proxy_photographs(tmp_path: Path) -> None:
+    photos = write_proxy_photos(tmp_path)
+    data = open_dataset("proxy", tmp_path, split="test", part="natural_kodak_test")
+    np.testing.assert_array_equal((data[1].image * 255).round().permute(1, 2, 0), photos[1])
+    assert data.cases == [f"natural_kodak_test/{c}.png" for c in "abc"]
+    assert data.domain == "photo"
+
+
+def test_proxy_raw_data(tmp_path: Path) -> None:
+    slices, kspace = write_proxy_raw(tmp_path)
+    data = open_dataset("proxy", tmp_path, split="val", part="raw_complex")
+    np.testing.assert_allclose(data[0].image[0], slices[2], atol=1e-6)
+    coils = open_dataset("proxy", tmp_path, split="test", part="raw_8ch")[0].image
+    np.testing.assert_allclose(centred_fft(coils.numpy()), kspace, atol=1e-4)
+
+
+def test_proxy_unknown_part(tmp_path: Path) -> None:
+    write_proxy(tmp_path)
+    with pytest.raises(DataError, match="did you mean 'brain_siat_t2'"):
+        open_dataset("proxy", tmp_path, part="brain_siat")
