@@ -109,6 +109,7 @@ class Facts:
     high: float
     group: str = ""  # patient, where only the file's content tells
     kind: str = ""  # acquisition or similar, counted in the report
+    varies: bool = False  # shapes differ between sound cases of this kind
 
 
 class SliceDataset(Dataset[Slice]):

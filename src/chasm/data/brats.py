@@ -78,6 +78,9 @@ class BraTS(FileDataset):
 
     @classmethod
     def probe(cls, case: Case) -> Facts:
+        missing = [f.name for f in case.files if not f.is_file()]
+        if missing:
+            raise fault(case.files[0].parent, "modality", f"missing {', '.join(missing)}")
         raw = [_volume(file) for file in case.files[:4]]
         _load(case)
         low, high = min(float(v.min()) for v in raw), max(float(v.max()) for v in raw)

@@ -82,8 +82,9 @@ class CC359(FileDataset):
         files.close()
         if high == 0.0:
             raise fault(file, "k-space", "every value is zero")
-        dtype = f"{raw.dtype} pairs"
-        return Facts((pairs // 2, h, w), n, dtype, low, high, kind=f"{pairs // 2} channel(s)")
+        multi = file.suffix == ".h5"  # there the width differs between sound volumes
+        kind = f"{pairs // 2} channels" if multi else "single-channel"
+        return Facts((pairs // 2, h, w), n, f"{raw.dtype} pairs", low, high, kind=kind, varies=multi)
 
 
 def _shape(file: Path, h5: H5Files) -> tuple[int, int, int, int]:

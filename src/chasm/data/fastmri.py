@@ -161,7 +161,8 @@ class FastMRI(FileDataset):
         coils = 1 if kspace.ndim == 3 else kspace.shape[1]
         shape = (coils, *(handle[targets[0]].shape[1:] if targets else head.recon))
         low = low if targets else 0.0
-        facts = Facts(shape, kspace.shape[0], str(kspace.dtype), low, high, _patient(file), kind)
+        varies = not kind.startswith("COR")  # knees are all alike, brains are not
+        facts = Facts(shape, kspace.shape[0], str(kspace.dtype), low, high, _patient(file), kind, varies)
         files.close()
         return facts
 

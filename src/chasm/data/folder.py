@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from chasm.data.base import Case, Facts, FileDataset, Slice, existing, fault, register_dataset
+from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, existing, fault, register_dataset
 from chasm.data.files import finite, fit, open_npy, reading
 from chasm.data.splits import assign, listed, role_folders
 
@@ -126,8 +126,15 @@ def _ordered(files: list[Path]) -> list[Path]:
 
     files = sorted(files, key=natural)
     if len(files) > 1 and all(_suffix(f) == ".dcm" for f in files):
-        files.sort(key=lambda f: int(_dicom(f, pixels=False).get("InstanceNumber") or 0))
+        files.sort(key=_instance)
     return files
+
+
+def _instance(file: Path) -> int:
+    try:
+        return int(_dicom(file, pixels=False).get("InstanceNumber") or 0)
+    except DataError:  # said when it is read
+        return 0
 
 
 def _count(file: Path) -> int:

@@ -97,7 +97,7 @@ class Images(FileDataset):
             raise fault(case.files[0], "pixels", f"every value is {pixels.max()}")
         h, w, _ = pixels.shape
         kind = "short side under 256: will be enlarged" if min(h, w) < 256 else ""
-        return Facts((3, h, w), 1, "uint8", float(pixels.min()), float(pixels.max()), kind=kind)
+        return Facts((3, h, w), 1, "uint8", float(pixels.min()), float(pixels.max()), kind=kind, varies=True)
 
 
 def _walk(folder: Path) -> list[Path]:

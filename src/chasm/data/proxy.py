@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
+from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import finite, reading
 from chasm.mri.fft import ifft2c
 from chasm.registry import near
@@ -50,9 +50,14 @@ class Proxy(FileDataset):
             raise fault(path, "part", f"no {part!r}: {near(part, files)}" if files else "no .npz file here")
         cases = []
         for name in files if part is None else [part]:
-            for split in _splits(files[name], name):
-                owners = dict.fromkeys(_owners(files[name], name, split))
-                cases += [Case(owner, split, (files[name],)) for owner in owners]
+            try:
+                for split in _splits(files[name], name):
+                    owners = dict.fromkeys(_owners(files[name], name, split))
+                    cases += [Case(owner, split, (files[name],)) for owner in owners]
+            except DataError:
+                if part is not None:
+                    raise
+                cases.append(Case(f"{name}/", "unreadable", (files[name],)))  # for the check: probe says why
         return cases, "stored in the files"
 
     def read(self, case: Case, k: int) -> Slice:
@@ -63,7 +68,8 @@ class Proxy(FileDataset):
     @classmethod
     def probe(cls, case: Case) -> Facts:
         file = case.files[0]
-        stack = _cached_stack(file, case.name.split("/")[0], case.split)
+        part = case.name.split("/")[0]
+        stack = _cached_stack(file, part, case.split)
         rows = stack.rows(case.name)
         images = [stack.image(k) for k in rows]
         shapes = {tuple(image.shape) for image in images}
@@ -72,7 +78,8 @@ class Proxy(FileDataset):
         low, high = min(i.abs().min().item() for i in images), max(i.abs().max().item() for i in images)
         if low == high:
             raise fault(file, case.name, f"every value is {low:g}")
-        return Facts(shapes.pop(), len(rows), str(images[0].dtype).removeprefix("torch."), low, high)
+        dtype = str(images[0].dtype).removeprefix("torch.")
+        return Facts(shapes.pop(), len(rows), dtype, low, high, kind=part)
 
 
 class _Stack(NamedTuple):

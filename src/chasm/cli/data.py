@@ -1,0 +1,136 @@
+"""`chasm data`: list the formats, check a download, look at what is in it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from chasm.data.check import Report
+
+app = typer.Typer(no_args_is_help=True, help="Datasets: list them, check a download, look at it.")
+_OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. part=brain_ixi_pd; may be repeated."
+
+
+@app.command("list")
+def list_() -> None:
+    """Name the datasets that can be read."""
+    from chasm.data import DATASETS, list_datasets
+
+    for name in list_datasets():
+        typer.echo(f"{name:10s} {DATASETS.get(name).summary}")  # type: ignore[attr-defined]
+
+
+@app.command()
+def check(
+    path: Path = typer.Argument(..., help="The folder (or file) the dataset was downloaded to."),
+    kind: str = typer.Option(..., "--as", help="Its format: cc359, fastmri, brats, images, folder or proxy."),
+    manifest: Path | None = typer.Option(None, help="Write file hashes, sizes and splits to this JSON file."),
+    verify: Path | None = typer.Option(None, help="Compare with a manifest written earlier."),
+    jobs: int | None = typer.Option(None, min=1, help="Cases read at the same time; default: one per core."),
+    option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
+) -> None:
+    """Read all of a dataset and say what is wrong with it. Exit code 0: sound, 3: something is wrong."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from chasm.data import check as checks
+
+    console = Console(stderr=True)
+    try:
+        with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+            task = bar.add_task("reading", total=None)
+            report = checks.check(
+                path,
+                kind,
+                jobs,
+                lambda done, total: bar.update(task, completed=done, total=total),
+                **_options(option),
+            )
+        if verify is not None:
+            checks.verify(report, verify)
+        if manifest is not None:
+            checks.write_manifest(report, manifest)
+    except (ValueError, OSError) as e:
+        _stop(e)
+    _print(report)
+    raise typer.Exit(0 if report.ok else 3)
+
+
+@app.command()
+def preview(
+    path: Path | None = typer.Argument(None, help="The folder (or file) of the dataset, where it has one."),
+    kind: str = typer.Option(..., "--as", help="Its name: see `chasm data list`."),
+    out: Path = typer.Option(..., "--out", "-o", help="The picture to write (PNG, PDF or SVG)."),
+    split: str = typer.Option("train", help="Which split to show."),
+    count: int = typer.Option(4, "--slices", min=1, max=32, help="How many slices to show."),
+    acceleration: float = typer.Option(4, min=1.01, help="Undersampling of MRI slices."),
+    mask: str = typer.Option("equispaced", help="Mask kind of MRI slices."),
+    option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
+) -> None:
+    """Write a montage: target, mask, zero-filled, error; for photographs: target, reduced, bicubic, error."""
+    from chasm.cli.montage import montage
+    from chasm.data import open_dataset
+    from chasm.mri import Sampling
+
+    try:
+        data = open_dataset(kind, path, split=split, **_options(option))
+        rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
+        figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
+        figure.suptitle(f"{kind} {data.split}: {len(data)} slices of {len(data.cases)} cases")
+        figure.savefig(out, dpi=110, bbox_inches="tight")
+    except (ValueError, OSError) as e:
+        _stop(e)
+    typer.echo(f"wrote {out}: {len(rows)} of {len(data)} slices")
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE words; a value that is JSON (a number, true, null, a list) is taken as such, else as text."""
+    options = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise ValueError(f"option {pair!r}: expected KEY=VALUE")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+def _stop(error: Exception) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(3)
+
+
+def _print(report: "Report") -> None:
+    cases = sum(map(len, report.cases.values()))
+    size = sum(max(f["size"], 0) for f in report.files.values())
+    typer.echo(
+        f"{report.dataset} at {report.root}: {cases} cases, {sum(report.slices.values())} slices, "
+        f"{len(report.files)} files, {_bytes(size)}"
+    )
+    if report.split_rule:
+        typer.echo(f"splits: {report.split_rule}")
+    for split, names in sorted(report.cases.items()):
+        typer.echo(f"  {split:10s} {len(names):7d} cases {report.slices[split]:8d} slices")
+    for shape, n in report.shapes.most_common(10):
+        typer.echo(f"  {n} x {shape}")
+    if len(report.shapes) > 10:
+        typer.echo(f"  and {len(report.shapes) - 10} more shapes")
+    for kind, (low, high) in sorted(report.ranges.items()):
+        typer.echo(f"  values {low:.6g} to {high:.6g} {kind}".rstrip())
+    for note in report.notes[:20]:
+        typer.echo(f"note: {note}")
+    for finding in report.findings:
+        typer.echo(f"wrong: {finding}")
+    typer.echo("sound" if report.ok else f"{len(report.findings)} things are wrong")
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"
