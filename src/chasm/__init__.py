@@ -21,13 +21,20 @@ _PUBLIC = {
     "register_mixer": "chasm.mixers",
     "Mixer": "chasm.mixers",
     "param_groups": "chasm.optim",
+    "count": "chasm.cost",
+    "swap": "chasm.swapping",
+    "create_backbone": "chasm.backbones",
+    "list_backbones": "chasm.backbones",
     "fold": "chasm.deploy",
     "export_onnx": "chasm.deploy",
 }
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from chasm.backbones import create_backbone as create_backbone
+    from chasm.backbones import list_backbones as list_backbones
+    from chasm.cost import count as count
     from chasm.deploy import export_onnx as export_onnx
     from chasm.deploy import fold as fold
     from chasm.mixers import CHASM as CHASM
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from chasm.mixers import list_mixers as list_mixers
     from chasm.mixers import register_mixer as register_mixer
     from chasm.optim import param_groups as param_groups
+    from chasm.swapping import swap as swap
 
 
 def __getattr__(name: str) -> Any:

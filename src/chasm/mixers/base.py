@@ -65,7 +65,12 @@ def list_mixers(pattern: str = "*") -> list[str]:
 
 
 def create_slot(
-    name: str, channels: int, size: tuple[int, ...] | None = None, *, host_residual: bool = False, **options: Any
+    name: str,
+    channels: int,
+    size: tuple[int, ...] | None = None,
+    *,
+    host_residual: bool = False,
+    **options: Any,
 ) -> nn.Module:
     """A mixer for a place in a network, with exactly one identity path in all.
 

@@ -1,0 +1,221 @@
+"""Deployment: a model whose CHASM mixers are constants, and ONNX files made from it.
+
+At inference everything but x is constant. A folded mixer is 1x1 convolutions and matrix products: no FFT, no complex
+number, no matrix exponential, so any runtime can execute it. The price is one fixed spatial size.
+"""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from chasm.mixers.chasm import AXES, CHASM
+from chasm.ops import AxisOperator
+from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices
+from chasm.ops.transforms import dense_basis
+
+
+class _ChannelProduct(nn.Module):
+    """A constant C x C matrix as a 1x1 convolution."""
+
+    weight: Tensor
+
+    def __init__(self, A: Tensor, ndim: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", A.reshape(*A.shape, *[1] * ndim).contiguous())
+        self.conv = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[ndim - 1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x, self.weight)
+
+
+class _CirculantProduct(nn.Module):
+    """The gains of one axis as a constant circulant matrix per channel."""
+
+    T: Tensor
+
+    def __init__(self, T: Tensor, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("T", T.contiguous())
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return circulant_product(self.T, x, self.dim)
+
+
+class _FrequencyProduct(nn.Module):
+    """An untied axis: cosine and sine coefficients, a constant C x C matrix for each, and back."""
+
+    M: Tensor
+    Q: Tensor
+
+    def __init__(self, op: AxisOperator, n: int) -> None:
+        super().__init__()
+        M = channel_operators(op)  # (K, C, C)
+        self.register_buffer("M", torch.cat([M, M[1 : n - n // 2]]))  # rows of Q: cosines, then sines
+        self.register_buffer("Q", dense_basis(n, M.device, M.dtype))
+        self.dim = op.dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.movedim(self.dim, -1).movedim(1, -1)  # (B, .., n, C)
+        z = torch.matmul(self.Q, z)
+        z = torch.matmul(self.M, z.unsqueeze(-1)).squeeze(-1)
+        z = torch.matmul(self.Q.mT, z)
+        return z.movedim(-1, 1).movedim(-1, self.dim)
+
+
+class FoldedCHASM(nn.Module):
+    """A CHASM mixer with everything but x made constant, for one spatial size."""
+
+    def __init__(self, mixer: CHASM, size: tuple[int, ...]) -> None:
+        super().__init__()
+        self.size = size
+        operators = mixer.operators(*size) if mixer.basis is not None else {}
+        self.branches = nn.ModuleList()
+        for chain in mixer.chains if operators else []:
+            ops = [operators[axis] for axis in chain]
+            steps: list[nn.Module] = []
+            if mixer.basis == "untied":
+                steps = [_FrequencyProduct(op, size[op.dim - 2]) for op in ops]
+            else:
+                mats = merged_matrices(ops)
+                for A, op in zip(mats, [*ops, None], strict=True):
+                    steps += [] if A is None else [_ChannelProduct(A, mixer.ndim)]
+                    steps += [] if op is None else [_CirculantProduct(circulant(op.gains, size[op.dim - 2]), op.dim)]
+            self.branches.append(nn.Sequential(*steps))
+        self.refine, self.fuse = copy.deepcopy(mixer.refine), copy.deepcopy(mixer.fuse)
+        self.residual = mixer.residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[2:]) != self.size:
+            raise ValueError(f"folded for spatial size {self.size}, got {tuple(x.shape[2:])}: fold again for that size")
+        y = x
+        if len(self.branches):
+            y = (
+                torch.stack([branch(x) for branch in self.branches]).mean(0)
+                if len(self.branches) > 1
+                else self.branches[0](x)
+            )
+        if self.refine is not None and self.fuse is not None:
+            y = self.fuse(gelu(self.refine(y)))
+        return x + y if self.residual else y
+
+
+@torch.no_grad()
+def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example: Any = None) -> nn.Module:
+    """A copy of `model` in eval mode whose CHASM mixers are constants, equal to the original to rounding.
+
+    Args:
+        model: a CHASM mixer, or any module that contains some.
+        size: the spatial size of the features at the mixers, when it is one size for all of them.
+        example: an input (or tuple of inputs) of the model; one forward finds each mixer's size.
+    """
+    mixers = {name: m for name, m in model.named_modules() if isinstance(m, CHASM)}
+    if not mixers:
+        raise ValueError("nothing to fold: the model contains no chasm.CHASM")
+    if (size is None) == (example is None):
+        raise ValueError("fold needs either size= (of the features at the mixers) or example= (an input of the model)")
+    if example is not None:
+        sizes = _observe(model, mixers, example)
+    else:
+        sizes = {name: _as_size(size, m.ndim) for name, m in mixers.items()}
+    folded = copy.deepcopy(model).eval()
+    for name in mixers:
+        mixer = folded.get_submodule(name)
+        assert isinstance(mixer, CHASM)
+        constant = FoldedCHASM(mixer, sizes[name]).eval().requires_grad_(False)
+        if name == "":
+            return constant
+        parent, _, own = name.rpartition(".")
+        setattr(folded.get_submodule(parent), own, constant)
+    return folded
+
+
+def _as_size(size: Any, ndim: int) -> tuple[int, ...]:
+    values = (size,) * ndim if isinstance(size, int) else tuple(size)
+    if len(values) != ndim:
+        raise ValueError(f"size={size!r}: expected {ndim} numbers, one per axis of {', '.join(AXES[ndim])}")
+    return values
+
+
+def _observe(model: nn.Module, mixers: dict[str, CHASM], example: Any) -> dict[str, tuple[int, ...]]:
+    """Run the model once on the example and note the spatial size each mixer saw."""
+    sizes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen = tuple(inputs[0].shape[2:])
+            if sizes.setdefault(name, seen) != seen:
+                raise ValueError(f"mixer {name!r} is called with sizes {sizes[name]} and {seen}: it cannot be folded")
+
+        return hook
+
+    handles = [m.register_forward_pre_hook(note(name)) for name, m in mixers.items()]
+    was_training = model.training
+    try:
+        model.eval()
+        model(*example) if isinstance(example, tuple) else model(example)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    unseen = sorted(set(mixers) - set(sizes))
+    if unseen:
+        raise ValueError(f"the example never reached mixer {unseen[0]!r}: give an example that runs all of them")
+    return sizes
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example: Tensor | tuple[Tensor, ...],
+    *,
+    check: bool = True,
+    tolerance: float = 1e-4,
+) -> Path:
+    """Fold `model` for the example's size and write it as ONNX with a free batch size.
+
+    The file is run once in onnxruntime and compared with the model; it appears at `path` only if they agree.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"ONNX export needs {missing.name}: pip install 'chasm-mixer[export]'") from None
+    inputs = example if isinstance(example, tuple) else (example,)
+    has_mixers = any(isinstance(m, CHASM) for m in model.modules())
+    constant = fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    batch = torch.export.Dim.DYNAMIC
+    # A batch of one would be taken for a constant.
+    sample = tuple(torch.cat([t, t]) if t.shape[0] == 1 else t for t in inputs)
+    try:
+        torch.onnx.export(
+            constant,
+            sample,
+            str(partial),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+        )
+        if check:
+            session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
+            feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
+            got = torch.from_numpy(session.run(None, feed)[0])
+            with torch.no_grad():
+                want = constant(*inputs).cpu()
+            error = ((got - want).norm() / want.norm().clamp(min=1e-12)).item()
+            if not error <= tolerance:
+                raise ValueError(
+                    f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
+                )
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

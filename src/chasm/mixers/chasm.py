@@ -1,0 +1,327 @@
+"""CHASM: cross-frequency harmonized axis-separable mixing.
+
+    M(k) = U diag(lambda_k) U^T                    one operator per frequency of an axis, U shared by all of them
+    U = exp(A),  A skew-symmetric, from theta      C(C-1)/2 scalars, zero at init: U = I
+    lambda_k = softplus(Interp(Gamma))_k           table Gamma of B bins, gain 1 at init
+    Phi = Phi_CW o Phi_CH,   Phi_a = irfft M rfft  along height, then along width
+    Y = X + P_fuse(L(Phi(X)))                      L: depthwise 3x3 and GELU, P_fuse: 1x1
+
+Intrinsic: the residual, L and P_fuse. The variants are those of the paper's ablations. Readings: "CH+CW" is the mean
+of the two passes; "untied" is one theta per frequency bin through the same exponential; "complex" gains are
+softplus(Gamma) e^{i phi} with phi = 0 at init, at DC and at Nyquist.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from chasm import ops
+from chasm.mixers.base import Facts, Mixer, register_mixer
+from chasm.ops import AxisOperator, Choice, Prepared
+from chasm.registry import near
+
+AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
+Basis = Literal["shared", "identity", "untied"]
+Gain = Literal["positive", "signed", "complex"]
+
+
+@register_mixer("chasm")
+class CHASM(Mixer):
+    """Shared-basis spectral mixer for real features (B, C, H, W); any H and W, also (B, C, L) and (B, C, D, H, W).
+
+    Args:
+        channels: C.
+        size: spatial size the gain tables are made for (B = K bins each); other sizes interpolate the tables.
+        bins: bins B per axis (one number, or one per spatial axis); overrides `size`. With neither: 64.
+        axes: "ch>cw" (first height, then width), "cw>ch", "ch+cw" (their mean), "ch" or "cw".
+            1-D: "cl"; 3-D: "cd>ch>cw" and so on.
+        basis: "shared", "identity" (U = I), "untied" (a basis per frequency), or None for no spectral core at all.
+        gain: "positive", "signed", or "complex".
+        residual: add X. Default: yes, except without `local`.
+        local: the depthwise 3x3, GELU and 1x1 around the core; False leaves the bare spectral core.
+        ndim: number of spatial axes: 1, 2 or 3.
+        form: how the core is computed; "auto" chooses, `explain` says what and why. All forms are equal.
+    """
+
+    owns_residual = True
+    spectral_parameters = ("theta", "gain_table", "phase_table")
+    facts = Facts(
+        response="shared-basis gains",
+        channel_mixing="symmetric channel",
+        resolution="gain tables interpolated to the bins of the input",
+        shared_basis="yes",
+        positive_gains="yes",
+        paper_params="0.07M",
+        note="direct tables (B = K); 0.07M needs B = 256 per axis with the wrapper, more than the bins of any map used",
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        size: int | tuple[int, ...] | None = None,
+        bins: int | tuple[int, ...] | None = None,
+        axes: str | None = None,
+        basis: Basis | None = "shared",
+        gain: Gain = "positive",
+        residual: bool | None = None,
+        local: bool = True,
+        ndim: int = 2,
+        form: str = "auto",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        _one_of("ndim", ndim, AXES)
+        _one_of("basis", basis, ("shared", "identity", "untied", None))
+        _one_of("gain", gain, ("positive", "signed", "complex"))
+        _one_of("form", form, ("auto", *ops.FORMS))
+        if channels < 1:
+            raise ValueError(f"expected at least one channel, got channels={channels}")
+        if basis == "untied" and gain == "complex":
+            raise ValueError("basis='untied' takes gain='positive' or 'signed', got 'complex': choose one variant")
+        self.channels, self.ndim, self.basis, self.gain, self.form = channels, ndim, basis, gain, form
+        self.axes = ">".join(AXES[ndim]) if axes is None else axes
+        self.residual = local if residual is None else residual
+        self.chains = _parse_axes(self.axes, ndim)
+        used = [axis for chain in self.chains for axis in chain] if basis is not None else []
+        n_bins = dict(zip(AXES[ndim], _bins_per_axis(size, bins, ndim), strict=True))
+
+        entries = channels * (channels - 1) // 2
+        self.theta = nn.ParameterDict()
+        self.gain_table = nn.ParameterDict()
+        self.phase_table = nn.ParameterDict()
+        for axis in used:
+            if basis == "shared":
+                self.theta[axis] = nn.Parameter(torch.zeros(entries, **factory))
+            elif basis == "untied":
+                self.theta[axis] = nn.Parameter(torch.zeros(n_bins[axis], entries, **factory))
+            start = 1.0 if gain == "signed" else ops.UNIT_GAIN
+            self.gain_table[axis] = nn.Parameter(torch.full((n_bins[axis], channels), start, **factory))
+            if gain == "complex":
+                self.phase_table[axis] = nn.Parameter(torch.zeros(n_bins[axis], channels, **factory))
+
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
+        self.refine = conv(channels, channels, 3, padding=1, groups=channels, **factory) if local else None
+        self.fuse = conv(channels, channels, 1, **factory) if local else None
+        self._given_bases: dict[str, Tensor] = {}  # set by `batched_bases` for the length of a step
+        self._cache = _Cache()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        y = self.core(x)
+        if self.refine is not None and self.fuse is not None:
+            y = self.fuse(gelu(self.refine(y)))
+        return x + y if self.residual else y.to(x.dtype)
+
+    def core(self, x: Tensor) -> Tensor:
+        """Phi(x), in x's dtype or the one autocast asks for."""
+        if self.basis is None or x.shape[0] == 0:
+            return x
+        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        outputs = [ops.run(x, prepared) for prepared in self._prepared(x)]
+        return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
+
+    def operators(self, *spatial: int) -> dict[str, AxisOperator]:
+        """Basis and gains of every axis in use, for features of this spatial size. Differentiable."""
+        bases = self._bases(spatial)
+        found = {}
+        for axis, table in self.gain_table.items():
+            i = AXES[self.ndim].index(axis)
+            if self.gain == "complex":
+                gains = ops.complex_gains(table, self.phase_table[axis], spatial[i])
+            else:
+                gains = (ops.positive_gains if self.gain == "positive" else ops.signed_gains)(table, spatial[i])
+            found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
+        return found
+
+    def explain(self, x: Tensor) -> Choice:
+        """The form that runs on x, and why."""
+        self._check(x)
+        if self.basis is None:
+            return Choice("none", "basis=None has no spectral core")
+        return self._choose(x, self._chains_of_operators(x))
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.channels}, axes={self.axes!r}, basis={self.basis!r}, gain={self.gain!r}, residual={self.residual}"
+        )
+
+    # --- plumbing ---------------------------------------------------------------------------------
+
+    def _check(self, x: Tensor) -> None:
+        expected = f"(B, {self.channels}, {', '.join(a[1].upper() for a in AXES[self.ndim])})"
+        if x.ndim != self.ndim + 2 or x.shape[1] != self.channels:
+            hint = "pass ndim= for 1-D or 3-D features" if x.ndim != self.ndim + 2 else "set channels to match"
+            raise ValueError(f"CHASM expected features {expected}, got {tuple(x.shape)}: {hint}")
+        if not x.is_floating_point():
+            raise ValueError(f"CHASM expected real floating-point features, got {x.dtype}: convert x (stack re and im)")
+        if 0 in x.shape[2:]:
+            raise ValueError(
+                f"CHASM expected spatial axes of length 1 or more, got {tuple(x.shape)}: drop empty inputs"
+            )
+
+    def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
+        if self._given_bases:
+            return self._given_bases
+        axes = list(self.theta)
+        if self.basis == "shared":
+            return dict(zip(axes, ops.orthogonal_basis(torch.stack([self.theta[a] for a in axes])), strict=True))
+        if self.basis == "untied":
+            at = {a: spatial[AXES[self.ndim].index(a)] for a in axes}
+            return {a: ops.orthogonal_basis(ops.table_at(self.theta[a], at[a])) for a in axes}
+        return {}
+
+    def _chains_of_operators(self, x: Tensor) -> list[list[AxisOperator]]:
+        operators = self.operators(*x.shape[2:])
+        return [[operators[axis] for axis in chain] for chain in self.chains]
+
+    def _choose(self, x: Tensor, chains: list[list[AxisOperator]]) -> Choice:
+        grad = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._spectral()))
+        return ops.choose_form(x.shape, chains[0], device=x.device, grad=grad, form=self.form)
+
+    def _build(self, x: Tensor) -> list[Prepared]:
+        chains = self._chains_of_operators(x)
+        form = self._choose(x, chains).form
+        return [ops.prepare(x.shape, chain, form, x.dtype) for chain in chains]
+
+    def _prepared(self, x: Tensor) -> list[Prepared]:
+        """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
+        params = self._spectral()
+        wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
+        if self.training or wants_gradient or self._given_bases or torch.compiler.is_compiling():
+            return self._build(x)
+        key = (x.shape[2:], x.dtype, x.device, self.form)
+        found = self._cache.get(key, params)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
+                found = self._build(x)
+            self._cache.put(key, params, found)
+        return found
+
+    def _spectral(self) -> list[nn.Parameter]:
+        return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]
+
+    # `.to()` and friends move or round parameters without a trace in their version counters; `.train()` and
+    # `.eval()` mark the places where people write through `.data` (averaged weights swapped in and out).
+    def _apply(self, fn: Any, recurse: bool = True) -> "CHASM":
+        self._cache.clear()
+        super()._apply(fn, recurse)
+        return self
+
+    def train(self, mode: bool = True) -> "CHASM":
+        self._cache.clear()
+        super().train(mode)
+        return self
+
+
+class _Cache:
+    """Prepared constants of the last few input sizes, valid while the parameters are the ones they were made from.
+
+    A change is seen by object identity and torch's version counter, which every in-place write bumps: optimiser step,
+    `load_state_dict`, `copy_`. A write through `.data` does not; on a CPU the values are compared as well.
+    """
+
+    SIZES = 4
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.entries: dict[Any, list[Prepared]] = {}
+        self.params: list[nn.Parameter] = []
+        self.versions: list[int] = []
+        self.values: list[Tensor] = []
+
+    def __deepcopy__(self, memo: Any) -> "_Cache":
+        return _Cache()
+
+    def __reduce__(self) -> Any:
+        return (_Cache, ())
+
+    def get(self, key: Any, params: list[nn.Parameter]) -> list[Prepared] | None:
+        if not self._same(params):
+            self.clear()
+        return self.entries.get(key)
+
+    def put(self, key: Any, params: list[nn.Parameter], value: list[Prepared]) -> None:
+        if any(p.is_inference() for p in params):
+            return  # such tensors carry no version counter
+        if not self.entries:
+            self.params, self.versions = list(params), [p._version for p in params]
+            self.values = [p.detach().clone() for p in params if p.device.type == "cpu"]
+        while len(self.entries) >= self.SIZES:
+            del self.entries[next(iter(self.entries))]
+        self.entries[key] = value
+
+    def _same(self, params: list[nn.Parameter]) -> bool:
+        return (
+            len(params) == len(self.params)
+            and all(p is q and p._version == v for p, q, v in zip(params, self.params, self.versions, strict=True))
+            and all(map(torch.equal, (p for p in params if p.device.type == "cpu"), self.values))
+        )
+
+
+@contextmanager
+def batched_bases(model: nn.Module) -> Iterator[None]:
+    """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
+
+    >>> import torch
+    >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))
+    >>> with batched_bases(model):
+    ...     loss = model(torch.randn(1, 8, 16, 16)).square().mean()
+    >>> loss.backward()
+    """
+    groups: dict[Any, list[tuple[CHASM, str]]] = defaultdict(list)
+    for module in model.modules():
+        if isinstance(module, CHASM) and module.basis == "shared":
+            for axis, theta in module.theta.items():
+                groups[module.channels, theta.dtype, theta.device].append((module, axis))
+    try:
+        for members in groups.values():
+            bases = ops.orthogonal_basis(torch.stack([module.theta[axis] for module, axis in members]))
+            for (module, axis), U in zip(members, bases, strict=True):
+                module._given_bases[axis] = U
+        yield
+    finally:
+        for members in groups.values():
+            for module, _ in members:
+                module._given_bases = {}
+
+
+def _one_of(name: str, value: Any, allowed: Any) -> None:
+    if value not in allowed:
+        known = [str(a) for a in allowed]
+        raise ValueError(f"unknown {name}={value!r}: {near(str(value), known)}")
+
+
+def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
+    """ "ch>cw" -> one chain of two passes; "ch+cw" -> two chains, averaged."""
+    names = re.split(r"[>+]", axes)
+    if any(n not in AXES[ndim] for n in names) or len(set(names)) != len(names) or (">" in axes and "+" in axes):
+        example = ">".join(AXES[ndim])
+        raise ValueError(
+            f"axes={axes!r} is not a composition of {', '.join(AXES[ndim])}: write for example {example!r} (in order)"
+            f" or {example.replace('>', '+')!r} (mean), each axis at most once"
+        )
+    return [[n] for n in names] if "+" in axes else [names]
+
+
+def _bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
+    def per_axis(name: str, value: Any) -> tuple[int, ...]:
+        values = (value,) * ndim if isinstance(value, int) else tuple(value)
+        if len(values) != ndim or any(not isinstance(v, int) or v < 1 for v in values):
+            raise ValueError(f"{name}={value!r}: expected a positive whole number, or {ndim} of them, one per axis")
+        return values
+
+    if bins is not None:
+        return per_axis("bins", bins)
+    return (64,) * ndim if size is None else tuple(n // 2 + 1 for n in per_axis("size", size))

@@ -1,0 +1,179 @@
+"""Axis passes: one operator per axis, composed, in several equal forms; one place that chooses the form.
+
+`prepare` turns operators into the constants a form needs at one input size (merged channel matrices, circulants, ...);
+`run` applies them. A module in eval keeps what `prepare` returned, in training both happen in every step.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chasm.ops import reference
+from chasm.ops.chain import chain
+from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
+from chasm.registry import near
+
+FORMS = {
+    "reference": "the paper's equations literally (complex channel products); the oracle",
+    "fft": "real FFT of the axes, real channel products on the coefficients, own backward",
+    "dft": "as fft, but the transform is a product with cosine and sine matrices; no complex dtype",
+    "circulant": "each gain as a circulant matrix per channel; products of real matrices only",
+}
+
+
+class AxisOperator(NamedTuple):
+    """One axis of CHASM: M(k) = U diag(gains[k]) U^T along dimension `dim` of (B, C, *spatial)."""
+
+    dim: int
+    U: Tensor | None  # (C, C) shared, (K, C, C) untied, None for the identity basis
+    gains: Tensor  # (K, C) real, or complex with real DC and Nyquist
+
+    @property
+    def untied(self) -> bool:
+        return self.U is not None and self.U.ndim == 3
+
+
+class Choice(NamedTuple):
+    form: str
+    reason: str
+
+
+class Prepared(NamedTuple):
+    """Constants of one form at one input size."""
+
+    form: str
+    dtype: torch.dtype  # inputs are cast to this
+    dims: tuple[int, ...]
+    mats: list[Tensor | None]  # channel matrices around the gains; "reference" and untied: one per axis
+    tables: list[Tensor]  # gains (or circulants) as the form wants them; untied: none
+
+
+def choose_form(
+    shape: torch.Size, operators: list[AxisOperator], *, device: torch.device, grad: bool, form: str = "auto"
+) -> Choice:
+    """Which form runs on a (B, C, *spatial) input, and why. `grad`: is a backward wanted? `form` forces one."""
+    untied = any(op.untied for op in operators)
+    is_complex = any(op.gains.is_complex() for op in operators)
+    if form != "auto":
+        if form not in FORMS:
+            raise ValueError(f"unknown form {form!r}: {near(form, ['auto', *FORMS])}")
+        if form in ("dft", "circulant") and untied:
+            raise ValueError(f"form {form!r} needs one basis for all frequencies, got an untied one: use 'fft'")
+        if form == "dft" and is_complex:
+            raise ValueError("form 'dft' needs real gains, got complex ones: use 'fft' or 'circulant'")
+        return Choice(form, "forced by the user")
+    if untied:
+        return Choice("fft", "an untied basis needs a matrix per frequency")
+    if torch.compiler.is_exporting():
+        return Choice("fft", "the form whose shapes stay symbolic in H and W")
+    longest = max(shape[op.dim] for op in operators)
+    if device.type == "cpu":
+        if not grad and longest <= 256:
+            return Choice("circulant", "no gradient wanted and axes at most 256 long")
+        return Choice("fft", "on a CPU the FFT beats dense transforms in training and on long axes")
+    if longest > 512:
+        return Choice("fft", "an axis longer than 512")
+    if not grad or is_complex:
+        return Choice("circulant", "matrix products beat the FFT on this device up to length 512")
+    return Choice("dft", "matrix products beat the FFT on this device up to length 512")
+
+
+def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
+    """The constants of `form` for inputs of this shape and dtype. Differentiable in the operators."""
+    device = operators[0].gains.device
+    if form in ("reference", "fft") or device.type == "cpu":
+        dtype = torch.promote_types(dtype, torch.float32)  # FFTs, and products on a CPU, never below float32
+    dims = tuple(op.dim for op in operators)
+    mats: list[Tensor | None]
+    with torch.autocast(device.type, enabled=False):
+        if form == "reference":
+            eye = torch.eye(shape[1], device=device)
+            mats, tables = [eye if op.U is None else op.U for op in operators], [op.gains for op in operators]
+        elif any(op.untied for op in operators):
+            mats, tables = [channel_operators(op) for op in operators], []
+        else:
+            mats = merged_matrices(operators)
+            if form == "circulant":
+                tables = [circulant(op.gains, shape[op.dim]) for op in operators]
+            else:
+                transform = _transform(form, shape, dims)
+                place = {dim: i - len(dims) for i, dim in enumerate(sorted(dims))}
+                tables = [transform.gains(op.gains, place[op.dim], len(shape) - 2) for op in operators]
+    cast = [None if A is None else A.to(dtype) for A in mats]
+    return Prepared(form, dtype, dims, cast, [t if t.is_complex() else t.to(dtype) for t in tables])
+
+
+def run(x: Tensor, prepared: Prepared) -> Tensor:
+    """Apply prepared operators, first to last, to x (B, C, *spatial); returns x's shape and dtype."""
+    form, dtype, dims, mats, tables = prepared
+    z = x.to(dtype).contiguous()
+    with torch.autocast(x.device.type, enabled=False):
+        if form == "reference":
+            for U, gains, dim in zip(mats, tables, dims, strict=True):
+                assert U is not None
+                z = reference.axis_pass(z, U, gains, dim)
+        elif not tables:
+            for M, dim in zip(mats, dims, strict=True):
+                assert M is not None
+                z = _frequency_product(M, z, dim)
+        elif form == "circulant":
+            z = channel_product(mats[0], z)
+            for A, T, dim in zip(mats[1:], tables, dims, strict=True):
+                z = channel_product(A, circulant_product(T, z, dim))
+        else:
+            # The transformed axes go last, in the order they stand.
+            last = tuple(range(x.ndim - len(dims), x.ndim))
+            z = z.movedim(sorted(dims), last).contiguous()
+            z = chain(z, tables, mats, _transform(form, x.shape, dims)).movedim(last, sorted(dims))
+    return z.to(x.dtype)
+
+
+def _transform(form: str, shape: torch.Size, dims: tuple[int, ...]) -> Transform:
+    sizes = tuple(shape[d] for d in sorted(dims))
+    return DenseTransform(sizes) if form == "dft" else FourierTransform(sizes)
+
+
+def channel_operators(op: AxisOperator) -> Tensor:
+    """M(k) = U diag(lambda_k) U^T for every frequency, (K, C, C)."""
+    if op.U is None:
+        return torch.diag_embed(op.gains)
+    return op.U * op.gains[:, None, :] @ op.U.mT
+
+
+def merged_matrices(operators: list[AxisOperator]) -> list[Tensor | None]:
+    """A_0 = U_1^T, A_j = U_{j+1}^T U_j, A_m = U_m: the channel matrices before, between and after the gains."""
+    bases = [op.U for op in operators]
+    mats: list[Tensor | None] = [None if bases[0] is None else bases[0].mT]
+    for U, V in pairwise(bases):
+        mats.append(None if U is None or V is None else V.mT @ U)
+    return [*mats, bases[-1]]
+
+
+def circulant(gains: Tensor, n: int) -> Tensor:
+    """(K, C) gains -> (C, n, n) matrices T with T[c] v = irfft(gains[:, c] * rfft(v))."""
+    column = torch.fft.irfft(gains.mT, n=n)  # (C, n): response to a unit impulse
+    i = torch.arange(n, device=gains.device)
+    return column[:, (i[:, None] - i) % n]
+
+
+def channel_product(A: Tensor | None, x: Tensor) -> Tensor:
+    """(C, C) matrix on the channels of (B, C, *spatial); None is the identity."""
+    return x if A is None else torch.matmul(A, x.flatten(2)).view(x.shape)
+
+
+def circulant_product(T: Tensor, x: Tensor, dim: int) -> Tensor:
+    """T (C, n, n) along dimension dim of x (B, C, *spatial)."""
+    if dim == x.ndim - 1:
+        return torch.matmul(x.flatten(2, -2) if x.ndim > 3 else x[:, :, None], T.mT).view(x.shape)
+    before = x.shape[2:dim].numel()
+    z = x.reshape(x.shape[0], x.shape[1], before, x.shape[dim], -1)
+    return torch.matmul(T[:, None], z).view(x.shape)
+
+
+def _frequency_product(M: Tensor, x: Tensor, dim: int) -> Tensor:
+    """M (K, C, C), one matrix per frequency, along dimension dim of x."""
+    X = torch.fft.rfft(x.movedim(dim, -1))
+    Z = torch.view_as_complex(torch.einsum("kcd,bd...kr->bc...kr", M, torch.view_as_real(X)).contiguous())
+    return torch.fft.irfft(Z, n=x.shape[dim]).movedim(-1, dim)

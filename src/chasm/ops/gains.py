@@ -1,0 +1,46 @@
+"""Gain table Gamma (B, C) -> gains lambda (K, C) at the K = n//2 + 1 rFFT bins of an axis of length n."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+UNIT_GAIN = math.log(math.e - 1)  # softplus of this is 1
+
+
+def interpolation_matrix(K: int, B: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(K, B): linear interpolation on the normalised frequency k/(K-1), end points aligned. B = K gives I exactly.
+
+    A matrix product, because torch's own interpolation has no deterministic backward on CUDA.
+    """
+    k, b = torch.arange(K, device=device), torch.arange(B, device=device)
+    steps = max(K - 1, 1)
+    # Hat functions 1 - |k/(K-1) - b/(B-1)| (B-1), with the difference taken in integers so that it is exact.
+    distance = (k[:, None] * (B - 1) - b * steps).abs().to(dtype) / steps
+    return (1 - distance).clamp(min=0)
+
+
+def table_at(table: Tensor, n: int) -> Tensor:
+    """The table (B, ...) read at the rFFT bins of length n -> (K, ...), in float32 or wider."""
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
+    K, B = n // 2 + 1, table.shape[0]
+    W = interpolation_matrix(K, B, table.device, table.dtype)
+    # Autocast would round the gains.
+    with torch.autocast(device_type=table.device.type, enabled=False):
+        return W @ table
+
+
+def positive_gains(table: Tensor, n: int) -> Tensor:
+    return softplus(table_at(table, n))
+
+
+def signed_gains(table: Tensor, n: int) -> Tensor:
+    return table_at(table, n)
+
+
+def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
+    """softplus(Gamma) e^{i phi}, with phi = 0 at DC and, for even n, at Nyquist: the output stays real."""
+    k = torch.arange(n // 2 + 1, device=table.device)
+    turns = ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
+    return torch.polar(positive_gains(table, n), table_at(phase_table, n) * turns)

@@ -1,0 +1,137 @@
+"""Real orthogonal-type transforms of the spatial axes, in which every CHASM gain is a diagonal.
+
+The channel matrices commute with any spatial transform, and a gain that depends on |k| alone is diagonal in the
+Fourier basis of its axis. So a chain of axis passes is: one transform of all its axes, channel products and
+pointwise gains, one inverse. Two transforms do this:
+
+* ``FourierTransform``: the real FFT; the last axis keeps its half spectrum, as pairs of real numbers. Takes complex
+  gains too (a filter that is not even, but real).
+* ``DenseTransform``: the same basis as an orthogonal n x n matrix Q of cosines and sines per axis. No complex dtype, runs
+  in bfloat16, and is a large matrix product, which is what accelerators are best at.
+
+Both work on (B, C, s_1, .., s_d) with the transformed axes last, and return real (B, C, N).
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def mirrored(gains: Tensor, n: int) -> Tensor:
+    """(K, C) -> (n, C): the gain of every bin of a full FFT, lambda[|k|], conjugate for k < 0."""
+    return torch.cat([gains, gains[1 : n - n // 2].flip(0).conj()])
+
+
+def _broadcastable(gains: Tensor, axis: int, ndim: int) -> Tensor:
+    """(bins, C) -> (C, 1, .., bins, .., 1) with the bins at spatial axis `axis` of `ndim`."""
+    return gains.mT.reshape(gains.shape[1], *[1] * (ndim + axis), -1, *[1] * (-axis - 1))
+
+
+def _dense_basis(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    home = torch.device("cpu") if device.type == "mps" else device  # float64 does not exist there
+    k = torch.arange(n // 2 + 1, device=home)
+    i = torch.arange(n, device=home)
+    # Reduce k*i modulo n in integers first: the angle is then as exact for n = 1000 as for n = 4.
+    angle = (k[:, None] * i % n).to(torch.float64) * (2 * math.pi / n)
+    scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()[:, None]
+    cosines, sines = angle.cos() * scale, angle.sin() * scale
+    return torch.cat([cosines, sines[1 : n - n // 2]]).to(device, dtype)
+
+
+_cached_dense_basis = lru_cache(maxsize=32)(_dense_basis)
+
+
+def dense_basis(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
+    if torch.compiler.is_compiling():
+        return _dense_basis(n, device, dtype)
+    with torch.inference_mode(False), torch.no_grad():  # a cached tensor must be usable in training later
+        return _cached_dense_basis(n, device, dtype)
+
+
+class FourierTransform:
+    """rFFT over the last ``axes`` dimensions."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.dims = tuple(range(-len(sizes), 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.fft.rfftn(x, dim=self.dims)).flatten(2)
+
+    def inverse(self, X: Tensor, shape: torch.Size) -> Tensor:
+        return torch.fft.irfftn(self.bins(X, shape), s=self.sizes, dim=self.dims)
+
+    def inverse_adjoint(self, g: Tensor) -> Tensor:
+        """Adjoint of `inverse` as a real linear map, times 1/2 (see `weight`)."""
+        G = torch.fft.rfftn(g, dim=self.dims, norm="forward")
+        self._scale_real_bins(G, 0.5)
+        return torch.view_as_real(G).flatten(2)
+
+    def forward_adjoint(self, G: Tensor, shape: torch.Size) -> Tensor:
+        """Adjoint of `forward`, for what `inverse_adjoint` produced."""
+        Z = self.bins(G, shape)
+        self._scale_real_bins(Z, 2.0)
+        return torch.fft.irfftn(Z, s=self.sizes, dim=self.dims, norm="forward")
+
+    # A bin of the half spectrum stands for itself and its mirror image, except DC and Nyquist of the last
+    # axis. Adjoints therefore weigh bins 2, 2, .. but 1 at those; the common factor 2 is taken out.
+    weight = 2.0
+
+    def _scale_real_bins(self, X: Tensor, factor: float) -> None:
+        X[..., 0] *= factor
+        if self.sizes[-1] % 2 == 0:
+            X[..., -1] *= factor
+
+    def gains(self, gains: Tensor, axis: int, ndim: int) -> Tensor:
+        """(K, C) of transformed axis `axis` (-1 is the last) of `ndim` -> broadcastable against `bins`."""
+        return _broadcastable(gains if axis == -1 else mirrored(gains, self.sizes[axis]), axis, ndim)
+
+    def bins(self, X: Tensor, shape: torch.Size) -> Tensor:
+        """The flat coefficients as (B, C, .., bins of each axis)."""
+        return torch.view_as_complex(X.view(*shape[:-1], self.sizes[-1] // 2 + 1, 2))
+
+
+class DenseTransform:
+    """Products with Q along the last axes. Orthogonal, so every adjoint is the inverse."""
+
+    weight = 1.0
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+
+    def _apply(self, x: Tensor, transpose: bool) -> Tensor:
+        for axis in range(-len(self.sizes), 0):
+            Q = dense_basis(self.sizes[axis], x.device, x.dtype)
+            Q = Q.mT if transpose else Q
+            if axis == -1:
+                x = x @ Q.mT
+            elif axis == -2:
+                x = Q @ x
+            else:
+                x = (Q @ x.flatten(axis + 1)).view(x.shape)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._apply(x, transpose=False).flatten(2)
+
+    def inverse(self, X: Tensor, shape: torch.Size) -> Tensor:
+        return self._apply(X.view(shape), transpose=True)
+
+    def inverse_adjoint(self, g: Tensor) -> Tensor:
+        return self.forward(g)
+
+    def forward_adjoint(self, G: Tensor, shape: torch.Size) -> Tensor:
+        return self.inverse(G, shape)
+
+    def gains(self, gains: Tensor, axis: int, ndim: int) -> Tensor:
+        n = self.sizes[axis]
+        return _broadcastable(torch.cat([gains, gains[1 : n - n // 2]]), axis, ndim)  # cosine rows, then sine rows
+
+    def bins(self, X: Tensor, shape: torch.Size) -> Tensor:
+        return X.view(shape)
+
+
+Transform = FourierTransform | DenseTransform
