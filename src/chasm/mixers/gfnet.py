@@ -1,0 +1,77 @@
+"""GFNet: Rao et al., "Global Filter Networks for Image Classification", NeurIPS 2021, arXiv 2107.00645.
+
+    X = rfft2(x);  Y[c, k] = K[c, k] X[c, k];  y = irfft2(Y)          (orthonormal transforms)
+
+One complex value per channel and bin: a circular convolution as large as the map, no channel mixing.
+Intrinsic: the filter and nothing else (norm, MLP and the residual around both belong to the host).
+
+The published layer runs at one size only; its fine-tuning script converts the filter to another size by
+bicubic interpolation of the real and imaginary planes (corners aligned, bins in FFT order). Here that
+happens in the forward pass whenever the map is not the one the filter was made for.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from chasm.mixers._spectral import as_complex, check_pair, full_precision, irfft2, is_empty, rfft2, wide
+from chasm.mixers.base import Facts, Mixer, register_mixer
+
+
+def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:
+    """(bins, n): interpolation with aligned corners along one axis, as a matrix."""
+    eye = torch.eye(n, dtype=like.dtype, device=like.device)
+    return F.interpolate(eye[None, None], (bins, n), mode=mode, align_corners=True)[0, 0]
+
+
+def resize_filter(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+    """(h, w', C, 2) -> (*size, C, 2), by matrix products: torch's own has no deterministic CUDA backward."""
+    rows = _axis_matrix(pairs.shape[0], size[0], mode, pairs)
+    columns = _axis_matrix(pairs.shape[1], size[1], mode, pairs)
+    return torch.einsum("jw,iwcp->ijcp", columns, torch.einsum("ih,hwcp->iwcp", rows, pairs))
+
+
+def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
+    """Multiply the spectrum of x by the filter (h, w', C, 2), resized by `mode` where the sizes differ."""
+    H, W = x.shape[-2:]
+    with full_precision(x):
+        pairs = wide(pairs)
+        if pairs.shape[:2] != (H, W // 2 + 1):
+            pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
+        K = as_complex(pairs).permute(2, 0, 1)  # (C, H, W//2+1)
+        return irfft2(rfft2(x, "ortho") * K, (H, W), "ortho").to(x.dtype)
+
+
+@register_mixer("gfnet")
+class GFNet(Mixer):
+    """``size`` is the map the filter is stored for; without one, the paper's 14x14 (a 14x8 filter)."""
+
+    spectral_parameters = ("filter",)
+    complex_parameters = ("filter",)
+    facts = Facts(
+        "learned filters",
+        "diagonal/filter-wise",
+        "filter resized in forward (bicubic); not resolution-invariant",
+        paper_params="0.80M",
+        note="0.80M is a 128x128 map with a complex number counted once (as two reals: 1.60M)",
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        size: tuple[int, ...] | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = channels
+        h, w = check_pair("size", size or (14, 14))
+        self.filter = nn.Parameter(torch.randn(h, w // 2 + 1, channels, 2, device=device, dtype=dtype) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if is_empty(x, self.channels):
+            return x
+        return global_filter(x, self.filter, "bicubic")

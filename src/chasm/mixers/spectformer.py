@@ -1,0 +1,55 @@
+"""SpectFormer: Patro et al., "SpectFormer: Frequency and Attention is what you need in a Vision
+Transformer", arXiv 2304.06446.
+
+    X = rfft2(x);  Y[c, k] = K[c, k] X[c, k];  y = irfft2(Y)          (orthonormal transforms)
+
+Its spectral gating is, operator for operator, the GFNet filter; what the paper adds is the order of blocks
+in the backbone (spectral ones first, attention after), which is the host's. As a mixer it is therefore a
+coarse-filter GFNet: the filter stays at the published default grid, 14x8, and is resized to the map in
+every forward pass. Reading: the published model never resizes in forward; bilinear with aligned corners is
+our choice.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chasm.mixers._spectral import check_pair, is_empty
+from chasm.mixers.base import Facts, Mixer, register_mixer
+from chasm.mixers.gfnet import global_filter
+
+
+@register_mixer("spectformer")
+class SpectFormer(Mixer):
+    """``grid`` is the map the filter is stored for, whatever the host's ``size`` (which is not used)."""
+
+    spectral_parameters = ("filter",)
+    complex_parameters = ("filter",)
+    facts = Facts(
+        "spectral attention",
+        "token/channel",
+        "coarse filter resized in forward (bilinear, a reading)",
+        shared_basis="no explicit",
+        paper_params="0.02M",
+        note="0.02M is the default 14x8 filter, complex as two reals; the operator is GFNet's, diagonal",
+    )
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        size: tuple[int, ...] | None = None,
+        grid: tuple[int, int] = (14, 14),
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = channels
+        h, w = check_pair("grid", grid)
+        self.filter = nn.Parameter(torch.randn(h, w // 2 + 1, channels, 2, device=device, dtype=dtype) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if is_empty(x, self.channels):
+            return x
+        return global_filter(x, self.filter, "bilinear")

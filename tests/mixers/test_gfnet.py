@@ -1,0 +1,120 @@
+"""The GFNet filter, SpectFormer which shares it, and the transforms all Fourier mixers share."""
+
+import pytest
+import torch
+from spec_values import band_limited, check, circular_convolution, fill, golden_map, roll
+from torch.nn import functional as F
+
+from chasm.mixers import GFNet, SpectFormer
+from chasm.mixers._spectral import as_complex, irfft2
+from chasm.mixers.gfnet import resize_filter
+
+SIZES = [(8, 10), (7, 9), (8, 9), (1, 1), (2, 3), (5, 2)]
+
+
+def close(a, b, atol=1e-14):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def mixer(size, channels=3):
+    torch.manual_seed(0)
+    return GFNet(channels, size=size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_is_circular_convolution(size):
+    m = mixer(size)
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    kernel = torch.fft.irfft2(as_complex(m.filter).permute(2, 0, 1), s=size)  # (C, H, W)
+    dense = torch.eye(3, dtype=torch.float64)[..., None, None] * kernel
+    close(m(x), circular_convolution(x, dense))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_safe_inverse_equals_the_library_and_the_hermitian_projection(size):
+    H, W = size
+    torch.manual_seed(0)
+    Y = torch.randn(2, H, W // 2 + 1, dtype=torch.complex128)
+    y = irfft2(Y, size, "ortho")
+    close(y, torch.fft.irfft2(Y, s=size, norm="ortho"))
+    # K_eff(k) = (K(k) + conj K(-k)) / 2 in the columns that have no twin
+    for k in {0, W // 2} if W % 2 == 0 else {0}:
+        mirrored = Y[..., k][:, -torch.arange(H) % H].conj()
+        Y[..., k] = (Y[..., k] + mirrored) / 2
+    close(y, torch.fft.irfft2(Y, s=size, norm="ortho"))
+
+
+@pytest.mark.parametrize("size", [(6, 8), (6, 7), (1, 2)])
+def test_no_imaginary_part_reaches_the_library_at_dc_and_nyquist(size, monkeypatch):
+    seen = []
+    library = torch.fft.irfft
+    monkeypatch.setattr(torch.fft, "irfft", lambda X, **kw: seen.append(X) or library(X, **kw))
+    mixer(size)(torch.randn(2, 3, *size, dtype=torch.float64))
+    (half,) = seen
+    assert half[..., 0].imag.abs().max() == 0
+    if size[1] % 2 == 0:
+        assert half[..., size[1] // 2].imag.abs().max() == 0
+    if size[1] > 2:
+        assert half[..., 1].imag.abs().min() > 0
+
+
+def test_truncated_columns_are_zeros():
+    Y = torch.randn(4, 3, dtype=torch.complex128)
+    close(irfft2(Y, (4, 9), "backward"), torch.fft.irfft2(F.pad(Y, (0, 2)), s=(4, 9)))
+
+
+def test_commutes_with_shifts():
+    m = mixer((12, 10), 8)
+    x = torch.randn(1, 8, 12, 10, dtype=torch.float64)
+    close(m(roll(x)), roll(m(x)))
+
+
+def test_golden():
+    m = fill(GFNet(32, size=(8, 6)), "filter")
+    check(m(golden_map()), -0.86574491, 6.73863707, -0.01133827, -0.04876619)
+    check(m(golden_map(12, 10)), -3.74650715, 16.36889653, 0.07857699, 0.01315821)
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [(12, 6), (3, 2), (1, 1), (8, 4)])
+def test_resizing_by_matrices_is_interpolation_of_the_planes(mode, size):
+    K = torch.randn(8, 4, 5, 2, dtype=torch.float64)
+    planes = K.permute(2, 3, 0, 1)
+    expected = F.interpolate(planes, size, mode=mode, align_corners=True).permute(2, 3, 0, 1)
+    close(resize_filter(K, size, mode), expected)
+
+
+def test_default_size_and_resolution():
+    assert GFNet(4).filter.shape == (14, 8, 4, 2)
+    # Not resolution-invariant: a band-limited map gives other values on a finer grid.
+    m = mixer((16, 16), 4)
+    coarse, fine = (band_limited(n, 4) for n in (16, 32))
+    close(fine[..., ::2, ::2], coarse)
+    change = (m(fine)[..., ::2, ::2] - m(coarse)).norm() / m(coarse).norm()
+    assert change > 0.05
+
+
+@pytest.mark.parametrize("size", [(0, 4), (8,), (4, 4, 4)])
+def test_bad_size_is_named(size):
+    with pytest.raises(ValueError, match="size as two positive integers"):
+        GFNet(4, size=size)
+
+
+class TestSpectFormer:
+    def test_is_gfnet_at_its_own_grid(self):
+        m, g = SpectFormer(32, grid=(8, 6), dtype=torch.float64), fill(GFNet(32, size=(8, 6)), "filter")
+        m.load_state_dict(g.state_dict())
+        check(m(golden_map()), -0.86574491, 6.73863707, -0.01133827, -0.04876619)
+        assert not torch.allclose(m(golden_map(12, 10)), g(golden_map(12, 10)))  # bilinear, not bicubic
+
+    def test_resizes_bilinearly(self):
+        m = SpectFormer(4, size=(20, 24), dtype=torch.float64)
+        assert m.filter.shape == (14, 8, 4, 2)  # whatever the size of the host
+        x = torch.randn(1, 4, 20, 24, dtype=torch.float64)
+        planes = F.interpolate(m.filter.permute(2, 3, 0, 1), (20, 13), mode="bilinear", align_corners=True)
+        K = torch.complex(*planes.unbind(1))
+        close(m(x), torch.fft.irfft2(torch.fft.rfft2(x) * K, s=(20, 24)))
+
+    def test_bad_grid_is_named(self):
+        with pytest.raises(ValueError, match="grid as two positive integers"):
+            SpectFormer(4, grid=(14, 0))
