@@ -1,0 +1,140 @@
+import pytest
+import torch
+from spec_values import check, fill, golden_map
+from torch.nn import functional as F
+
+from chasm.mixers import FSEL
+from chasm.mixers.fsel import EntangledFFN, FrequencyAttention, SpatialAttention, channel_scores
+
+GATE = ("0.weight", "0.bias", "3.weight", "3.bias")
+
+
+def close(a, b, atol=1e-13):
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(2, 32, 6, 5, dtype=torch.float64)
+
+
+def frequency(axes="official"):
+    torch.manual_seed(0)
+    return FrequencyAttention(32, 8, axes, dtype=torch.float64).eval()
+
+
+def heads(Z):
+    return Z.reshape(2, 8, 4, 30)
+
+
+def test_attention_rows_sum_to_one_plus_i(x):
+    rows = frequency().attention(heads(torch.fft.fft2(x))).sum(-1)
+    close(rows, torch.full_like(rows, 1 + 1j))
+
+
+def test_scores_are_correlations_with_the_reversed_map(x):
+    tau = torch.ones(8, 1, 1, dtype=torch.float64)
+    scores = channel_scores(heads(torch.fft.fft2(x)), heads(torch.fft.fft2(x)), tau)
+    assert scores.imag.abs().max() < 1e-14
+    unit = heads(F.normalize(x.flatten(2), dim=-1))
+    reversed_map = x[:, :, -torch.arange(6) % 6][..., -torch.arange(5) % 5]  # index n -> -n
+    close(scores.real, unit @ heads(F.normalize(reversed_map.flatten(2), dim=-1)).mT)
+
+
+def test_open_gate_leaves_magnitudes(x):
+    m = frequency()
+    with torch.no_grad():
+        m.gate[3].weight.zero_()
+        m.gate[3].bias.fill_(1000.0)
+    close(m.local(torch.fft.fft2(x)), x.abs())
+
+
+@pytest.mark.parametrize("axes", ["official", "spatial"])
+def test_frequency_attention_channel_by_channel(x, axes):
+    m = frequency(axes)
+    torch.nn.init.uniform_(m.tau, 0.5, 3)
+    Z = torch.fft.fft2(x)
+    maps = []
+    for h in range(8):
+        z = Z[:, 4 * h : 4 * h + 4].flatten(2)
+        n = z / z.abs().square().sum(-1, keepdim=True).sqrt()
+        scores = m.tau[h] * torch.einsum("bin,bjn->bij", n, n)
+        y = torch.einsum("bij,bjn->bin", scores.real.softmax(-1) + 1j * scores.imag.softmax(-1), z)
+        if axes == "spatial":
+            y = torch.fft.ifftn(y.reshape(2, 4, 6, 5), dim=(2, 3))
+        else:  # the published axes: channel in head, and the flattened map
+            y = torch.fft.ifftn(y, dim=(1, 2)).reshape(2, 4, 6, 5)
+        maps.append(y.abs())
+    local = torch.fft.ifft2(m.gate(Z.real) * Z).abs()
+    expected = F.conv2d(torch.cat((*maps, local), 1), m.project.weight)
+    close(m(x), expected)
+
+
+def test_axes_differ(x):
+    m = FSEL(32, dtype=torch.float64).eval()
+    other = FSEL(32, inverse_axes="spatial", dtype=torch.float64).eval()
+    other.load_state_dict(m.state_dict())
+    assert m.frequency.inverse_axes == "official"
+    assert not torch.allclose(m(x), other(x), atol=1e-3)
+
+
+def test_spatial_attention_by_its_formula(x):
+    m = SpatialAttention(32, 8, dtype=torch.float64)
+    torch.nn.init.uniform_(m.tau, 0.5, 3)
+
+    def pair(p, t):
+        return torch.cat((F.conv2d(t, p.conv3.weight, padding=1, groups=16),
+                          F.conv2d(t, p.conv5.weight, padding=2, groups=16)), 1)  # fmt: skip
+
+    q, k, v = (pair(b[1], F.conv2d(x, b[0].weight, b[0].bias)).reshape(2, 8, 4, 30) for b in (m.q, m.k, m.v))
+    q, k = (t / t.norm(dim=-1, keepdim=True) for t in (q, k))
+    y = ((m.tau * (q @ k.mT)).softmax(-1) @ v).reshape(2, 32, 6, 5)
+    close(m(x), F.conv2d(torch.cat((y, pair(m.local, x)), 1), m.project.weight))
+
+
+def test_golden_frequency_attention():
+    m = fill(frequency("spatial"), "project.weight", *(f"gate.{p}" for p in GATE))
+    check(m(golden_map()), -0.37986695, 5.65142055, 0.01466065, -0.04700245)
+
+
+def test_golden_entangled_ffn():
+    gates = [f"{gate}.{p}" for gate in ("gate_in", "gate_cat") for p in GATE]
+    m = fill(EntangledFFN(32), "depthwise.weight", "grouped.weight", "project.weight", *gates)
+    check(m(golden_map()), 0.02900333, 1.07102337, -0.01335499, 0.04901389)
+
+
+def test_entangled_ffn_keeps_its_scale():
+    torch.manual_seed(0)
+    m = EntangledFFN(32)
+    small, large = (m(torch.randn(2, 32, n, n)).std().item() for n in (16, 64))
+    assert large == pytest.approx(small, rel=0.3)
+
+
+def test_assemblies(x):
+    m = FSEL(32, dtype=torch.float64).eval()
+    mean, var = x.mean(1, keepdim=True), x.var(1, keepdim=True, unbiased=False)
+    torch.nn.init.normal_(m.norm.weight)
+    torch.nn.init.normal_(m.norm.bias)
+    z = (x - mean) / (var + 1e-5).sqrt() * m.norm.weight[:, None, None] + m.norm.bias[:, None, None]
+    close(m(x), x + m.frequency(z) + m.spatial(z), 1e-12)
+    extra = FSEL(32, part="f+effn", dtype=torch.float64).eval()
+    u = x + extra.frequency(x)
+    close(extra(x), u + extra.effn(u))
+    bare = FSEL(32, part="f+effn", residual=False, dtype=torch.float64).eval()
+    bare.load_state_dict(extra.state_dict())
+    close(bare(x) + x, extra(x))
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "message"),
+    [
+        (8, {}, "channels >= 16"),
+        (20, {}, "that heads divide"),
+        (32, {"inverse_axes": "oficial"}, "unknown inverse_axes 'oficial': did you mean 'official'"),
+        (32, {"part": "f+efn"}, "did you mean 'f\\+effn'"),
+    ],
+)
+def test_bad_options_are_named(channels, options, message):
+    with pytest.raises(ValueError, match=message):
+        FSEL(channels, **options)
