@@ -1,5 +1,6 @@
 """The mixers: one file per paper. Importing a file registers its mixer."""
 
+from chasm.mixers.afno import AFNO
 from chasm.mixers.base import (
     MIXERS,
     Facts,
@@ -11,15 +12,28 @@ from chasm.mixers.base import (
     register_mixer,
 )
 from chasm.mixers.chasm import CHASM, batched_bases
+from chasm.mixers.difffno import DiffFNO
+from chasm.mixers.ffc import FFC
+from chasm.mixers.fno_d import FNOD
+from chasm.mixers.fsel import FSEL
+from chasm.mixers.gfnet import GFNet
 from chasm.mixers.identity import Identity
+from chasm.mixers.spectformer import SpectFormer
 
 __all__ = [
+    "AFNO",
     "CHASM",
+    "FFC",
+    "FNOD",
+    "FSEL",
     "MIXERS",
+    "DiffFNO",
     "Facts",
+    "GFNet",
     "Identity",
     "Mixer",
     "Residual",
+    "SpectFormer",
     "batched_bases",
     "create_mixer",
     "create_slot",
