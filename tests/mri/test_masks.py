@@ -17,9 +17,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("n", "r", "center", "counts"), TABLE)
-def test_equispaced_has_the_exact_line_counts(
-    n: int, r: int, center: tuple[int, int], counts: list[int]
-) -> None:
+def test_equispaced_has_the_exact_line_counts(n: int, r: int, center: tuple[int, int], counts: list[int]) -> None:
     for offset, lines in enumerate(counts):
         mask = create_mask("equispaced", n, r, offset=offset)
         assert mask.lines == lines

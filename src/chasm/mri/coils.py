@@ -23,9 +23,7 @@ def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = 0.02) -> Te
     lines = end - first
     H, W = y.shape[-2:]
     if not 2 <= lines <= W or first < 0 or end > W:
-        raise ValueError(
-            f"calibration needs 2 or more centre columns inside 0..{W - 1}, got {first}..{end - 1}"
-        )
+        raise ValueError(f"calibration needs 2 or more centre columns inside 0..{W - 1}, got {first}..{end - 1}")
     real = y.real.dtype
     columns = _hann(torch.arange(W, device=y.device, dtype=real), (first + end - 1) / 2, lines)
     rows = _hann(torch.arange(H, device=y.device, dtype=real), float(H // 2), lines)

@@ -205,9 +205,7 @@ def mask_from_array(
         raise ValueError(f"mask from {where}: expected zeros and ones of shape (..., W), got shape {a.shape}")
     rows = a.reshape(-1, a.shape[-1]) != 0
     if not (rows == rows[0]).all():
-        raise ValueError(
-            f"mask from {where}: shape {a.shape} varies along rows: expected whole columns (last axis)"
-        )
+        raise ValueError(f"mask from {where}: shape {a.shape} varies along rows: expected whole columns (last axis)")
     kept = rows[0]
     if not kept.any():
         raise ValueError(f"mask from {where}: keeps no column: check that it is a mask of zeros and ones")

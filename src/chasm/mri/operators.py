@@ -51,9 +51,7 @@ def zero_filled(y: Tensor, mask: Tensor) -> Tensor:
     return Operator(mask).adjoint(y)
 
 
-def add_noise(
-    y: Tensor, snr_db: float, mask: Tensor | None = None, generator: torch.Generator | None = None
-) -> Tensor:
+def add_noise(y: Tensor, snr_db: float, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
     """k-space with complex Gaussian noise on its measured samples.
 
     SNR = mean |y|^2 over the measured samples of a slice (all coils) / noise variance, in dB. The variance is

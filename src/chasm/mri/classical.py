@@ -1,0 +1,93 @@
+"""Compressed sensing without learning: the reference a user would otherwise pick.
+
+    min_x  1/2 ||A x - y||^2 + lam ||grad x||_{2,1}        total variation of the complex image (Lustig et al., 2007)
+
+by ADMM on z = grad x (Boyd et al., 2011): a linear solve for x, shrinkage for z. With one coil both A^H A and the
+(periodic) grad^H grad are diagonal in k-space and the solve is exact; with several it is a few steps of
+conjugate gradients.
+
+>>> from chasm.mri import Operator, create_mask
+>>> A = Operator(create_mask("equispaced", 32).tensor())
+>>> y = A.forward(torch.ones(1, 1, 32, 32))
+>>> total_variation(A, y, iterations=5).shape
+torch.Size([1, 1, 32, 32])
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from chasm.mri.operators import Operator
+
+
+def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int = 50) -> Tensor:
+    """Complex images (B, M, H, W) from k-space `y` of the operator's shape, all slices at once.
+
+    `lam` is in units of each slice's largest zero-filled magnitude, so that scaling the data scales the image.
+    """
+    if lam <= 0 or iterations < 1:
+        raise ValueError(f"total variation needs lam > 0 and iterations >= 1, got {lam:g} and {iterations}")
+    back = A.adjoint(y)
+    weight = _weight(back, lam)
+    rho = 10 * lam  # measured: converges in about 50 iterations for lam from 1e-3 to 1e-2
+    x, z = back, _grad(back)
+    u = torch.zeros_like(z)
+    for _ in range(iterations):
+        x = _solve(A, rho, back + rho * _grad_adjoint(z - u), x)
+        g = _grad(x) + u
+        z = g * (1 - weight / rho / _length(g).clamp_min(1e-20)).clamp_min(0)
+        u = g - z
+    return x
+
+
+def objective(A: Operator, y: Tensor, x: Tensor, lam: float) -> Tensor:
+    """What `total_variation` minimises, for each slice: (B,)."""
+    misfit = (A.forward(x) - y).abs().square().sum((1, 2, 3)) / 2
+    return misfit + (_weight(A.adjoint(y), lam) * _length(_grad(x))).sum((1, 2, 3))
+
+
+def _weight(back: Tensor, lam: float) -> Tensor:
+    return lam * back.abs().amax((-2, -1), keepdim=True)
+
+
+def _grad(x: Tensor) -> Tensor:
+    """Periodic forward differences along H and W, stacked in front: (2, B, M, H, W)."""
+    return torch.stack([x.roll(-1, -2) - x, x.roll(-1, -1) - x])
+
+
+def _grad_adjoint(g: Tensor) -> Tensor:
+    return g[0].roll(1, -2) - g[0] + g[1].roll(1, -1) - g[1]
+
+
+def _length(g: Tensor) -> Tensor:
+    return g.abs().square().sum(0).sqrt()
+
+
+def _solve(A: Operator, rho: float, b: Tensor, start: Tensor) -> Tensor:
+    """(A^H A + rho grad^H grad)^-1 b."""
+    if A.maps is None:
+        H, W = b.shape[-2:]
+        h, w = (torch.arange(n, device=b.device, dtype=b.real.dtype) for n in (H, W))
+        laplacian = 4 * torch.sin(torch.pi * w / W) ** 2 + 4 * torch.sin(torch.pi * h / H)[:, None] ** 2
+        mask = torch.fft.ifftshift(A.mask, dim=(-2, -1))
+        # an unmeasured zero frequency is held by neither term: it stays at zero
+        return torch.fft.ifft2(torch.fft.fft2(b) / (mask + rho * laplacian).clamp_min(1e-12))
+    return _conjugate_gradients(lambda x: A.normal(x) + rho * _grad_adjoint(_grad(x)), b, start, 8)
+
+
+def _conjugate_gradients(apply: Callable[[Tensor], Tensor], b: Tensor, x: Tensor, steps: int) -> Tensor:
+    """Solve apply(x) = b from `x`, each slice with its own step sizes."""
+
+    def dot(p: Tensor, q: Tensor) -> Tensor:
+        return (p.conj() * q).real.sum((1, 2, 3), keepdim=True)
+
+    r = b - apply(x)
+    p, rr = r, dot(r, r)
+    for _ in range(steps):
+        q = apply(p)
+        step = rr / dot(p, q).clamp_min(1e-30)
+        x, r = x + step * p, r - step * q
+        new = dot(r, r)
+        p, rr = r + new / rr.clamp_min(1e-30) * p, new
+    return x
