@@ -232,9 +232,7 @@ def test_images_ade20k_and_imagenet_layouts(tmp_path: Path) -> None:
         write_photo(ade / "images" / "validation" / f"ADE_val_{i}.jpg")
     write_photo(net / "Data" / "CLS-LOC" / "train" / "n01" / "n01_1.JPEG")
     assert open_dataset("images", ade).cases == ["images/training/ADE_train_1.jpg"]
-    assert (
-        len(open_dataset("images", ade, split="val")) == len(open_dataset("images", ade, split="test")) == 2
-    )
+    assert len(open_dataset("images", ade, split="val")) == len(open_dataset("images", ade, split="test")) == 2
     assert open_dataset("images", net).cases == ["Data/CLS-LOC/train/n01/n01_1.JPEG"]
 
 

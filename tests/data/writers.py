@@ -33,10 +33,10 @@ def write_cc359(file: Path, slices: int = 70, size: int = 16, seed: int = 0) -> 
     return images
 
 
-def write_cc359_multi(file: Path, slices: int = 66, coils: int = 3) -> np.ndarray:
+def write_cc359_multi(file: Path, slices: int = 66, coils: int = 3, size: tuple[int, int] = (12, 10)) -> np.ndarray:
     """Multi-channel volume; returns its complex coil images (slices, coils, H, W)."""
     rng = np.random.default_rng(0)
-    images = blob(rng, slices, coils, 12, 10) * np.exp(1j * rng.random((1, coils, 1, 1)))
+    images = blob(rng, slices, coils, *size) * np.exp(1j * rng.random((1, coils, 1, 1)))
     k = np.fft.fft2(images).transpose(0, 2, 3, 1)  # (slices, H, W, coils)
     pairs = np.stack([k.real, k.imag], axis=-1).reshape(*k.shape[:3], -1)  # interleaved
     file.parent.mkdir(parents=True, exist_ok=True)

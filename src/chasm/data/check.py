@@ -131,18 +131,17 @@ def _odd_shapes(report: Report, facts: list[tuple[Case, Facts]]) -> None:
 
 
 def _leaks(report: Report, cases: Iterable[Case], facts: list[tuple[Case, Facts]]) -> None:
-    """Patients, cases or identical files in two splits."""
+    """Patients, or cases of identical files, in two splits. (Single files may well be alike: a blank slice.)"""
     told = {(c.name, c.split): f.group for c, f in facts if f.group}
     groups: dict[str, dict[str, Case]] = {}
-    copies: dict[str, dict[str, set[str]]] = {}  # hash -> split -> files
+    copies: dict[tuple[str, ...], dict[str, set[str]]] = {}  # hashes of a case -> split -> its first file
     for case in cases:
         group = told.get((case.name, case.split)) or case.group or case.name
         groups.setdefault(group, {}).setdefault(case.split, case)
-        for file in case.files:
-            name = _relative(report.root, file)
-            if report.files.get(name, {}).get("sha256"):
-                splits = copies.setdefault(report.files[name]["sha256"], {})
-                splits.setdefault(case.split, set()).add(name)
+        names = [_relative(report.root, file) for file in case.files]
+        digest = tuple(sorted(report.files.get(name, {}).get("sha256", "") for name in names))
+        if all(digest):
+            copies.setdefault(digest, {}).setdefault(case.split, set()).add(names[0])
     for group, by_split in groups.items():
         if len(by_split) > 1:
             one, other = list(by_split.values())[:2]

@@ -23,6 +23,7 @@ from chasm.mri.fft import ifft2c
 from chasm.registry import near
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
+_UNREADABLE = "unreadable"
 _OWNERS = ("subject", "patient", "source")
 
 
@@ -57,7 +58,7 @@ class Proxy(FileDataset):
             except DataError:
                 if part is not None:
                     raise
-                cases.append(Case(f"{name}/", "unreadable", (files[name],)))  # for the check: probe says why
+                cases.append(Case(f"{name}/", _UNREADABLE, (files[name],)))  # for the check: probe says why
         return cases, "stored in the files"
 
     def read(self, case: Case, k: int) -> Slice:
@@ -69,6 +70,8 @@ class Proxy(FileDataset):
     def probe(cls, case: Case) -> Facts:
         file = case.files[0]
         part = case.name.split("/")[0]
+        if case.split == _UNREADABLE:
+            cls.find(file, part=part)
         stack = _cached_stack(file, part, case.split)
         rows = stack.rows(case.name)
         images = [stack.image(k) for k in rows]
@@ -162,9 +165,7 @@ def _stack(file: Path, part: str, split: str) -> _Stack:
             bits = _field(file, f"{split}_masks_bits", np.uint8, ndim=3)
             masks = np.unpackbits(bits, axis=-1)[..., : pixels.shape[-1]]
             if masks.shape != pixels.shape:
-                raise fault(
-                    file, f"{split}_masks_bits", f"{masks.shape} when unpacked, images are {pixels.shape}"
-                )
+                raise fault(file, f"{split}_masks_bits", f"{masks.shape} when unpacked, images are {pixels.shape}")
     if len(pixels) != len(owners):
         raise fault(file, f"{split} of {part}", f"{len(pixels)} images, but {len(owners)} subjects")
     return _Stack(file, owners, pixels, masks)

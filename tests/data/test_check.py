@@ -1,0 +1,165 @@
+"""What `chasm data check` finds beyond unreadable files: leaks, odd shapes, changed files; and its manifest."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from writers import write_brats, write_cc359, write_cc359_multi, write_fastmri, write_photo, write_proxy
+
+from chasm.data import DataError
+from chasm.data.check import check, verify, write_manifest
+
+
+@pytest.fixture
+def cc359(tmp_path: Path) -> Path:
+    root = tmp_path / "cc359"
+    for i, folder in enumerate(("Train", "Train", "Val", "Val")):
+        write_cc359(root / folder / f"e{i}.npy", slices=62, seed=i)
+    return root
+
+
+def test_counts_shapes_and_ranges(cc359: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = check(cc359, "cc359", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert report.ok
+    assert report.cases == {"train": ["e0", "e1"], "val": ["e2"], "test": ["e3"]}
+    assert report.slices == {"train": 124, "val": 62, "test": 62}
+    assert dict(report.shapes) == {"single-channel (1, 16, 16) float32 pairs": 4}
+    low, high = report.ranges["single-channel"]
+    assert 0 <= low < 1
+    assert 16 < high < 1.31 * 16  # images of 1 .. 1.3, transformed without and with the factor 1 / 16
+    assert report.files["Train/e0.npy"]["size"] == (cc359 / "Train" / "e0.npy").stat().st_size
+
+
+def test_sound_sets_of_every_kind(tmp_path: Path) -> None:
+    for i in range(3):
+        write_fastmri(tmp_path / "fastmri" / "singlecoil_train" / f"{i}.h5", seed=i)
+        write_brats(tmp_path / "brats", f"case{'x' * i}")
+        write_photo(tmp_path / "images" / "train" / f"{i}.png", size=(20 + i, 20), seed=i)
+        write_cc359_multi(tmp_path / "cc359" / "Train" / f"{i}.h5", coils=2 + i)
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        np.save(tmp_path / "folder" / f"{i}.npy", np.eye(8) * (i + 1))
+    write_fastmri(tmp_path / "fastmri" / "singlecoil_test" / "t.h5", test=True)
+    write_proxy(tmp_path / "proxy")
+    for kind in ("fastmri", "brats", "images", "cc359", "folder", "proxy"):
+        report = check(tmp_path / kind, kind)
+        assert report.findings == [], kind
+        assert report.slices["train"] > 0
+
+
+def test_odd_shape(cc359: Path) -> None:
+    write_cc359(cc359 / "Train" / "odd.npy", slices=62, size=20)
+    (finding,) = check(cc359, "cc359").findings
+    assert "odd.npy: shape: (1, 20, 20), most have (1, 16, 16)" in finding
+
+
+def test_one_case_in_two_splits(cc359: Path) -> None:
+    write_cc359(cc359 / "Val" / "e0.npy", slices=62, seed=9)  # the name of a training case, other content
+    (finding,) = check(cc359, "cc359").findings
+    assert "split: 'e0' is in train and val" in finding
+
+
+def test_one_patient_in_two_splits(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "singlecoil_train" / "a.h5", patient="p7")
+    write_fastmri(tmp_path / "singlecoil_val" / "b.h5", patient="p7", seed=1)
+    (finding,) = check(tmp_path, "fastmri").findings
+    assert "a.h5: split: 'p7' is in train and val" in finding
+    assert "b.h5" in finding
+
+
+def test_identical_files_in_two_splits(tmp_path: Path) -> None:
+    write_photo(tmp_path / "train" / "a.png")
+    shutil.copy(tmp_path / "train" / "a.png", tmp_path / "train" / "copy.png")
+    report = check(tmp_path, "images")
+    assert report.ok
+    assert any("identical" in note for note in report.notes)
+    (tmp_path / "val").mkdir()
+    shutil.copy(tmp_path / "train" / "a.png", tmp_path / "val" / "b.png")
+    (finding,) = check(tmp_path, "images").findings
+    assert "identical file" in finding
+    assert "train and val" in finding
+
+
+def test_blank_and_unfinished_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((8, 8)))
+    (tmp_path / "b.npy.part").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    report = check(tmp_path, "folder")
+    assert any("a.npy: image: every value is 0" in f for f in report.findings)
+    assert any("b.npy.part: file: an unfinished download" in f for f in report.findings)
+    assert any("1 .txt" in n for n in report.notes)
+
+
+def test_all_missing_modalities_in_one_line(tmp_path: Path) -> None:
+    write_brats(tmp_path, "c1")
+    for word in ("t2", "seg"):
+        (tmp_path / "c1" / f"c1_{word}.nii.gz").unlink()
+    (finding,) = check(tmp_path, "brats").findings
+    assert "c1: modality: missing c1_t2.nii.gz, c1_seg.nii.gz" in finding
+
+
+def test_published_sums_are_compared(tmp_path: Path) -> None:
+    write_proxy(tmp_path)
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  brain_siat_t2.npz\n{'0' * 64} *gone.npz\n")
+    wrong, gone = check(tmp_path, "proxy").findings
+    assert "brain_siat_t2.npz: sha256: differs from SHA256SUMS" in wrong
+    assert "gone.npz: file: missing" in gone
+
+
+def test_manifest_round_trip_and_changes(cc359: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.json"
+    write_manifest(check(cc359, "cc359"), file)
+    stored = json.loads(file.read_text())
+    assert stored["cases"]["test"] == ["e3"]
+    assert len(stored["files"]["Val/e3.npy"]["sha256"]) == 64
+    assert str(tmp_path) not in file.read_text()
+
+    same = check(cc359, "cc359")
+    verify(same, file)
+    assert same.ok
+
+    write_cc359(cc359 / "Train" / "e0.npy", slices=62, seed=7)  # changed
+    (cc359 / "Train" / "e1.npy").unlink()  # gone
+    write_cc359(cc359 / "Val" / "e25.npy", slices=62, seed=8)  # new, and it moves e3 from test to val
+    changed = check(cc359, "cc359")
+    assert changed.ok
+    verify(changed, file)
+    text = "\n".join(changed.findings)
+    assert "e0.npy: sha256: differs from m.json" in text
+    assert "e1.npy: file: missing, but listed in m.json" in text
+    assert "e25.npy: file: not listed in m.json" in text
+    assert "e3: split: val, but test in m.json" in text
+    assert len(changed.findings) == 4
+
+
+def test_a_failed_write_leaves_the_old_manifest(cc359: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.json"
+    report = check(cc359, "cc359")
+    write_manifest(report, file)
+    before = file.read_text()
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_manifest(report, file)
+    assert file.read_text() == before
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["m.json"]
+
+
+def test_what_is_no_manifest_is_refused(cc359: Path, tmp_path: Path) -> None:
+    for text in ("not json", "{}", '{"files": {}, "format": "other"}', "[]"):
+        (tmp_path / "m.json").write_text(text)
+        with pytest.raises(DataError, match=r"m\.json: manifest: not one written by"):
+            verify(check(cc359, "cc359"), tmp_path / "m.json")
+
+
+def test_unknown_names_and_options(cc359: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'cc359'"):
+        check(cc359, "cc35")
+    with pytest.raises(ValueError, match=r"no option 'sed': did you mean 'seed'"):
+        check(cc359, "cc359", sed=1)
