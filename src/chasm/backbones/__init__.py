@@ -1,1 +1,27 @@
+"""The hosts: one file per architecture. Importing a file registers its backbones."""
 
+from chasm.backbones.base import (
+    BACKBONES,
+    Backbone,
+    ImageBackbone,
+    create_backbone,
+    list_backbones,
+    register_backbone,
+)
+from chasm.backbones.hifi_mamba import HiFiMamba, HiFiMambaV1, HiFiMambaV2
+from chasm.backbones.unet import UNet
+from chasm.backbones.vit import ViT
+
+__all__ = [
+    "BACKBONES",
+    "Backbone",
+    "HiFiMamba",
+    "HiFiMambaV1",
+    "HiFiMambaV2",
+    "ImageBackbone",
+    "UNet",
+    "ViT",
+    "create_backbone",
+    "list_backbones",
+    "register_backbone",
+]

@@ -134,9 +134,7 @@ def make_slots(
     if mixer is not None:
         for place, (channels, size) in places.items():
             with _random_stream(seed + place):
-                slots[str(place)] = create_slot(
-                    mixer, channels, size, host_residual=host_residual, **(options or {})
-                )
+                slots[str(place)] = create_slot(mixer, channels, size, host_residual=host_residual, **(options or {}))
     return slots
 
 

@@ -66,9 +66,7 @@ class UNet(ImageBackbone):
         self.smallest = 2 * self.multiple  # InstanceNorm needs more than one position in the bottleneck
         widths = [width * 2**level for level in range(depth + 1)]
         up = list(reversed(widths[:-1]))
-        self.down = nn.ModuleList(
-            ConvBlock(a, b) for a, b in zip([in_channels, *widths[:-1]], widths, strict=True)
-        )
+        self.down = nn.ModuleList(ConvBlock(a, b) for a, b in zip([in_channels, *widths[:-1]], widths, strict=True))
         self.expand = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2, bias=False) for c in up)
         self.up = nn.ModuleList(ConvBlock(2 * c, c, dec_shortcut) for c in up)
         self.head = nn.Conv2d(width, out_channels, 1)
