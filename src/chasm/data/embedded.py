@@ -1,0 +1,150 @@
+"""Data that needs no file and no network: drawn brains, drawn tumours, and the photographs scikit-image ships.
+
+`brain`: complex slices (1,H,W) of one contrast, whole head. `tumour`: four contrasts (4,H,W) in [0,1] with the skull
+stripped, and classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour, as BraTS has them. `photos`: RGB crops
+(3,H,W) in [0,1]. A slice depends on the options, its case and its index alone, in whatever order slices are asked for.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from chasm.data.base import Case, DataError, Slice, SliceDataset, fault, in_split, register_dataset
+from chasm.data.files import reading
+from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, draw, scan, signal_table
+from chasm.data.splits import ranked_split
+from chasm.registry import near
+
+CONTENTS = ("brain", "tumour", "photos")
+# In every scikit-image wheel, so that nothing is ever downloaded. The two views of one motorcycle are one case.
+_PHOTOS = {
+    "astronaut": ("train", "astronaut.png"),
+    "brick": ("train", "brick.png"),
+    "camera": ("train", "camera.png"),
+    "galaxies": ("train", "hubble_deep_field.jpg"),
+    "grass": ("train", "grass.png"),
+    "motorcycle": ("train", "motorcycle_left.png", "motorcycle_right.png"),
+    "retina": ("train", "retina.jpg"),
+    "tissue": ("train", "ihc.png"),
+    "gravel": ("val", "gravel.png"),
+    "rocket": ("val", "rocket.jpg"),
+    "chelsea": ("test", "chelsea.png"),
+    "coffee": ("test", "coffee.png"),
+    "coins": ("test", "coins.png"),
+}
+
+
+@register_dataset("embedded")
+class Embedded(SliceDataset):
+    """`content` is brain, tumour or photos; `size` a number or (height, width); `cases` drawn subjects over all
+    splits, 70/10/20; `slices` per subject from the basal ganglia upwards (tumour: through the tumour), or the most
+    crops per photograph. Slices are made on first use and kept."""
+
+    summary: ClassVar[str] = "drawn brains and tumours, and bundled photographs: no file, no network"
+    needs_path: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        split: str = "train",
+        *,
+        content: str = "brain",
+        contrast: str = "t2",  # of brain
+        size: int | tuple[int, int] = 256,
+        cases: int = 20,
+        slices: int = 12,
+        seed: int = 0,
+    ) -> None:
+        for word, value, known in (("content", content, CONTENTS), ("contrast", contrast, CONTRASTS)):
+            if value not in known:
+                raise ValueError(f"unknown {word} {value!r}: {near(value, known)}")
+        self.shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        if min(self.shape) < 16:
+            raise ValueError(f"size {size}: expected at least 16 pixels each way")
+        if cases < 1 or slices < 1 or seed < 0:
+            raise ValueError(f"cases {cases}, slices {slices}, seed {seed}: expected at least 1, 1 and 0")
+        self.split, self.content, self.contrast, self.slices, self.seed = split, content, contrast, slices, seed
+        self.domain = "photo" if content == "photos" else "mri"
+        if content == "photos":
+            found, self.split_rule = _photo_cases(), "fixed, by photograph"
+        else:
+            names = [f"{content}{i:03d}" for i in range(cases)]
+            splits = ranked_split(names, seed)
+            found = [Case(name, splits[name], ()) for name in names]
+            self.split_rule = f"70/10/20 by hash of the case name, seed {seed}"
+        self._cases = in_split(found, split, Path("embedded"))
+        self.cases = [case.name for case in self._cases]
+        counts = [slices if content != "photos" else len(self._crops(case)) for case in self._cases]
+        self._rows = [(case, k) for case, n in zip(self._cases, counts, strict=True) for k in range(n)]
+        self._heads: dict[str, Head] = {}
+        self._kept: dict[int, Slice] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> Slice:
+        i = range(len(self))[i]
+        if i not in self._kept:
+            case, k = self._rows[i]
+            self._kept[i] = self._crop(case, k) if self.content == "photos" else self._section(case, k)
+        return self._kept[i]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_heads": {}, "_kept": {}}  # cheaper made again than sent to a worker
+
+    def _section(self, case: Case, k: int) -> Slice:
+        number, tumour = int(case.name.removeprefix(self.content)), self.content == "tumour"
+        if case.name not in self._heads:
+            self._heads[case.name] = Head(self.seed, number, tumour)
+        head = self._heads[case.name]
+        low, high = LOWEST, HIGHEST
+        if head.mass is not None:
+            reach = 1.2 * head.mass.radius + 8
+            low, high = max(low, head.mass.z - reach), min(high, head.mass.z + reach)
+        z = low + (high - low) * (k + 0.5) / self.slices
+        table = signal_table(*(CONTRASTS if tumour else [self.contrast]))
+        clean, classes = draw(head, z, self.shape, table, skull=not tumour)
+        scanned = torch.from_numpy(scan(np.random.default_rng([self.seed, number, 1, k]), clean))
+        source = f"embedded {self.content}"
+        if not tumour:
+            return Slice(scanned, None, case.name, k, source)
+        inside = torch.from_numpy(clean.max(0) > 0.02)  # stripped: outside is exactly zero
+        return Slice(scanned.abs().clamp_(max=1) * inside, torch.from_numpy(classes), case.name, k, source)
+
+    def _crops(self, case: Case) -> list[tuple[Path, int, int]]:
+        """(file, top, left) of crops that do not overlap; where there are too many, evenly chosen ones."""
+        from PIL import Image
+
+        (h, w), places = self.shape, []
+        for file in case.files:
+            with reading(file, "image"), Image.open(file) as image:
+                wide, high = image.size
+            if high < h or wide < w:
+                raise DataError(f"{file.name}: photograph of {high} x {wide} pixels: choose a size below {h} x {w}")
+            for top in np.linspace(0, high - h, high // h).astype(int):
+                places += [(file, int(top), int(left)) for left in np.linspace(0, wide - w, wide // w).astype(int)]
+        chosen = np.linspace(0, len(places) - 1, min(self.slices, len(places))).astype(int)
+        return [places[i] for i in chosen]
+
+    def _crop(self, case: Case, k: int) -> Slice:
+        from PIL import Image
+
+        (h, w), (file, top, left) = self.shape, self._crops(case)[k]
+        with reading(file, "image"), Image.open(file) as image:
+            pixels = np.array(image.convert("RGB"))[top : top + h, left : left + w]
+        rgb = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
+        return Slice(rgb.contiguous(), None, case.name, k, "embedded photos")
+
+
+def _photo_cases() -> list[Case]:
+    try:
+        import skimage
+    except ImportError:
+        raise ValueError("content 'photos' comes with scikit-image: pip install 'chasm-mixer[data]'") from None
+    folder = Path(skimage.__file__).parent / "data"
+    for _, *files in _PHOTOS.values():
+        for name in files:
+            if not (folder / name).is_file():
+                raise fault(folder / name, "image", "not in this scikit-image: install a release from 0.20 on")
+    return [Case(name, split, tuple(folder / f for f in files)) for name, (split, *files) in _PHOTOS.items()]

@@ -1,0 +1,152 @@
+"""Geometry for drawn anatomy, in millimetres: smooth random fields, distances to shapes, coverage of pixels."""
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+Array = np.ndarray  # float32 here unless said otherwise
+Knots = list[tuple[float, float, float, float]]
+
+REACH = 126.0  # mm from the middle that fields cover
+_LATTICE = np.arange(-REACH, REACH + 1, 3, dtype=np.float32)
+
+
+def spline(x: Array, spacing: float, count: int) -> Array:
+    """Cubic B-spline weights of coordinates x (0 = middle) on `count` knots: (..., count)."""
+    t = np.abs(x[..., None] / np.float32(spacing) - (np.arange(count, dtype=np.float32) - (count - 1) / 2))
+    return np.where(t < 1, 2 / 3 - t * t * (1 - t / 2), np.maximum(2 - t, 0) ** 3 / 6).astype(np.float32)
+
+
+@lru_cache(maxsize=64)
+def _axis(first: float, last: float, length: int, spacing: float, count: int) -> tuple[Array, Array]:
+    """The first of the four knots that matter to each of `length` coordinates, (L,), and their weights, (4,L)."""
+    x = np.linspace(first, last, length)
+    start = np.clip(np.floor(x / spacing + (count - 1) / 2).astype(int) - 1, 0, count - 4)
+    weights = np.take_along_axis(spline(x, spacing, count), start[:, None] + np.arange(4), 1)
+    return start, weights.T.astype(np.float32)
+
+
+def _on_grid(knots: Array, spacing: float, x: Array, y: Array) -> Array:
+    """Spline surface on the grid of x (W,) and y (H,); no matrix products, whose threads cost more than they bring."""
+    (row, wy), (col, wx) = (_axis(float(a[0]), float(a[-1]), len(a), spacing, len(knots)) for a in (y, x))
+    rows = sum(wy[k][:, None] * knots[row + k] for k in range(4))  # (H,n)
+    turned = np.ascontiguousarray(rows.T)
+    return np.ascontiguousarray(sum(wx[k][:, None] * turned[col + k] for k in range(4)).T)
+
+
+def smooth_noise(rng: np.random.Generator, spacing: float, x: Array, y: Array) -> Array:
+    """A random field of about unit variance on the grid of x (W,) and y (H,): (H,W)."""
+    n = 2 * int(np.ceil(REACH / spacing)) + 3
+    knots = 2 * rng.standard_normal((n, n), dtype=np.float32)
+    return _on_grid(knots, spacing, x, y)
+
+
+class Plane:
+    """One level of a `Field`."""
+
+    def __init__(self, knots: Array, spacing: float) -> None:
+        self.knots, self.spacing = knots, spacing
+        self.lattice = self.grid(_LATTICE, _LATTICE)
+
+    def grid(self, x: Array, y: Array) -> Array:
+        """On the grid of x (W,) and y (H,): (H,W)."""
+        return _on_grid(self.knots, self.spacing, x, y)
+
+    def at(self, p: Array) -> Array:
+        """At points (...,2), read off between the nodes of a 3 mm lattice."""
+        q = np.clip((p + REACH) / 3, 0, len(_LATTICE) - 1.001)
+        i = q.astype(np.int32)
+        c, r, fx, fy = i[..., 0], i[..., 1], (q - i)[..., 0], (q - i)[..., 1]
+        near = self.lattice[r, c] * (1 - fx) + self.lattice[r, c + 1] * fx
+        return near * (1 - fy) + (self.lattice[r + 1, c] * (1 - fx) + self.lattice[r + 1, c + 1] * fx) * fy
+
+
+class Field:
+    """A smooth random field in 3-D, about unit variance: B-splines on random knots `spacing` apart."""
+
+    def __init__(self, rng: np.random.Generator, spacing: float) -> None:
+        self.spacing, self.step = spacing, max(spacing, 12.0)  # slower from level to level than within one
+        n = 2 * int(np.ceil(REACH / spacing)) + 3
+        self.knots = rng.standard_normal((int(90 / self.step) + 4, n, n), dtype=np.float32)
+
+    def level(self, z: float) -> Plane:
+        w = spline(np.array([z - 30], np.float32), self.step, len(self.knots))[0]
+        return Plane(np.einsum("k,kij", 2 * w / np.sqrt((w * w).sum()), self.knots), self.spacing)
+
+
+def cover(distance: Array, pixel: float | Array) -> Array:
+    """How much of a pixel lies where the signed distance is negative."""
+    return np.clip(0.5 - distance / pixel, 0, 1)
+
+
+def smooth_min(a: Array, b: Array, k: float) -> Array:
+    """Minimum with a rounded corner of about k mm."""
+    h = np.clip(0.5 + 0.5 / k * (b - a), 0, 1)
+    return b + (a - b) * h - k * h * (1 - h)
+
+
+def tube(x: Array, y: Array, z: float, knots: Knots) -> Array:
+    """Signed distance to a tapering tube through knots (x, y, z, radius), cut at level z."""
+    best = np.full(x.shape, 1e3, np.float32)
+    for (ax, ay, az, ar), (bx, by, bz, br) in pairwise(knots):
+        dx, dy, dz = bx - ax, by - ay, bz - az
+        t = np.clip(((x - ax) * dx + (y - ay) * dy + (z - az) * dz) / (dx * dx + dy * dy + dz * dz), 0, 1)
+        gap = (x - ax - t * dx) ** 2 + (y - ay - t * dy) ** 2 + (z - az - t * dz) ** 2
+        best = np.minimum(best, np.sqrt(gap) - ar - t * (br - ar))
+    return best
+
+
+def ellipsoid(
+    x: Array,
+    y: Array,
+    z: float,
+    centre: tuple[float, float, float],
+    half: tuple[float, float, float],
+    turn: float = 0.0,
+) -> Array:
+    """About the signed distance to an ellipsoid, turned in the plane by `turn` radians."""
+    cos, sin = math.cos(turn), math.sin(turn)
+    u = ((x - centre[0]) * cos + (y - centre[1]) * sin) / half[0]
+    v = ((y - centre[1]) * cos - (x - centre[0]) * sin) / half[1]
+    n = np.sqrt(u * u + v * v + ((z - centre[2]) / half[2]) ** 2)
+    return n * (n - 1) / np.sqrt((u / half[0]) ** 2 + (v / half[1]) ** 2 + 1e-3)
+
+
+def resample(knots: list[tuple[float, float]], n: int) -> Array:
+    """n points at equal steps along a polyline: (n,2)."""
+    p = np.array(knots, np.float32)
+    s = np.concatenate([[0], np.cumsum(np.sqrt((np.diff(p, axis=0) ** 2).sum(1)))])
+    u = np.linspace(0, s[-1], n)
+    return np.stack([np.interp(u, s, p[:, i]) for i in range(2)], -1).astype(np.float32)
+
+
+def splat(p: Array, q: Array, w: Array, x: Array, y: Array, reach: float) -> tuple[Array, Array]:
+    """Distance to line pieces p->q (S,2), up to `reach`, and the share of each pixel within their half-width w (S,).
+
+    Only a window around each piece is looked at, (S,K,K), so a thousand pieces cost a few milliseconds.
+    """
+    pixel = np.float32(x[1] - x[0])
+    r = int(np.ceil(reach / pixel)) + 1
+    frame = 2 * r  # windows may hang over the edge: a frame, cut off at the end, takes what falls outside
+    wide, high = len(x) + 2 * frame, len(y) + 2 * frame
+    span = np.arange(-r, r + 1, dtype=np.int32) + frame
+    mid = 0.5 * (p + q)
+    col = np.clip(np.rint((mid[:, 0] - x[0]) / pixel).astype(np.int32)[:, None] + span, 0, wide - 1)
+    row = np.clip(np.rint((y[0] - mid[:, 1]) / pixel).astype(np.int32)[:, None] + span, 0, high - 1)
+    px = x[0] + (col - frame).astype(np.float32) * pixel - p[:, :1]  # (S,K) pixel centres from the piece's start
+    py = y[0] - (row - frame).astype(np.float32) * pixel - p[:, 1:]
+    d = q - p
+    n = 1 / ((d * d).sum(1, keepdims=True) + 1e-6)
+    t = np.clip((px * d[:, :1] * n)[:, None, :] + (py * d[:, 1:] * n)[:, :, None], 0, 1)
+    gap = (px[:, None, :] - t * d[:, :1, None]) ** 2 + (py[:, :, None] - t * d[:, 1:, None]) ** 2
+    gap = np.sqrt(gap)
+    share = np.clip((w[:, None, None] - gap) / pixel + 0.5, 0, 1)
+    share -= np.clip((-w[:, None, None] - gap) / pixel + 0.5, 0, 1)
+    index = (row[:, :, None] * wide + col[:, None, :]).ravel()
+    near, full = np.full(high * wide, reach, np.float32), np.zeros(high * wide, np.float32)
+    np.minimum.at(near, index, gap.ravel())
+    np.maximum.at(full, index, share.ravel())
+    inside = (slice(frame, frame + len(y)), slice(frame, frame + len(x)))
+    return near.reshape(high, wide)[inside], full.reshape(high, wide)[inside]
