@@ -232,6 +232,7 @@ def test_a_module_in_two_places_stays_one():
 def test_the_outermost_match_is_replaced():
     model = swap(MapNet(), "body*", Double, example=IMAGE)
     assert isinstance(model.body, Swapped)
+    assert [name for name, _ in model.body.named_children()] == ["mixer"]
 
 
 def test_nothing_matched_says_what_there_is():
@@ -294,9 +295,7 @@ def test_timm_vit(mixer):
     assert model(x).shape == (2, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "layouts"), [("poolformer_s12", {"bchw"}), ("caformer_s18", {"bchw", "tokens"})]
-)
+@pytest.mark.parametrize(("name", "layouts"), [("poolformer_s12", {"bchw"}), ("caformer_s18", {"bchw", "tokens"})])
 def test_timm_metaformer(name, layouts):
     x = torch.randn(2, 3, 64, 64)
     model = swap(timm_model(name), "stages.*.blocks.*.token_mixer", "gfnet", example=x)

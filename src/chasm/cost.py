@@ -84,7 +84,7 @@ def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
     Buffers (running statistics) and the random state are left as they were. One forward pass is run;
     a model and inputs on the "meta" device do as well, and need no memory.
     """
-    model = getattr(model, "_orig_mod", model)  # the counter sees operators, not compiled code
+    model = getattr(model, "_orig_mod", model)  # a compiled model runs eagerly here, and warns about it
     tally = Tally()
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}  # holding the storage keeps its address from being used again
@@ -183,9 +183,7 @@ def _formulas(tally: Tally) -> dict[Any, Callable[..., int]]:
         if out_val.is_complex() and isinstance(a, Tensor) and isinstance(b, Tensor) and a.ndim and b.ndim:
             tally.add("complex product", (4 if a.is_complex() and b.is_complex() else 2) * out_val.numel())
 
-    def attention(
-        q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any
-    ) -> None:  # (B, heads, L or S, E or E_v)
+    def attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> None:  # (B, heads, L or S, E or E_v)
         tally.add("attention", math.prod(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1]))
 
     def c2c(x: Tensor, dims: list[int], *_: Any, **__: Any) -> None:

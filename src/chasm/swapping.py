@@ -68,9 +68,7 @@ def swap(
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     if not isinstance(mixer, str) and options:
-        raise ValueError(
-            f"options {sorted(options)} go with a mixer's name, not with a function that builds one"
-        )
+        raise ValueError(f"options {sorted(options)} go with a mixer's name, not with a function that builds one")
     if not inplace:
         model = copy.deepcopy(model)
     chosen = _selected(model, select)
@@ -201,16 +199,12 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
             chosen[name] = module
     if not chosen:
         close = get_close_matches(select, modules, n=3, cutoff=0.5) if isinstance(select, str) else []
-        names = (
-            f"did you mean {' or '.join(map(repr, close))}?" if close else f"names: {_some(list(modules))}"
-        )
+        names = f"did you mean {' or '.join(map(repr, close))}?" if close else f"names: {_some(list(modules))}"
         types = [f"{t} ({n})" for t, n in Counter(type(m).__name__ for m in modules.values()).most_common()]
         raise ValueError(f"nothing in the model matches {select!r}: {names}; types: {_some(types)}")
     for name, module in chosen.items():
         if isinstance(module, nn.TransformerEncoderLayer):
-            raise ValueError(
-                f"{name!r} is a whole transformer layer: select its attention, '{name}.self_attn'"
-            )
+            raise ValueError(f"{name!r} is a whole transformer layer: select its attention, '{name}.self_attn'")
     return chosen
 
 
@@ -237,9 +231,7 @@ def _probe(model: nn.Module, chosen: dict[str, nn.Module], example: Any) -> dict
             hook.remove()
     for name, module in chosen.items():
         if module not in seen:
-            raise ValueError(
-                f"{name!r} is not called on the example: select only what is, or change the example"
-            )
+            raise ValueError(f"{name!r} is not called on the example: select only what is, or change the example")
     return seen
 
 
@@ -269,9 +261,7 @@ def _place(
         attention = isinstance(old, nn.MultiheadAttention)
         channels = channels or getattr(old, "embed_dim", None)
         if channels is None:
-            raise ValueError(
-                f"cannot tell the channels of {name!r}: give swap() an example= input, or channels="
-            )
+            raise ValueError(f"cannot tell the channels of {name!r}: give swap() an example= input, or channels=")
         if layout == "auto":
             layout = "tokens" if attention else "bchw"
         return Place(channels, size, layout, prefix, batch_first, 2 if attention else 0)

@@ -1,4 +1,4 @@
-"""What an operator tells `chasm.count` about itself; nothing happens when nobody counts, or when compiled.
+"""What an operator tells `chasm.count` about itself; nothing happens when nobody counts.
 
 with counted_as("scan", macs=L * (9 * D * N + D)):   # this number, whatever runs inside
     y = ...
@@ -9,8 +9,6 @@ with counted_as("matrix exponential"):               # what runs inside is count
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-
-import torch
 
 PAPER_KINDS = ("conv", "matmul", "scan")  # what the paper's FLOPs column adds up
 
@@ -61,6 +59,4 @@ def measuring(tally: Tally) -> Iterator[None]:
 
 def counted_as(kind: str, macs: int | None = None) -> AbstractContextManager[None]:
     """Name the arithmetic of a block; with ``macs``, also replace its count."""
-    if torch.compiler.is_compiling() or _tally is None:
-        return nullcontext()
-    return _tally.section(kind, macs)
+    return nullcontext() if _tally is None else _tally.section(kind, macs)

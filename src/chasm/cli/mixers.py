@@ -1,0 +1,149 @@
+"""`chasm mixers`: what each mixer costs and how it is built, side by side."""
+
+import json
+from typing import Any
+
+import typer
+
+# Field of a row -> column title, table by table.
+COST = {
+    "mixer": "mixer",
+    "params": "params",
+    "params_real": "as two",
+    "paper_params": "paper",
+    "agrees": "agrees",
+    "macs": "MMAC",
+    "macs_fft": "FFT",
+    "macs_paper": "rule",
+    "saved_bytes": "MiB",
+}
+DESIGN = {
+    "mixer": "mixer",
+    "response": "spectral response",
+    "channel_mixing": "channel mixing",
+    "shared_basis": "shared basis",
+    "positive_gains": "positive gains",
+    "identity_path": "identity path",
+}
+NOTES = {"mixer": "mixer", "resolution": "at another resolution", "note": "note"}
+TABLES = {"Cost": COST, "Taxonomy": DESIGN, "Notes": NOTES}
+LEGEND = """\
+params: a complex number counted once; as two: counted twice. paper: its Core Params column; agrees: which of our \
+counts prints the same (no: see the note), asked only at its 96 channels and a 128x128 map.
+MMAC: million multiply-adds of one forward pass in the form that trains on a CPU, FFT included; FFT: of it. \
+rule: by the rule the paper seems to follow [reading]: convolutions and matrix products of its equations, a complex one counted once.
+MiB: memory kept for the backward pass. identity path: inside the mixer, or added by the slot around it."""
+
+
+def mixers(
+    pattern: str = typer.Argument("*", help="Names to show, shell-style: 'f*'."),
+    channels: int = typer.Option(96, min=1, help="Channels C."),
+    size: str = typer.Option("128x128", help="Map HxW the mixers are built for and run on."),
+    as_json: bool = typer.Option(False, "--json", help="Print records for programs."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print Markdown tables."),
+) -> None:
+    """Compare the mixers: parameters, multiply-adds with FFT, memory, and the taxonomy of the paper."""
+    from chasm.mixers import MIXERS
+    from chasm.registry import near
+
+    H, W = _size(size)
+    names = MIXERS.list(pattern)
+    if not names:
+        raise typer.BadParameter(f"no mixer matches {pattern!r}: {near(pattern, MIXERS.list())}")
+    rows = [row(name, channels, (H, W)) for name in names]
+    title = f"One map of {channels} x {H} x {W}."
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif markdown:
+        typer.echo("\n\n".join([title, *(_markdown(rows, columns) for columns in TABLES.values()), LEGEND]))
+    else:
+        _print(rows, title)
+
+
+def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
+    """One mixer, measured; or the reason why it cannot be built at this width."""
+    import torch
+
+    from chasm.cost import count
+    from chasm.mixers import MIXERS, create_mixer
+
+    cls: Any = MIXERS.get(name)
+    facts = cls.facts
+    asked = channels == 96 and size == (128, 128)  # where the paper's column stands
+    found = {
+        "mixer": name,
+        "channels": channels,
+        "size": list(size),
+        "identity_path": "inside" if cls.owns_residual else "slot",
+        **facts._asdict(),
+    }
+    x = torch.randn(1, channels, *size, requires_grad=True)  # a gradient passes through it, as inside a network
+    try:
+        cost = count(create_mixer(name, channels, size), x)
+        paper = cost.paper
+        if "form" in MIXERS.options(name):  # the paper's rule is about its equations, not about the fastest form
+            paper = count(create_mixer(name, channels, size, form="reference"), x).paper
+    except ValueError as e:
+        return found | {"error": str(e), "note": str(e)}
+    return found | {
+        "params": cost.params,
+        "params_real": cost.params_real,
+        "agrees": agreement(cost.params, cost.params_real, facts.paper_params) if asked else "-",
+        "macs": cost.total,
+        "macs_by_kind": cost.macs,
+        "macs_fft": cost.macs.get("fft", 0),
+        "macs_per_pixel": round(cost.total / (size[0] * size[1])),
+        "macs_paper": paper,
+        "saved_bytes": cost.saved_bytes,
+    }
+
+
+def agreement(once: int, twice: int, paper: str) -> str:
+    """Which of our counts reads as the paper's, to its two decimals."""
+    if paper == "-":
+        return "-"
+    as_once, as_two = (f"{n / 1e6:.2f}M" == paper for n in (once, twice))
+    if as_once:
+        return "yes" if as_two else "once"
+    return "as two" if as_two else "no"
+
+
+def _size(text: str) -> tuple[int, int]:
+    parts = text.lower().split("x")
+    if not all(p.isdecimal() and int(p) > 0 for p in parts) or len(parts) > 2:
+        raise typer.BadParameter(f"expected a size like 128 or 128x96, got {text!r}")
+    return int(parts[0]), int(parts[-1])
+
+
+def _cell(field: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if field in ("macs", "macs_fft", "macs_paper"):
+        return f"{value / 1e6:.1f}"
+    if field == "saved_bytes":
+        return f"{value / 2**20:.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _markdown(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
+    lines = [list(columns.values()), ["---"] * len(columns)]
+    lines += [[_cell(field, r.get(field)).replace("|", r"\|") for field in columns] for r in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _print(rows: list[dict[str, Any]], title: str) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(title)
+    for heading, columns in TABLES.items():
+        table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for field, name in columns.items():
+            number = field.startswith(("params", "macs", "saved"))
+            table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        for r in rows:
+            table.add_row(*(_cell(field, r.get(field)) for field in columns))
+        console.print(table)
+    console.print(LEGEND, style="dim", highlight=False, markup=False)
