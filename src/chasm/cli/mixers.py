@@ -30,8 +30,9 @@ TABLES = {"Cost": COST, "Taxonomy": DESIGN, "Notes": NOTES}
 LEGEND = """\
 params: a complex number counted once; as two: counted twice. paper: its Core Params column; agrees: which of our \
 counts prints the same (no: see the note), asked only at its 96 channels and a 128x128 map.
-MMAC: million multiply-adds of one forward pass in the form that trains on a CPU, FFT included; FFT: of it. \
-rule: by the rule the paper seems to follow [reading]: convolutions and matrix products of its equations, a complex one counted once.
+MMAC: million multiply-adds of one forward pass, FFT included, in the form that trains on a CPU; FFT: of it. \
+rule: by the rule the paper seems to follow [reading]: convolutions and matrix products of its equations, \
+a complex one counted once.
 MiB: memory kept for the backward pass. identity path: inside the mixer, or added by the slot around it."""
 
 
