@@ -90,7 +90,7 @@ def npy_nan(root: Path) -> tuple[str, str, str]:
     volume = np.load(root / "Train" / "a.npy")
     volume[35, 2, 3, 0] = np.nan
     np.save(root / "Train" / "a.npy", volume)
-    return "cc359", "a.npy", "k-space slice 35: 1 of 512 values are NaN"
+    return "cc359", "a.npy", "kspace slice 35: 1 of 512 values are NaN"
 
 
 @spoiler

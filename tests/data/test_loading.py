@@ -1,5 +1,6 @@
 """Loader workers, file handles, memory, resident tensors."""
 
+import gc
 import os
 import pickle
 import tracemalloc
@@ -46,7 +47,7 @@ def test_an_error_in_a_worker_names_the_file(tmp_path: Path) -> None:
     volume[31] = np.nan
     np.save(tmp_path / "Train" / "a.npy", volume)
     loader = DataLoader(data, batch_size=2, num_workers=1, collate_fn=collate)
-    with pytest.raises(DataError, match=r"a\.npy: k-space slice 31: 512 of 512 values are NaN"):
+    with pytest.raises(DataError, match=r"a\.npy: kspace slice 31: 512 of 512 values are NaN"):
         list(loader)
 
 
@@ -92,6 +93,7 @@ def test_memory_is_flat_over_epochs(kind: str, tmp_path: Path) -> None:
     def epoch() -> int:
         for i in range(len(data)):
             data[i]
+        gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
@@ -100,7 +102,7 @@ def test_memory_is_flat_over_epochs(kind: str, tmp_path: Path) -> None:
         second = max(epoch() for _ in range(3))
     finally:
         tracemalloc.stop()
-    assert second - first < 30_000  # less than two slices
+    assert second - first < 5_000  # a slice is 16 kB or more
 
 
 def test_living_workers_see_the_epoch(tmp_path: Path) -> None:

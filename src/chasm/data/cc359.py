@@ -7,14 +7,14 @@ interleaved, uncentred as well. Folders Train/ and Val/ (and Test/, where one ha
 """
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
-from chasm.data.files import H5Files, finite, h5_field, h5_slice, open_npy
+from chasm.data.files import H5Files, finite, h5_field, open_npy, reading
 from chasm.data.splits import assign, role_folders
 from chasm.registry import near
 
@@ -38,7 +38,7 @@ class CC359(FileDataset):
         self._h5 = H5Files()
 
         def used(case: Case) -> range:
-            n = _shape(case.files[0], self._h5)[0]
+            n = len(_volume(case.files[0], self._h5))
             if n <= 2 * skip:
                 raise fault(case.files[0], "shape", f"{n} slices, and skip={skip} leaves none: lower skip")
             return range(skip, n - skip)
@@ -56,12 +56,7 @@ class CC359(FileDataset):
 
     def read(self, case: Case, k: int) -> Slice:
         file = case.files[0]
-        if file.suffix == ".npy":
-            _shape(file, self._h5)
-            raw = finite(np.array(open_npy(file)[k], dtype=np.float32), file, f"k-space slice {k}")
-        else:
-            raw = h5_slice(h5_field(self._h5[file], file, "kspace", (4,)), k, file, "kspace")
-        image = _image(raw)
+        image = _image(_raw(_volume(file, self._h5), k, file))
         if self.combine == "rss":
             image = image.abs().square().sum(0, keepdim=True).sqrt()
         channels = "single" if file.suffix == ".npy" else "multi"
@@ -70,36 +65,39 @@ class CC359(FileDataset):
     @classmethod
     def probe(cls, case: Case) -> Facts:
         file, files = case.files[0], H5Files()
-        n, h, w, pairs = _shape(file, files)
+        volume = _volume(file, files)
         low, high = np.inf, 0.0
-        for k in range(n):  # one slice at a time: a volume may be 3 GB
-            if file.suffix == ".npy":
-                raw = finite(np.array(open_npy(file)[k], dtype=np.float32), file, f"k-space slice {k}")
-            else:
-                raw = h5_slice(files[file]["kspace"], k, file, "kspace")
-            magnitude = _image(raw).abs()
+        for k in range(len(volume)):  # one slice at a time: a volume may be 3 GB
+            magnitude = _image(_raw(volume, k, file)).abs()
             low, high = min(low, magnitude.min().item()), max(high, magnitude.max().item())
-        files.close()
         if high == 0.0:
-            raise fault(file, "k-space", "every value is zero")
+            raise fault(file, "kspace", "every value is zero")
+        (n, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
+        files.close()
         multi = file.suffix == ".h5"  # there the width differs between sound volumes
         kind = f"{pairs // 2} channels" if multi else "single-channel"
-        return Facts((pairs // 2, h, w), n, f"{raw.dtype} pairs", low, high, kind=kind, varies=multi)
+        return Facts((pairs // 2, h, w), n, dtype, low, high, kind=kind, varies=multi)
 
 
-def _shape(file: Path, h5: H5Files) -> tuple[int, int, int, int]:
-    """(slices, H, W, 2 * coils), checked."""
-    item = open_npy(file) if file.suffix == ".npy" else h5_field(h5[file], file, "kspace", (4,))
-    expected = "(slices, H, W, 2)" if file.suffix == ".npy" else "(slices, H, W, 2 * coils)"
-    pairs_fit = item.ndim == 4 and (item.shape[3] == 2 if file.suffix == ".npy" else item.shape[3] % 2 == 0)
-    if not pairs_fit or 0 in item.shape or item.dtype.kind != "f":
+def _volume(file: Path, h5: H5Files) -> Any:
+    """The stored array (slices, H, W, 2 * coils), checked, not yet read."""
+    single = file.suffix == ".npy"
+    item = open_npy(file) if single else h5_field(h5[file], file, "kspace", (4,))
+    paired = item.ndim == 4 and (item.shape[3] == 2 if single else item.shape[3] % 2 == 0)
+    if not paired or 0 in item.shape or item.dtype.kind != "f":
+        expected = "(slices, H, W, 2)" if single else "(slices, H, W, 2 * coils)"
         raise fault(file, "kspace", f"expected {expected} floats, got shape {item.shape} of {item.dtype}")
-    n, h, w, pairs = item.shape
-    return n, h, w, pairs
+    return item
+
+
+def _raw(volume: Any, k: int, file: Path) -> np.ndarray:
+    with reading(file, "kspace"):
+        raw = np.array(volume[k], dtype=np.float32)
+    return finite(raw, file, f"kspace slice {k}")
 
 
 def _image(raw: np.ndarray) -> Tensor:
     """(H, W, 2 * coils) interleaved k-space -> complex images (coils, H, W)."""
-    pairs = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32))
+    pairs = torch.from_numpy(raw)
     k = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))  # (H, W, coils)
     return torch.fft.ifft2(k.permute(2, 0, 1), norm="ortho").contiguous()
