@@ -1,7 +1,7 @@
 """Optimiser groups: spectral parameters get their own step size and no weight decay.
 
-Under Adam a parameter moves by at most about the step size per step. A gain that starts at 1 and should reach 3 cannot in a
-short run at 5e-4; hence `spectral_lr`. Decay would pull gains towards softplus(0) = 0.69, bases towards the
+Under Adam a parameter moves by at most about the step size per step. A gain that starts at 1 and should reach 3 cannot
+in a short run at 5e-4; hence `spectral_lr`. Decay would pull gains towards softplus(0) = 0.69, bases towards the
 identity and norms towards zero, so none of them decays.
 """
 

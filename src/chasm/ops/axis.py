@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chasm.ops import reference
-from chasm.ops.chain import chain
+from chasm.ops.chain import chain, mix
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
 from chasm.registry import near
 
@@ -160,16 +160,26 @@ def circulant(gains: Tensor, n: int) -> Tensor:
 
 def channel_product(A: Tensor | None, x: Tensor) -> Tensor:
     """(C, C) matrix on the channels of (B, C, *spatial); None is the identity."""
-    return x if A is None else torch.matmul(A, x.flatten(2)).view(x.shape)
+    return x if A is None else mix(A, x.flatten(2)).view(x.shape)
 
 
 def circulant_product(T: Tensor, x: Tensor, dim: int) -> Tensor:
     """T (C, n, n) along dimension dim of x (B, C, *spatial)."""
-    if dim == x.ndim - 1:
-        return torch.matmul(x.flatten(2, -2) if x.ndim > 3 else x[:, :, None], T.mT).view(x.shape)
-    before = x.shape[2:dim].numel()
-    z = x.reshape(x.shape[0], x.shape[1], before, x.shape[dim], -1)
-    return torch.matmul(T[:, None], z).view(x.shape)
+    last = dim == x.ndim - 1
+    # (B, C, before, n, after); along the last axis the product is z T^T, with `before` as the rows.
+    z = (
+        x.reshape(*x.shape[:2], -1, x.shape[-1])
+        if last
+        else x.reshape(*x.shape[:2], -1, x.shape[dim], x.shape[dim + 1 :].numel())
+    )
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or (not last and z.shape[2] > 1):
+        return (torch.matmul(z, T.mT) if last else torch.matmul(T[:, None], z)).view(x.shape)
+    # Image by image: broadcasting would copy T once per image.
+    z = z if last else z[:, :, 0]
+    out = torch.empty_like(z)
+    for image, result in zip(z, out, strict=True):
+        torch.bmm(image, T.mT, out=result) if last else torch.bmm(T, image, out=result)
+    return out.view(x.shape)
 
 
 def _frequency_product(M: Tensor, x: Tensor, dim: int) -> Tensor:

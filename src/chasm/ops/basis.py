@@ -2,8 +2,8 @@
 
 Scaling and squaring with a fixed number of steps: exp(A) = (p(A / 2^s))^(2^s), p the Taylor polynomial of degree 16.
 Nothing depends on the values of A, so there is no host synchronisation and the call can be compiled, captured
-in a CUDA graph and batched over many bases. All of it runs in float64: TF32 and
-autocast never touch float64 products, so a basis is as orthogonal under those settings as without them.
+in a CUDA graph and batched over many bases. All of it runs in float64: TF32 and autocast never touch float64
+products, so a basis is as orthogonal under those settings as without them.
 """
 
 import math
@@ -34,7 +34,7 @@ def skew(theta: Tensor) -> Tensor:
 
 
 def orthogonal_basis(theta: Tensor) -> Tensor:
-    """U = exp(skew(theta)) for theta (..., C(C-1)/2), any leading batch; returned in theta's dtype, at least float32."""
+    """U = exp(skew(theta)) for theta (..., C(C-1)/2), any leading batch; in theta's dtype, at least float32."""
     out_dtype = torch.promote_types(theta.dtype, torch.float32)
     # Apple GPUs have no float64; theta is small enough to go through the CPU.
     work_device = torch.device("cpu") if theta.device.type == "mps" else theta.device

@@ -7,6 +7,7 @@ A_m = U_m: the bases of neighbouring passes merge) and G_j the pointwise gains. 
 recomputes the rest; by Parseval every gradient, of matrices and gains too, is formed in the spectral domain.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,25 +17,38 @@ from torch.autograd.function import once_differentiable
 from chasm.ops.transforms import Transform
 
 
-def _mix(A: Tensor | None, X: Tensor) -> Tensor:
-    """(C, C) on (B, C, N); None is the identity."""
-    return X.clone() if A is None else torch.matmul(A, X)
+def mix(A: Tensor | None, X: Tensor) -> Tensor:
+    """(C, C) on (B, C, N), always a new tensor; None is the identity.
+
+    As a batched product: `matmul` would fold the batch into the rows, at the price of two transposed copies.
+    """
+    return X.clone() if A is None else torch.bmm(A.expand(X.shape[0], -1, -1), X)
+
+
+def _scaled(X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
+    """X with its bins multiplied by g, in place."""
+    bins(X).mul_(g)
+    return X
 
 
 def _gain_gradient(P: Tensor, G: Tensor, g: Tensor) -> Tensor:
-    """Gradient of the gains g in P -> g P, summed over what g is broadcast over. Overwrites P."""
-    if P.is_complex() and not g.is_complex():  # Re(conj(P) G), as products of real pairs
-        P, G = torch.view_as_real(P), torch.view_as_real(G)
-        return P.mul_(G).sum(-1).sum_to_size(1, *g.shape)[0]
-    return (P.conj() * G).sum_to_size(1, *g.shape)[0]
+    """Gradient of the gains g in P -> g P, summed over what g is broadcast over."""
+    parts = []
+    for p, h, like in zip(P.chunk(4, 1), G.chunk(4, 1), g.chunk(4, 0), strict=True):  # a quarter-size temporary
+        if p.is_complex() and not g.is_complex():  # Re(conj(p) h), as products of real pairs
+            product = torch.view_as_real(p) * torch.view_as_real(h)
+            parts.append(product.sum_to_size(1, *like.shape, 1)[0, ..., 0])
+        else:
+            parts.append((p.conj() * h).sum_to_size(1, *like.shape)[0])
+    return torch.cat(parts)
 
 
 def _forward(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transform: Transform) -> tuple[Tensor, Tensor]:
     X = transform.forward(x)
-    P = _mix(mats[0], X)
+    P = mix(mats[0], X)
     for g, A in zip(gains, mats[1:], strict=True):
         transform.bins(P, x.shape).mul_(g)
-        P = P if A is None else torch.matmul(A, P)
+        P = P if A is None else mix(A, P)
     return transform.inverse(P, x.shape), X
 
 
@@ -73,28 +87,27 @@ class _Chain(torch.autograd.Function):
         )
         bins = lambda t: transform.bins(t, shape)  # noqa: E731
 
-        # before[j]: what gain j+1 multiplies; after[j]: what matrix A_j is applied to.
-        after, before = [X], []
-        for g, A in zip(gains, mats[:-1], strict=True):
-            before.append(_mix(A, after[-1]))
-            after.append(before[-1].clone())
-            bins(after[-1]).mul_(g)
+        # inputs[j]: what gain j+1 multiplies. What the matrices multiply is made from it in place, when its turn comes.
+        inputs = [mix(mats[0], X)]
+        for g, A in zip(gains[:-1], mats[1:-1], strict=True):
+            inputs.append(mix(A, _scaled(inputs[-1].clone(), g, bins)))
 
         G = transform.inverse_adjoint(gy.contiguous())
         grad_gain: list[Tensor | None] = [None] * m
         grad_mat: list[Tensor | None] = [None] * (m + 1)
-        for j in range(m, -1, -1):  # popping frees each tensor as soon as it has been used
-            Q = after.pop()
+        for j in range(m, 0, -1):
+            A, g, P = mats[j], gains[j - 1], inputs.pop()
+            H = mix(None if A is None else A.mT, G)
+            if need_gain[j - 1]:
+                grad_gain[j - 1] = _gain_gradient(bins(P), bins(H), g) * transform.weight
             if need_mat[j]:
-                grad_mat[j] = torch.matmul(G, Q.mT).sum(0) * transform.weight
-            del Q
-            if mats[j] is not None and (j > 0 or need_x):
-                G = torch.matmul(mats[j].mT, G)
-            if j > 0:
-                P, g = before.pop(), gains[j - 1]
-                if need_gain[j - 1]:
-                    grad_gain[j - 1] = _gain_gradient(bins(P), bins(G), g) * transform.weight
-                bins(G).mul_(g.conj())
+                grad_mat[j] = torch.bmm(G, _scaled(P, g, bins).mT).sum(0) * transform.weight
+            G = _scaled(H, g.conj(), bins)
+            del P, H
+        if need_mat[0]:
+            grad_mat[0] = torch.bmm(G, X.mT).sum(0) * transform.weight
+        if need_x and mats[0] is not None:
+            G = mix(mats[0].mT, G)
         gx = transform.forward_adjoint(G, shape) if need_x else None
         return (gx, None, None, *grad_gain, *grad_mat)
 

@@ -6,8 +6,8 @@ pointwise gains, one inverse. Two transforms do this:
 
 * ``FourierTransform``: the real FFT; the last axis keeps its half spectrum, as pairs of real numbers. Takes complex
   gains too (a filter that is not even, but real).
-* ``DenseTransform``: the same basis as an orthogonal n x n matrix Q of cosines and sines per axis. No complex dtype, runs
-  in bfloat16, and is a large matrix product, which is what accelerators are best at.
+* ``DenseTransform``: the same basis as an orthogonal n x n matrix Q of cosines and sines per axis. No complex dtype,
+  runs in bfloat16, and is a large matrix product, which is what accelerators are best at.
 
 Both work on (B, C, s_1, .., s_d) with the transformed axes last, and return real (B, C, N).
 """
@@ -62,7 +62,7 @@ class FourierTransform:
         return torch.view_as_real(torch.fft.rfftn(x, dim=self.dims)).flatten(2)
 
     def inverse(self, X: Tensor, shape: torch.Size) -> Tensor:
-        return torch.fft.irfftn(self.bins(X, shape), s=self.sizes, dim=self.dims)
+        return self._inverse([X], shape, "backward")
 
     def inverse_adjoint(self, g: Tensor) -> Tensor:
         """Adjoint of `inverse` as a real linear map, times 1/2 (see `weight`)."""
@@ -72,9 +72,16 @@ class FourierTransform:
 
     def forward_adjoint(self, G: Tensor, shape: torch.Size) -> Tensor:
         """Adjoint of `forward`, for what `inverse_adjoint` produced."""
-        Z = self.bins(G, shape)
-        self._scale_real_bins(Z, 2.0)
-        return torch.fft.irfftn(Z, s=self.sizes, dim=self.dims, norm="forward")
+        self._scale_real_bins(self.bins(G, shape), 2.0)
+        owned = [G]
+        del G
+        return self._inverse(owned, shape, "forward")
+
+    def _inverse(self, owned: list[Tensor], shape: torch.Size, norm: str) -> Tensor:
+        Z = self.bins(owned.pop(), shape)  # taken out of the list so that the next stage can free it
+        if len(self.dims) > 1:
+            Z = torch.fft.ifftn(Z, dim=self.dims[:-1], norm=norm)
+        return torch.fft.irfft(Z, n=self.sizes[-1], norm=norm)
 
     # A bin of the half spectrum stands for itself and its mirror image, except DC and Nyquist of the last
     # axis. Adjoints therefore weigh bins 2, 2, .. but 1 at those; the common factor 2 is taken out.
@@ -108,10 +115,9 @@ class DenseTransform:
             Q = Q.mT if transpose else Q
             if axis == -1:
                 x = x @ Q.mT
-            elif axis == -2:
-                x = Q @ x
-            else:
-                x = (Q @ x.flatten(axis + 1)).view(x.shape)
+            else:  # a batched product, for the reason given in chain.mix
+                z = x.reshape(-1, x.shape[axis], x.shape[axis + 1 :].numel())
+                x = torch.bmm(Q.expand(z.shape[0], -1, -1), z).view(x.shape)
         return x
 
     def forward(self, x: Tensor) -> Tensor:

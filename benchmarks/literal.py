@@ -1,0 +1,29 @@
+"""The CHASM block as a reader of the paper would write it: what our forms are timed against."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, interpolate, softplus
+
+import chasm
+from chasm.ops import reference
+
+
+class LiteralBlock(torch.nn.Module):
+    """Shares the parameters of a `chasm.CHASM`; rebuilds both bases in every call, in training and in eval."""
+
+    def __init__(self, mixer: chasm.CHASM) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def core(self, x: Tensor) -> Tensor:
+        for dim, axis in ((2, "ch"), (3, "cw")):
+            U = reference.basis(self.mixer.theta[axis])
+            table = self.mixer.gain_table[axis].T[None]  # (1, C, B)
+            bins = x.shape[dim] // 2 + 1
+            gains = softplus(interpolate(table, bins, mode="linear", align_corners=True)[0].T)
+            x = reference.axis_pass(x, U, gains, dim)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.mixer.refine is not None and self.mixer.fuse is not None
+        return x + self.mixer.fuse(gelu(self.mixer.refine(self.core(x))))

@@ -1,0 +1,113 @@
+"""CHASM block against the paper-literal form on this CPU: time ratios from one run, and peak memory of a training step.
+
+    make bench
+
+Times are the fastest of interleaved repetitions; only the ratios mean anything on a shared machine. Outputs and
+gradients of the two are compared before anything is timed.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from literal import LiteralBlock
+from torch import Tensor, nn
+
+import chasm
+
+SHAPES = [(2, 96, 128, 128), (2, 96, 90, 90)]
+REPETITIONS = 10
+
+
+def trained(channels: int, size: tuple[int, int]) -> chasm.CHASM:
+    """A mixer away from its initial point, where bases and gains are not trivial."""
+    torch.manual_seed(0)
+    mixer = chasm.CHASM(channels, size=size)
+    with torch.no_grad():
+        for name, p in mixer.named_parameters():
+            if "theta" in name or "table" in name:
+                p.add_(0.3 * torch.randn_like(p))
+    return mixer
+
+
+def step(block: nn.Module, x: Tensor) -> None:
+    block.zero_grad()
+    x.grad = None
+    block(x).mean().backward()
+
+
+def infer(block: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        block(x)
+
+
+def fastest(calls: list[Callable[[], None]]) -> list[float]:
+    best = [float("inf")] * len(calls)
+    for _ in range(REPETITIONS):
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[i] = min(best[i], time.perf_counter() - start)
+    return best
+
+
+def check_parity(ours: nn.Module, literal: LiteralBlock, x: Tensor) -> None:
+    results = []
+    for block in (ours, literal):
+        step(block, x)
+        assert x.grad is not None
+        results.append([block(x).detach(), x.grad, *[p.grad for p in block.parameters() if p.grad is not None]])
+    for a, b in zip(*results, strict=True):
+        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-7, "forms disagree: no time is printed"
+
+
+def high_water_mark() -> float:
+    """Largest resident size of this process so far, in megabytes (Linux)."""
+    line = next(ln for ln in Path("/proc/self/status").read_text().splitlines() if ln.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def peak_memory(kind: str, shape: tuple[int, ...]) -> float:
+    """Megabytes a training step adds to this process; called in a fresh one."""
+    mixer = trained(shape[1], shape[2:])  # type: ignore[arg-type]
+    block = LiteralBlock(mixer) if kind == "literal" else mixer
+    step(block, torch.randn(1, shape[1], 16, 16, requires_grad=True))  # warm up libraries
+    x = torch.randn(shape, requires_grad=True)
+    before = high_water_mark()
+    step(block, x)
+    return high_water_mark() - before
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(peak_memory(sys.argv[1], tuple(map(int, sys.argv[2].split(",")))))
+        return
+    # Every large block its own mapping, so that resident memory is live memory and not what malloc keeps back.
+    exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32; ratios to the paper-literal block\n")
+    print(f"{'shape':>18} {'forward+backward':>26} {'eval forward':>26} {'peak memory of a step':>28}")
+    for shape in SHAPES:
+        x = torch.randn(shape, requires_grad=True)
+        ours = trained(shape[1], shape[2:])  # type: ignore[arg-type]
+        literal = LiteralBlock(copy.deepcopy(ours))
+        check_parity(ours, literal, x)
+        train = fastest([lambda b=b, x=x: step(b, x) for b in (literal, ours)])  # type: ignore[misc]
+        ours.eval()
+        infer(ours, x)
+        evaluate = fastest([lambda b=b, x=x: infer(b, x) for b in (literal, ours)])  # type: ignore[misc]
+        memory = [
+            float(subprocess.check_output([sys.executable, __file__, kind, ",".join(map(str, shape))], env=exact))
+            for kind in ("literal", "ours")
+        ]
+        cells = [f"{1e3 * a:.0f} -> {1e3 * b:.0f} ms  {a / b:.1f}x" for a, b in (train, evaluate)]
+        cells.append(f"{memory[0]:.0f} -> {memory[1]:.0f} MB  {100 * memory[1] / memory[0]:.0f}%")
+        print(f"{shape!s:>18} {cells[0]:>26} {cells[1]:>26} {cells[2]:>28}")
+
+
+if __name__ == "__main__":
+    main()
