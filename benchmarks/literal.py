@@ -25,5 +25,6 @@ class LiteralBlock(torch.nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.mixer.refine is not None and self.mixer.fuse is not None
+        assert self.mixer.refine is not None
+        assert self.mixer.fuse is not None
         return x + self.mixer.fuse(gelu(self.mixer.refine(self.core(x))))

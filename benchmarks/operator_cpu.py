@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-from literal import LiteralBlock
 from torch import Tensor, nn
 
 import chasm
+from literal import LiteralBlock
 
 SHAPES = [(2, 96, 128, 128), (2, 96, 90, 90)]
 REPETITIONS = 10
@@ -96,10 +97,10 @@ def main() -> None:
         ours = trained(shape[1], shape[2:])  # type: ignore[arg-type]
         literal = LiteralBlock(copy.deepcopy(ours))
         check_parity(ours, literal, x)
-        train = fastest([lambda b=b, x=x: step(b, x) for b in (literal, ours)])  # type: ignore[misc]
+        train = fastest([partial(step, b, x) for b in (literal, ours)])
         ours.eval()
         infer(ours, x)
-        evaluate = fastest([lambda b=b, x=x: infer(b, x) for b in (literal, ours)])  # type: ignore[misc]
+        evaluate = fastest([partial(infer, b, x) for b in (literal, ours)])
         memory = [
             float(subprocess.check_output([sys.executable, __file__, kind, ",".join(map(str, shape))], env=exact))
             for kind in ("literal", "ours")
