@@ -49,9 +49,7 @@ def test_ssim_in_flat_regions_is_as_exact() -> None:
         1, 1, 32, 32, generator=torch.Generator().manual_seed(0)
     )
     output = target + 1e-4
-    theirs = structural_similarity(
-        target[0, 0].double().numpy(), output[0, 0].double().numpy(), data_range=1.0
-    )
+    theirs = structural_similarity(target[0, 0].double().numpy(), output[0, 0].double().numpy(), data_range=1.0)
     assert ssim(output, target, 1.0).item() == pytest.approx(theirs, abs=1e-6)
 
 
@@ -73,9 +71,7 @@ def test_shapes_are_checked() -> None:
 
 def test_protocols_differ_as_they_say() -> None:
     output, target = pair()
-    target = (
-        0.8 * target / target.amax((1, 2, 3), keepdim=True) * torch.tensor([1.0, 0.5, 0.25]).view(3, 1, 1, 1)
-    )
+    target = 0.8 * target / target.amax((1, 2, 3), keepdim=True) * torch.tensor([1.0, 0.5, 0.25]).view(3, 1, 1, 1)
     error = (output.clamp(0, 1).double() - target.double()).square().mean((1, 2, 3))
     peaks = torch.tensor([0.8, 0.4, 0.2]).double()
     unit, hifi = get_protocol("unit").rows(output, target), get_protocol("hifi").rows(output, target)

@@ -94,9 +94,7 @@ def test_complex_keeps_the_phase() -> None:
     top = image.abs().amax((1, 2, 3), keepdim=True)
     torch.testing.assert_close(batch.target, image.abs() / top)
     assert batch.mask is not None
-    torch.testing.assert_close(
-        to_complex(batch.input), Operator(batch.mask).normal(image / top), atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(to_complex(batch.input), Operator(batch.mask).normal(image / top), atol=1e-5, rtol=0)
     # the magnitude protocol drops it: another zero-filled image
     assert not torch.allclose(Reconstruction().prepare(image).input, batch.input, atol=1e-2)
     assert task.report(64)["complex"] is True
@@ -107,9 +105,7 @@ def test_complex_keeps_the_phase() -> None:
 def test_several_coils_are_combined() -> None:
     image = with_phase(phantom(size=96))
     x = torch.linspace(-1, 1, 96)
-    maps = torch.stack(
-        [(1.2 + s * x[:, None] + t * x) * (1 + 0j) for s, t in ((1, 0), (-1, 0), (0, 1), (0, -1))]
-    )
+    maps = torch.stack([(1.2 + s * x[:, None] + t * x) * (1 + 0j) for s, t in ((1, 0), (-1, 0), (0, 1), (0, -1))])
     coils = maps * image
     task = Reconstruction(Sampling(acceleration=4), complex=True)
     batch = task.prepare(coils)
@@ -161,9 +157,7 @@ def test_segmentation_batch_and_loss() -> None:
 
 def test_segmentation_of_one_class_and_its_errors() -> None:
     task = Segmentation(classes=2)
-    image = torch.randint(
-        0, 256, (1, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    image = torch.randint(0, 256, (1, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     batch = task.prepare(image, torch.ones(1, 32, 32, dtype=torch.int64))
     assert batch.input.abs().max() < 1.5  # 8-bit images are scaled
     assert list(task.scores(torch.zeros(1, 2, 32, 32), batch)) == ["class1"]
@@ -192,6 +186,12 @@ def test_superres_degrades_as_pillow_does() -> None:
     # Pillow rounds between its two passes and at the end: a level or two of 255
     assert (batch.input[0] - theirs).abs().max() < 2.5 / 255
     torch.testing.assert_close(batch.target, image / 255)
+
+
+def test_superres_rounds_the_reduced_image_to_8_bits() -> None:
+    batch = SuperResolution().prepare(torch.full((1, 3, 32, 32), 100.3 / 255))
+    torch.testing.assert_close(batch.input, torch.full((1, 3, 32, 32), 100 / 255), atol=1e-6, rtol=0)
+    assert batch.target.max().item() == pytest.approx(100.3 / 255)
 
 
 def test_superres_loss_scores_and_errors() -> None:
