@@ -25,7 +25,7 @@ SHAPES = [(2, 96, 128, 128), (2, 96, 90, 90)]
 REPETITIONS = 10
 
 
-def trained(channels: int, size: tuple[int, int]) -> chasm.CHASM:
+def trained(channels: int, size: tuple[int, ...]) -> chasm.CHASM:
     """A mixer away from its initial point, where bases and gains are not trivial."""
     torch.manual_seed(0)
     mixer = chasm.CHASM(channels, size=size)
@@ -75,7 +75,7 @@ def high_water_mark() -> float:
 
 def peak_memory(kind: str, shape: tuple[int, ...]) -> float:
     """Megabytes a training step adds to this process; called in a fresh one."""
-    mixer = trained(shape[1], shape[2:])  # type: ignore[arg-type]
+    mixer = trained(shape[1], shape[2:])
     block = LiteralBlock(mixer) if kind == "literal" else mixer
     step(block, torch.randn(1, shape[1], 16, 16, requires_grad=True))  # warm up libraries
     x = torch.randn(shape, requires_grad=True)
@@ -94,7 +94,7 @@ def main() -> None:
     print(f"{'shape':>18} {'forward+backward':>26} {'eval forward':>26} {'peak memory of a step':>28}")
     for shape in SHAPES:
         x = torch.randn(shape, requires_grad=True)
-        ours = trained(shape[1], shape[2:])  # type: ignore[arg-type]
+        ours = trained(shape[1], shape[2:])
         literal = LiteralBlock(copy.deepcopy(ours))
         check_parity(ours, literal, x)
         train = fastest([partial(step, b, x) for b in (literal, ours)])
