@@ -84,7 +84,9 @@ def test_layer_is_four_paths_between_local_and_global_channels(lfu):
 def test_initialisation():
     torch.manual_seed(0)
     m = FFC(96)
-    assert m.conv_ll.weight.std().item() == pytest.approx((2 / (48 * 9)) ** 0.5, rel=0.05)  # Kaiming, fan out
+    # Kaiming for ReLU by the fan out: 24 and 48 * 9
+    assert m.reduce.weight.std().item() == pytest.approx((2 / 24) ** 0.5, rel=0.05)
+    assert m.conv_ll.weight.std().item() == pytest.approx((2 / (48 * 9)) ** 0.5, rel=0.05)
     assert (m.norm_l.weight == 1).all()
     assert (m.norm_l.bias == 0).all()
 

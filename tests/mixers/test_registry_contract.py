@@ -9,7 +9,20 @@ from registry_cases import NAMES, RIVALS, C, each_mixer, each_rival, make, maps,
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from chasm.mixers import MIXERS, Facts, Mixer, Residual, create_mixer, create_slot, register_mixer
+from chasm.mixers import (
+    AFNO,
+    MIXERS,
+    Facts,
+    GFNet,
+    Mixer,
+    Residual,
+    SpectFormer,
+    create_mixer,
+    create_slot,
+    register_mixer,
+)
+from chasm.mixers.ffc import FourierUnit
+from chasm.mixers.fno_d import SpectralConv
 
 # odd, tiny, of different parity, and on either side of the size and the modes that the mixer was built with
 SIZES = [(8, 8), (7, 5), (12, 9), (1, 1), (2, 3), (3, 2), (1, 6), (40, 34)]
@@ -94,6 +107,30 @@ def test_autocast(name):
             y = m(x)
         assert y.dtype == dtype
         assert relative(y, m(x.float())) < 0.03
+
+
+@pytest.mark.parametrize(
+    "part",
+    [GFNet(C), SpectFormer(C), AFNO(C), FourierUnit(C), SpectralConv(C, C, (3, 3))],
+    ids=lambda part: type(part).__name__,
+)
+def test_autocast_does_not_reach_the_spectrum(part):
+    x = maps(8, 7)
+    expected = part.eval()(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(part(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "std"),
+    [("gfnet", 0.028), ("spectformer", 0.019), ("afno", 1.00), ("ffc", 0.60), ("fno-d", 0.20),
+     ("difffno", 0.55), ("fsel", 1.05)],
+)  # fmt: skip
+def test_scale_at_initialisation(name, std):
+    torch.manual_seed(0)
+    m = create_mixer(name, channels=96, size=(128, 128))
+    with torch.no_grad():
+        assert m(torch.randn(1, 96, 128, 128)).std().item() == pytest.approx(std, rel=0.08)
 
 
 @each_mixer
@@ -210,9 +247,7 @@ def test_unknown_name_suggests_the_near_one():
 @each_rival
 @pytest.mark.parametrize("shape", [(2, C + 1, 8, 8), (C, 8, 8), (1, C, 2, 8, 8), (1, 8, 8, C)])
 def test_wrong_shape_is_one_line(name, shape):
-    with pytest.raises(
-        ValueError, match=rf"expected a real map \(B, {C}, H, W\), got \({shape[0]}, "
-    ) as info:
+    with pytest.raises(ValueError, match=rf"expected a real map \(B, {C}, H, W\), got \({shape[0]}, ") as info:
         make(name)(torch.randn(shape))
     assert "\n" not in str(info.value)
 
