@@ -2,12 +2,14 @@
 
 import typer
 
-from chasm.cli import demo
+from chasm.cli import data, mixers
 
 app = typer.Typer(
     name="chasm",
     no_args_is_help=True,
     add_completion=False,
-    help="CHASM spectral mixing: demo, comparison tables, data checks.",
+    pretty_exceptions_enable=False,
+    help="Spectral mixing for images: compare the mixers, check and preview data, see it learn.",
 )
-app.command("demo")(demo.demo)
+app.command("mixers")(mixers.mixers)
+app.add_typer(data.app, name="data")
