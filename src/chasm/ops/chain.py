@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from chasm.ops.transforms import Transform
 
@@ -52,6 +51,25 @@ def _forward(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transfor
     return transform.inverse(P, x.shape), X
 
 
+class _Once(torch.autograd.Function):
+    """Hands n gradients on, tied to all they were made from: a second derivative is then an error, never a zero.
+
+    torch's `once_differentiable` loses the tie: `torch.autograd.grad(loss + penalty, params)` drops the penalty.
+    """
+
+    @staticmethod
+    def forward(n: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if t is None else t.clone() for t in tensors[:n])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("forms 'fft' and 'dft' have no second derivative: use form='reference' or 'circulant'")
+
+
 class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, transform: Transform, m: int, *params: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -68,12 +86,14 @@ class _Chain(torch.autograd.Function):
         ctx.save_for_backward(output[1], *params)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gy: Tensor | None, _: Any) -> Any:
         if gy is None:
             return (None,) * (3 + 2 * ctx.m + 1)
-        with torch.autocast(gy.device.type, enabled=False):
-            return _Chain._backward(ctx, gy)
+        with torch.no_grad(), torch.autocast(gy.device.type, enabled=False):
+            grads = _Chain._backward(ctx, gy)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True, torch.func
+            return _Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
+        return grads
 
     @staticmethod
     def _backward(ctx: Any, gy: Tensor) -> Any:
