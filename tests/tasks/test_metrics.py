@@ -167,5 +167,7 @@ def test_meter_refuses_what_would_be_wrong() -> None:
         meter.add({"psnr": torch.zeros(3)}, ["a", "b", "a"])
     with pytest.raises(ValueError, match="unknown metric protocol 'hify': did you mean 'hifi'"):
         get_protocol("hify")
+    with pytest.raises(ValueError, match="unknown metric protocol 'brats'"):  # of labels, not of images
+        get_protocol("brats")
     merged = aggregate({"a": {"psnr": 1.0}, "b": {"psnr": 2.0}}, get_protocol("unit"))
     assert str(merged["psnr"]) == "1.500 ± 0.50 (unit, 2 cases)"

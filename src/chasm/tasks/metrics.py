@@ -36,8 +36,7 @@ def _exact(x: Tensor) -> Tensor:
 def _pair(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if output.shape != target.shape or output.ndim != 4:
         raise ValueError(
-            f"expected output and target of one shape (B, C, H, W), got {tuple(output.shape)} and "
-            f"{tuple(target.shape)}"
+            f"expected output and target of one shape (B, C, H, W), got {tuple(output.shape)} and {tuple(target.shape)}"
         )
     return _exact(output), _exact(target)
 
@@ -181,15 +180,14 @@ class Overlap(Protocol):
     def case(self, rows: Rows) -> dict[str, float]:
         each = {name: dice_iou(counts.sum(0)) for name, counts in rows.items()}
         scores = {
-            metric: sum(pair[i] for pair in each.values()) / len(each)
-            for i, metric in enumerate(("dice", "iou"))
+            metric: sum(pair[i] for pair in each.values()) / len(each) for i, metric in enumerate(("dice", "iou"))
         }
         for name, (dice, iou) in each.items():
             scores |= {f"dice_{name}": dice, f"iou_{name}": iou}
         return scores
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit, Overlap)}
+PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit)}  # those of images
 
 
 def get_protocol(name: str) -> Protocol:

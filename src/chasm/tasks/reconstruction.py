@@ -24,9 +24,7 @@ class Reconstruction(Task):
 
     residual = True
 
-    def __init__(
-        self, sampling: Sampling | None = None, *, complex: bool = False, protocol: str = "hifi"
-    ) -> None:
+    def __init__(self, sampling: Sampling | None = None, *, complex: bool = False, protocol: str = "hifi") -> None:
         self.sampling = sampling or Sampling()
         self.complex = complex
         self.protocol = get_protocol(protocol)
@@ -52,9 +50,7 @@ class Reconstruction(Task):
         image = image.to(torch.complex64) / scale
         target, low = rss(image), torch.zeros_like(scale)
         if image.shape[1] == 1:
-            return TaskBatch(
-                to_channels(Operator(mask).normal(image)), target, case, mask, low=low, scale=scale
-            )
+            return TaskBatch(to_channels(Operator(mask).normal(image)), target, case, mask, low=low, scale=scale)
         measured = mask * fft2c(image)
         maps = estimate_maps(measured, chosen.center)
         combined = Operator(mask, maps).adjoint(measured)

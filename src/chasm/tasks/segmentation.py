@@ -44,9 +44,7 @@ class Segmentation(Task):
 
     def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
         if label is None:
-            raise ValueError(
-                "segmentation needs labels, and this dataset has none: choose another task or dataset"
-            )
+            raise ValueError("segmentation needs labels, and this dataset has none: choose another task or dataset")
         mask = self.sampling.mask(image.shape[-1]).tensor(image.device)
         if not image.is_complex():
             image = image.float() / (255 if image.dtype == torch.uint8 else 1)

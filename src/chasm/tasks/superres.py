@@ -34,9 +34,7 @@ class SuperResolution(Task):
         target = image.float() / 255 if image.dtype == torch.uint8 else image.float()
         H, W = target.shape[-2:]
         if H % self.factor or W % self.factor:
-            raise ValueError(
-                f"{H}x{W} images are not divisible by {self.factor}: crop them to a multiple of it"
-            )
+            raise ValueError(f"{H}x{W} images are not divisible by {self.factor}: crop them to a multiple of it")
         small = _bicubic(target, (H // self.factor, W // self.factor))
         small = (small.clamp(0, 1) * 255).round() / 255
         return TaskBatch(_bicubic(small, (H, W)).clamp(0, 1), target, case)
