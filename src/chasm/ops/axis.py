@@ -102,11 +102,14 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
                 place = {dim: i - len(dims) for i, dim in enumerate(sorted(dims))}
                 tables = [transform.gains(op.gains, place[op.dim], len(shape) - 2) for op in operators]
     cast = [None if A is None else A.to(dtype) for A in mats]
-    return Prepared(form, dtype, dims, cast, [t if t.is_complex() else t.to(dtype) for t in tables])
+    wide = torch.promote_types(dtype, torch.complex64)
+    return Prepared(form, dtype, dims, cast, [t.to(wide if t.is_complex() else dtype) for t in tables])
 
 
 def run(x: Tensor, prepared: Prepared) -> Tensor:
     """Apply prepared operators, first to last, to x (B, C, *spatial); returns x's shape and dtype."""
+    if x.shape[0] == 0:
+        return x.clone()  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables = prepared
     z = x.to(dtype).contiguous()
     with torch.autocast(x.device.type, enabled=False):
@@ -168,9 +171,9 @@ def circulant_product(T: Tensor, x: Tensor, dim: int) -> Tensor:
     last = dim == x.ndim - 1
     # (B, C, before, n, after); along the last axis the product is z T^T, with `before` as the rows.
     z = (
-        x.reshape(*x.shape[:2], -1, x.shape[-1])
+        x.reshape(*x.shape[:2], x.shape[2:-1].numel(), x.shape[-1])
         if last
-        else x.reshape(*x.shape[:2], -1, x.shape[dim], x.shape[dim + 1 :].numel())
+        else x.reshape(*x.shape[:2], x.shape[2:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel())
     )
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or (not last and z.shape[2] > 1):
         return (torch.matmul(z, T.mT) if last else torch.matmul(T[:, None], z)).view(x.shape)

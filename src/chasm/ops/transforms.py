@@ -21,7 +21,9 @@ from torch import Tensor
 
 def mirrored(gains: Tensor, n: int) -> Tensor:
     """(K, C) -> (n, C): the gain of every bin of a full FFT, lambda[|k|], conjugate for k < 0."""
-    return torch.cat([gains, gains[1 : n - n // 2].flip(0).conj()])
+    i = torch.arange(n, device=gains.device)
+    full = gains.index_select(0, torch.minimum(i, n - i))  # no empty slice at n = 1, 2: exports with n free
+    return torch.where((2 * i > n)[:, None], full.conj(), full) if gains.is_complex() else full
 
 
 def _broadcastable(gains: Tensor, axis: int, ndim: int) -> Tensor:
