@@ -1,0 +1,420 @@
+"""Every form of the axis passes against the oracle: outputs, and gradients of x, theta, table and phase."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from chasm import ops
+from chasm.ops import FORMS, AxisOperator, choose_form, reference
+from chasm.ops.transforms import dense_basis
+
+GAINS = ["positive", "signed", "complex"]
+BASES = ["shared", "identity", "untied"]
+CPU = torch.device("cpu")
+
+
+def possible(form: str, basis: str, gain: str) -> bool:
+    if basis == "untied":
+        return form in ("reference", "fft") and gain != "complex"
+    return not (form == "dft" and gain == "complex")
+
+
+VARIANTS = [v for v in itertools.product(FORMS, BASES, GAINS) if possible(*v)]
+
+
+class Axis(NamedTuple):
+    """The raw parameters of one axis pass."""
+
+    dim: int
+    basis: str
+    gain: str
+    theta: Tensor  # (C(C-1)/2,), untied: (B, C(C-1)/2)
+    table: Tensor  # (B, C)
+    phase: Tensor  # (B, C)
+
+
+def axes_of(C: int, dims: tuple[int, ...], basis: str, gain: str, bins: int = 4) -> list[Axis]:
+    torch.manual_seed(C + bins)
+    rows = (bins,) if basis == "untied" else ()
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    found = []
+    for dim in dims:
+        # Away from zero: at norms of a few hundredths torch's matrix_exp, the oracle, is only good to 1.5e-10.
+        theta = leaf(*rows, C * (C - 1) // 2).abs() + 0.3
+        table, phase = leaf(bins, C), leaf(bins, C)
+        found.append(Axis(dim, basis, gain, *(t.requires_grad_() for t in (theta, table, phase))))
+    return found
+
+
+def oracle(x: Tensor, axes: list[Axis]) -> Tensor:
+    """Nothing but chasm.ops.reference."""
+    for dim, basis, gain, theta, table, phase in axes:
+        n = x.shape[dim]
+        if basis == "untied":
+            theta = reference.interpolate(theta, n // 2 + 1)
+        U = torch.eye(x.shape[1], dtype=x.dtype) if basis == "identity" else reference.basis(theta)
+        x = reference.axis_pass(x, U, reference.gains(table, n, gain, phase), dim)
+    return x
+
+
+def operators_of(shape: torch.Size, axes: list[Axis]) -> list[AxisOperator]:
+    found = []
+    for dim, basis, gain, theta, table, phase in axes:
+        n = shape[dim]
+        U = None
+        if basis != "identity":
+            U = ops.orthogonal_basis(ops.table_at(theta, n) if basis == "untied" else theta)
+        if gain == "complex":
+            gains = ops.complex_gains(table, phase, n)
+        else:
+            gains = (ops.positive_gains if gain == "positive" else ops.signed_gains)(table, n)
+        found.append(AxisOperator(dim, U, gains))
+    return found
+
+
+def apply(x: Tensor, axes: list[Axis], form: str) -> Tensor:
+    return ops.run(x, ops.prepare(x.shape, operators_of(x.shape, axes), form, x.dtype))
+
+
+def leaves(axes: list[Axis]) -> dict[str, Tensor]:
+    used = {}
+    for axis in axes:
+        used[f"table {axis.dim}"] = axis.table
+        if axis.basis != "identity":
+            used[f"theta {axis.dim}"] = axis.theta
+        if axis.gain == "complex":
+            used[f"phase {axis.dim}"] = axis.phase
+    return used
+
+
+def close(got: Tensor | None, want: Tensor, tolerance: float, what: str) -> None:
+    """Relative in norm. A gradient that is zero by nature may be rounding noise of the size of the tolerance."""
+    assert got is not None, what
+    assert got.shape == want.shape, what
+    error = (got.double() - want.double()).norm()
+    assert error <= tolerance * max(want.double().norm().item(), 1.0), f"{what}: {error:.1e}"
+
+
+def check(x: Tensor, axes: list[Axis], form: str, tolerance: float, *, dtype: Any = torch.float64) -> None:
+    """x and the parameters are float64; the form runs on x rounded to dtype, with parameters of at least float32."""
+    x = x.to(dtype).double().requires_grad_()
+    wide = torch.promote_types(dtype, torch.float32)
+    named = {"x": x, **leaves(axes)}
+    want = oracle(x, axes)
+    weight = torch.randn_like(want).to(dtype).double()
+    want_grads = torch.autograd.grad((want * weight).sum(), list(named.values()), allow_unused=True)
+
+    mine = [
+        axis._replace(theta=axis.theta.to(wide), table=axis.table.to(wide), phase=axis.phase.to(wide)) for axis in axes
+    ]
+    x_mine = x.to(dtype)
+    got = apply(x_mine, mine, form)
+    assert got.dtype == dtype
+    assert got.shape == x.shape
+    assert got.isfinite().all()
+    close(got, want, tolerance, "output")
+    # The casts above are part of the graph: gradients arrive in float64, having passed through dtype.
+    got_grads = torch.autograd.grad((got * weight.to(dtype)).sum(), list(named.values()), allow_unused=True)
+    for name, a, b in zip(named, got_grads, want_grads, strict=True):
+        if b is not None:
+            close(a, b, tolerance, f"gradient of {name}")
+
+
+def features(*shape: int) -> Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+@pytest.mark.parametrize("size", [(6, 9), (1, 1), (2, 3), (7, 1), (1, 2), (5, 4), (13, 2), (3, 11)])
+def test_float64_two_axes(form: str, basis: str, gain: str, size: tuple[int, int]) -> None:
+    for dims in ((2, 3), (3, 2)):
+        check(features(2, 3, *size), axes_of(3, dims, basis, gain), form, 1e-10)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_float64_one_axis_of_two(form: str, basis: str, gain: str) -> None:
+    for size in ((6, 5), (5, 6), (1, 4), (2, 2)):
+        for dim in (2, 3):
+            check(features(2, 3, *size), axes_of(3, (dim,), basis, gain), form, 1e-10)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_float64_sequences(form: str, basis: str, gain: str) -> None:
+    for n in (1, 2, 3, 8, 13, 30):
+        check(features(2, 4, n), axes_of(4, (2,), basis, gain), form, 1e-10)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_float64_volumes(form: str, basis: str, gain: str) -> None:
+    for size, dims in (
+        ((3, 4, 5), (2, 3, 4)),
+        ((4, 3, 2), (4, 2, 3)),
+        ((2, 5, 4), (4, 2)),
+        ((4, 1, 3), (3, 4)),
+        ((4, 5, 3), (3,)),
+        ((4, 3, 5), (2,)),
+    ):
+        check(features(2, 2, *size), axes_of(2, dims, basis, gain), form, 1e-10)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    variant=st.sampled_from(VARIANTS),
+    size=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    order=st.permutations([2, 3, 4]),
+    passes=st.integers(1, 3),
+    C=st.integers(1, 5),
+    B=st.integers(1, 2),
+    bins=st.integers(1, 8),
+)
+def test_float64_anything(
+    variant: tuple[str, str, str], size: list[int], order: list[int], passes: int, C: int, B: int, bins: int
+) -> None:
+    form, basis, gain = variant
+    dims = tuple(d for d in order if d < 2 + len(size))[:passes]
+    check(features(B, C, *size), axes_of(C, dims, basis, gain, bins), form, 1e-10)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_low_precision(form: str, basis: str, gain: str, dtype: torch.dtype, tolerance: float) -> None:
+    check(features(2, 6, 30, 23), axes_of(6, (2, 3), basis, gain, 9), form, tolerance, dtype=dtype)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_at_sizes_that_are_no_power_of_two(form: str) -> None:
+    check(features(1, 8, 90, 218), axes_of(8, (2, 3), "shared", "positive", 16), form, 1e-5, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_float16_is_finite_and_close(form: str, basis: str, gain: str) -> None:
+    x = features(1, 3, 45, 20)
+    axes = axes_of(3, (2, 3), basis, gain)
+    got = apply(x.half(), axes, form)
+    assert got.dtype == torch.float16
+    close(got, oracle(x.half().double(), axes), 2e-3, "output")
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_memory_formats_and_views(form: str, basis: str, gain: str) -> None:
+    base = features(2, 4, 6, 5)
+    axes = axes_of(4, (2, 3), basis, gain)
+    want = oracle(base, axes)
+    wider = features(3, 8, 6, 10)
+    wider[1:, ::2, :, ::2] = base
+    for name, view in {
+        "channels last": base.contiguous(memory_format=torch.channels_last),
+        "every other entry": wider[1:, ::2, :, ::2],
+        "transposed": base.mT.contiguous().mT,
+        "expanded": base[:1].expand(2, -1, -1, -1),
+    }.items():
+        assert not view.is_contiguous()
+        kept = view.clone()
+        x = view.detach().requires_grad_()
+        got = apply(x, axes, form)
+        expected = oracle(base[:1], axes).expand_as(want) if name == "expanded" else want
+        close(got, expected, 1e-10, name)
+        got.backward(torch.ones(1, dtype=torch.float64).expand_as(got))  # a gradient without memory of its own
+        plain = view.detach().contiguous().requires_grad_()
+        oracle(plain, axes).sum().backward()
+        assert plain.grad is not None
+        close(x.grad, plain.grad, 1e-10, f"gradient, {name}")
+        assert torch.equal(view, kept), f"{name}: the input was written to"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_empty_batch(form: str) -> None:
+    for shape, dims in (((0, 3, 6, 5), (2, 3)), ((0, 3, 6), (2,)), ((0, 3, 2, 4, 3), (2, 4))):
+        axes = axes_of(3, dims, "shared", "positive")
+        x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+        y = apply(x, axes, form)
+        assert y.shape == shape
+        y.sum().backward()
+        assert x.grad is not None
+        assert all(t.grad is None or (t.grad == 0).all() for t in leaves(axes).values())
+
+
+@pytest.mark.parametrize("form", ["fft", "dft"])
+@pytest.mark.parametrize("wanted", ["x", "table 2", "theta 3", "table 3"])
+def test_a_gradient_asked_for_alone_is_the_same(form: str, wanted: str) -> None:
+    """The own backward skips what nobody asked for."""
+    x = features(2, 3, 5, 6).requires_grad_()
+    axes = axes_of(3, (2, 3), "shared", "positive")
+    named = {"x": x, **leaves(axes)}
+    for name, t in named.items():
+        t.requires_grad_(name == wanted)
+    y = apply(x, axes, form)
+    (got,) = torch.autograd.grad(y.square().sum(), named[wanted])
+    (want,) = torch.autograd.grad(oracle(x, axes).square().sum(), named[wanted])
+    close(got, want, 1e-10, wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_backward_twice_over_a_kept_graph(form: str) -> None:
+    x = features(1, 3, 4, 5).requires_grad_()
+    axes = axes_of(3, (2, 3), "shared", "positive")
+    y = apply(x, axes, form)
+    first = torch.autograd.grad(y.sum(), [x, *leaves(axes).values()], retain_graph=True)
+    second = torch.autograd.grad(y.sum(), [x, *leaves(axes).values()])
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+@pytest.mark.parametrize("power", [1, 3])
+def test_second_derivatives_are_right_or_refused(form: str, basis: str, gain: str, power: int) -> None:
+    """A gradient penalty beside a loss: where the form cannot, it must say so, and not drop the penalty."""
+    x = features(1, 3, 4, 5).requires_grad_()
+    axes = axes_of(3, (2, 3), basis, gain)
+    wanted = list(leaves(axes).values())
+
+    def loss(y: Tensor) -> Tensor:
+        (g,) = torch.autograd.grad(y.pow(power).sum(), x, create_graph=True)
+        return y.sum() + g.square().sum()
+
+    if form in ("fft", "dft") and basis != "untied":
+        with pytest.raises(RuntimeError, match="no second derivative: use form="):
+            loss(apply(x, axes, form)).backward()
+        with pytest.raises(RuntimeError, match="no second derivative: use form="):
+            torch.autograd.grad(loss(apply(x, axes, form)), wanted)
+    else:
+        got = torch.autograd.grad(loss(apply(x, axes, form)), wanted)
+        for a, b in zip(got, torch.autograd.grad(loss(oracle(x, axes)), wanted), strict=True):
+            close(a, b, 1e-9, "second derivative")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_functional_gradients(form: str) -> None:
+    """torch.func.grad is a first derivative taken with create_graph=True."""
+    axes = axes_of(3, (2, 3), "shared", "positive")
+    x = features(1, 3, 4, 5)
+    got = torch.func.grad(lambda x: apply(x, axes, form).pow(3).sum())(x)
+    want = torch.func.grad(lambda x: oracle(x, axes).pow(3).sum())(x)
+    close(got, want, 1e-10, "gradient of x")
+
+
+@pytest.mark.parametrize(("form", "gain"), [("fft", "positive"), ("fft", "complex"), ("dft", "signed")])
+def test_gradcheck_of_the_own_backward(form: str, gain: str) -> None:
+    axes = axes_of(2, (2, 3), "shared", gain, 3)
+
+    def f(x: Tensor, t1: Tensor, g1: Tensor, p1: Tensor, t2: Tensor, g2: Tensor, p2: Tensor) -> Tensor:
+        first, last = axes
+        return apply(
+            x,
+            [first._replace(theta=t1, table=g1, phase=p1), last._replace(theta=t2, table=g2, phase=p2)],
+            form,
+        )
+
+    flat = [t for axis in axes for t in (axis.theta, axis.table, axis.phase)]
+    for size in ((3, 4), (4, 3)):
+        assert torch.autograd.gradcheck(f, (features(1, 2, *size).requires_grad_(), *flat))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_autocast_leaves_the_core_alone(form: str) -> None:
+    x = features(1, 6, 9, 8).float()
+    axes = axes_of(6, (2, 3), "shared", "positive")
+    plain = apply(x, axes, form)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(apply(x, axes, form), plain)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 45, 1000])
+def test_the_dense_basis_is_orthogonal_and_diagonalises_even_filters(n: int) -> None:
+    Q = dense_basis(n, CPU, torch.float64)
+    torch.testing.assert_close(Q @ Q.mT, torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-12)
+    if n <= 45:
+        gains = torch.rand(n // 2 + 1, 1, dtype=torch.float64)
+        D = Q @ ops.axis.circulant(gains, n)[0] @ Q.mT
+        torch.testing.assert_close(D, torch.diag(D.diagonal()), rtol=0, atol=1e-12)
+
+
+def test_the_dense_basis_is_usable_in_training_after_inference() -> None:
+    axes = axes_of(2, (2,), "shared", "positive")
+    with torch.inference_mode():
+        apply(features(1, 2, 19), axes, "dft")  # 19: a length no other test has asked for
+    x = features(1, 2, 19).requires_grad_()
+    apply(x, axes, "dft").sum().backward()
+    assert x.grad is not None
+
+
+# --- the choice ------------------------------------------------------------------------------------
+
+
+def operators(basis: str, gain: str, C: int = 3, size: tuple[int, int] = (6, 5)) -> list[AxisOperator]:
+    with torch.no_grad():
+        return operators_of(torch.Size((1, C, *size)), axes_of(C, (2, 3), basis, gain))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize(("basis", "gain"), [(b, g) for b in BASES for g in GAINS if possible("fft", b, g)])
+def test_the_automatic_choice_is_possible_and_gives_a_reason(device: str, basis: str, gain: str) -> None:
+    for longest in (1, 64, 256, 1000):
+        for grad in (True, False):
+            found = operators(basis, gain)
+            shape = torch.Size((2, 3, longest, 5))
+            form, reason = choose_form(shape, found, device=torch.device(device), grad=grad)
+            assert possible(form, basis, gain)
+            assert form != "reference"
+            assert reason
+            assert "\n" not in reason
+
+
+def test_a_long_axis_is_never_a_dense_matrix_per_channel() -> None:
+    for device in ("cpu", "cuda"):
+        for shape in ((1, 3, 4000, 4), (1, 3, 4, 4000)):
+            for grad in (True, False):
+                choice = choose_form(
+                    torch.Size(shape), operators("shared", "positive"), device=torch.device(device), grad=grad
+                )
+                assert choice.form == "fft"
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_a_possible_form_can_be_forced(form: str, basis: str, gain: str) -> None:
+    choice = choose_form(torch.Size((1, 3, 6, 5)), operators(basis, gain), device=CPU, grad=True, form=form)
+    assert choice == (form, "forced by the user")
+
+
+@pytest.mark.parametrize(
+    ("form", "basis", "gain"),
+    [v for v in itertools.product(FORMS, BASES, GAINS) if not possible(*v) and v[1:] != ("untied", "complex")],
+)
+def test_an_impossible_form_is_refused(form: str, basis: str, gain: str) -> None:
+    with pytest.raises(ValueError, match=rf"form '{form}' needs .*, got .*: use ") as info:
+        choose_form(torch.Size((1, 3, 6, 5)), operators(basis, gain), device=CPU, grad=True, form=form)
+    assert "\n" not in str(info.value)
+
+
+def test_an_unknown_form_is_refused_with_the_near_one() -> None:
+    with pytest.raises(ValueError, match="unknown form 'circulent': did you mean 'circulant'"):
+        choose_form(torch.Size((1, 3, 6, 5)), operators("shared", "positive"), device=CPU, grad=True, form="circulent")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)]
+)
+def test_on_a_gpu(form: str, basis: str, gain: str, dtype: torch.dtype, tolerance: float) -> None:
+    x = features(2, 6, 30, 23).to(dtype).double().requires_grad_()
+    axes = axes_of(6, (2, 3), basis, gain, 9)
+    wide = torch.promote_types(dtype, torch.float32)
+    mine = [a._replace(**{k: getattr(a, k).to("cuda", wide) for k in ("theta", "table", "phase")}) for a in axes]
+    want, got = oracle(x, axes), apply(x.to("cuda", dtype), mine, form)
+    close(got.cpu(), want, tolerance, "output")
+    named = {"x": x, **leaves(axes)}
+    weight = torch.randn_like(want).to(dtype).double()
+    wanted = torch.autograd.grad((want * weight).sum(), list(named.values()))
+    found = torch.autograd.grad((got * weight.to("cuda", dtype)).sum(), list(named.values()))
+    for name, a, b in zip(named, found, wanted, strict=True):
+        close(a, b, tolerance, f"gradient of {name}")
