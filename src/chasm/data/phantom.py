@@ -31,17 +31,17 @@ CONTRASTS = ("t1", "t1ce", "t2", "flair")
 SIGNAL: dict[str, tuple[float, float, float, float]] = {
     "air": (0.00, 0.00, 0.00, 0.00),
     "skin": (0.34, 0.42, 0.24, 0.26),
-    "fat": (1.00, 1.00, 0.84, 0.92),
+    "fat": (1.00, 1.00, 0.72, 0.92),
     "muscle": (0.38, 0.46, 0.15, 0.22),
     "bone": (0.03, 0.03, 0.02, 0.03),
     "marrow": (0.45, 0.48, 0.14, 0.22),
     "dura": (0.25, 0.60, 0.08, 0.12),
     "csf": (0.12, 0.12, 1.00, 0.05),
-    "grey": (0.40, 0.42, 0.45, 0.42),
-    "white": (0.57, 0.59, 0.28, 0.33),
-    "striatum": (0.44, 0.46, 0.36, 0.39),
-    "pallidum": (0.53, 0.55, 0.20, 0.30),
-    "thalamus": (0.48, 0.50, 0.33, 0.37),
+    "grey": (0.40, 0.42, 0.42, 0.42),
+    "white": (0.57, 0.59, 0.26, 0.33),
+    "striatum": (0.44, 0.46, 0.34, 0.39),
+    "pallidum": (0.53, 0.55, 0.18, 0.30),
+    "thalamus": (0.48, 0.50, 0.31, 0.37),
     "artery": (0.10, 0.85, 0.04, 0.06),
     "vein": (0.22, 0.95, 0.08, 0.10),
     "choroid": (0.34, 0.88, 0.60, 0.42),
@@ -51,7 +51,7 @@ SIGNAL: dict[str, tuple[float, float, float, float]] = {
 }
 TISSUES = tuple(SIGNAL)
 LOWEST, HIGHEST = 2.0, 58.0  # levels worth drawing: basal ganglia to the upper convexity
-FIELD_OF_VIEW = (208.0, 182.0)  # mm that must fit, height and width
+FIELD_OF_VIEW = (220.0, 196.0)  # mm that must fit, height and width
 
 
 def signal_table(*contrasts: str) -> Array:
@@ -67,7 +67,7 @@ class Head:
         self.width, self.length = 68 * rng.uniform(0.95, 1.05), 84 * rng.uniform(0.95, 1.04)
         self.taper = rng.uniform(0.05, 0.11)  # how much narrower the forehead is than the back
         self.square = rng.uniform(2.05, 2.25)  # exponent of the outline: 2 is an ellipse
-        self.roll, self.shift = rng.normal(0, 0.05), rng.normal(0, 2, 2).astype(np.float32)
+        self.roll, self.shift = rng.uniform(-0.1, 0.1), rng.uniform(-3, 3, 2).astype(np.float32)
         self.skull, self.fat = rng.uniform(5, 7.5), rng.uniform(2.5, 4.5)
         self.age = rng.uniform(0, 1) ** 1.5  # widens sulci and ventricles
         self.cortex = rng.uniform(3.6, 4.1)
@@ -75,7 +75,7 @@ class Head:
         self.bend = [Field(rng, 60) for _ in range(2)]
         self.wiggle = [Field(rng, 13) for _ in range(2)]
         self.fine, self.rough = Field(rng, 5), Field(rng, 25)
-        self.sides = [(draw_sulci(rng, 36), draw_sulci(rng, 21)) for _ in range(2)]
+        self.sides = [(draw_sulci(rng, 48), draw_sulci(rng, 21)) for _ in range(2)]
         self.spots = rng.uniform(-1, 1, (14, 2)).astype(np.float32) * np.array([45, 55], np.float32)
         self.beads = rng.uniform(0, 1, 24)
         self.mass: Mass | None = None
@@ -196,8 +196,8 @@ def draw(head: Head, z: float, shape: tuple[int, int], table: Array, skull: bool
     canvas.paint(fluid * (hull < 0), "csf")
     where = where - level.push(where)
     ventricles = _deep(canvas, level, where)
-    _vessels(canvas, level, strands, white, np.ones_like(brain) if skull else cover(hull, pixel))
-    grades = _tumour(canvas, level, brain, white, ventricles)
+    _vessels(canvas, level, strands, white, cover(hull, pixel), skull)
+    grades = _tumour(canvas, level, hull, white * (1 - ventricles))
     image = canvas.image.reshape(-1, h, k, w, k).mean((2, 4))
     share = grades.reshape(3, h, k, w, k).mean((2, 4))  # nested: oedema holds enhancing holds necrosis
     label = np.where(share[2] > 0.5, 1, np.where(share[1] > 0.5, 3, np.where(share[0] > 0.5, 2, 0)))
@@ -282,35 +282,35 @@ def _deep(canvas: Canvas, level: Level, where: Array) -> Array:
     return share
 
 
-def _vessels(canvas: Canvas, level: Level, strands: list[Strand], white: Array, within: Array) -> None:
+def _vessels(canvas: Canvas, level: Level, strands: list[Strand], white: Array, inside: Array, skull: bool) -> None:
     """Perivascular spaces, falx and sagittal sinus, arteries and cortical veins."""
     head, half_y = level.head, level.half[1]
 
     def lines(p: Array, q: Array, w: Array | float) -> Array:
         w = np.broadcast_to(np.asarray(w, np.float32), len(p))
-        return within * splat(level.to_image(p), level.to_image(q), w, canvas.x, canvas.y, 3.5)[1]
+        return splat(level.to_image(p), level.to_image(q), w, canvas.x, canvas.y, 3.5)[1]
 
     spots = wiggled(level, head.spots, 8)
     canvas.paint(0.4 * white * lines(spots, spots + 0.5, 0.35), "csf")
     fissure = strands[0].points[0]
     falx = level.arch(fissure[1:, 1]) > 1.25
-    canvas.paint(0.7 * lines(fissure[:-1][falx], fissure[1:][falx], 0.3), "dura")
+    canvas.paint(0.7 * inside * lines(fissure[:-1][falx], fissure[1:][falx], 0.3), "dura")
     sinus = np.array([(0, -half_y - 1), (0, -half_y + 1.5), (0, half_y + 0.5)], np.float32)
     ends = np.array([(0, -half_y + 1), (0, -half_y + 5), (0, half_y - 1.5)], np.float32)
-    canvas.paint(lines(sinus, ends, np.array([2.6, 1.4, 1.4])), "vein")
+    canvas.paint(lines(sinus, ends, np.array([2.6, 1.4, 1.4])) * (1 if skull else inside), "vein")
     trunks = [s for s in strands if s.points.shape[1] == 8]
     veins = [(s.points[:, 2:6], s.alive[:, 5] & (np.arange(len(s.points)) % 4 == 0)) for s in trunks]
     curves = np.concatenate([p[a] for p, a in veins]) + np.array([0.7, 0.5], np.float32)  # beside the fluid
-    canvas.paint(lines(curves[:, :-1].reshape(-1, 2), curves[:, 1:].reshape(-1, 2), 0.25), "vein")
+    canvas.paint(inside * lines(curves[:, :-1].reshape(-1, 2), curves[:, 1:].reshape(-1, 2), 0.25), "vein")
     front = fissure[(fissure[:, 1] > 45) & (fissure[:, 1] < 75)]
     dots = [front[:: max(1, len(front) // 2)]] if len(front) else []
     dots += [s.points[0][[3, 9]] for s in strands if s.points.shape[1] == 16 and level.z < 18]
     if dots:
         p = np.concatenate(dots)
-        canvas.paint(lines(p, p + 0.1, 0.4 + 0.5 * head.beads[: len(p)]), "artery")
+        canvas.paint(inside * lines(p, p + 0.1, 0.4 + 0.5 * head.beads[: len(p)]), "artery")
 
 
-def _tumour(canvas: Canvas, level: Level, brain: Array, white: Array, ventricles: Array) -> Array:
+def _tumour(canvas: Canvas, level: Level, hull: Array, white: Array) -> Array:
     """Oedema, enhancing rim and necrotic core, each within the one before: shares (3,H,W)."""
     m = level.head.mass
     shares = np.zeros((3, *canvas.image.shape[1:]), np.float32)
@@ -324,14 +324,13 @@ def _tumour(canvas: Canvas, level: Level, brain: Array, white: Array, ventricles
     for i, (u, v, w) in enumerate(m.lobes.tolist()):
         lobe = np.sqrt((x - u) ** 2 + (y - v) ** 2 + (z - w) ** 2) + 0.25 * m.radius * (i > 0)
         far = smooth_min(far, lobe, 5)
-    rim = far - m.radius + 2 * a + 0.8 * fine
-    core = np.maximum(far - m.core * m.radius + 2 * b + 1.2 * fine, rim + 1.5)
+    rim = np.maximum(far - m.radius + 2 * a + 0.8 * fine, hull + 0.5)
+    core = np.maximum(far - m.core * m.radius + 2 * b + 1.2 * fine, rim + 2.5)
     around = np.sqrt((x - m.drift[0]) ** 2 + (y - m.drift[1]) ** 2 + z * z).astype(np.float32)
     swelling = around - m.radius - m.swelling + 3 * b + 5 * rough
-    free = brain * (1 - ventricles)
     soft = canvas.pixel + 1
     # swelling spreads along white matter and spares the cortex, but always surrounds the rim
-    shares[0] = np.maximum(cover(swelling, soft + 2) * white, cover(rim - 1.5, soft)) * free
+    shares[0] = np.maximum(cover(swelling, soft + 2) * white, cover(np.maximum(rim - 1.5, hull), soft))
     shares[1] = np.minimum(cover(rim, soft), shares[0])
     shares[2] = np.minimum(cover(core, soft), shares[1])
     for share, tissue in zip(shares, ("oedema", "enhancing", "necrosis"), strict=True):
