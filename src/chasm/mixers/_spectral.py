@@ -4,10 +4,10 @@ Precision: a transform, and whatever multiplies its result, runs in float32 (flo
 autocast off; the mixer hands back its input's dtype.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
+
+from chasm.ops.precision import full_precision as full_precision
 
 
 def is_empty(x: Tensor, channels: int) -> bool:
@@ -25,11 +25,6 @@ def check_pair(name: str, value: tuple[int, ...]) -> tuple[int, int]:
     if len(value) != 2 or min(value) < 1:
         raise ValueError(f"expected {name} as two positive integers, got {value!r}")
     return value[0], value[1]
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off on the device of x (tensors without storage have no autocast)."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -55,9 +50,7 @@ def irfft2(spectrum: Tensor, size: tuple[int, int], norm: str) -> Tensor:
     it is set to zero here.
     """
     width = size[1]
-    half = torch.fft.ifft(
-        spectrum, dim=-2, norm=norm
-    )  # back along H; what is left is the 1-D spectrum along W
+    half = torch.fft.ifft(spectrum, dim=-2, norm=norm)  # back along H; what is left is the 1-D spectrum along W
     k = torch.arange(half.shape[-1], device=half.device)
     has_imag = ((k != 0) & (2 * k != width)).to(half.real.dtype)
     keep = torch.stack((torch.ones_like(has_imag), has_imag), -1)  # (K, 2)

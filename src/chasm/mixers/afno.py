@@ -59,9 +59,7 @@ class AFNO(Mixer):
     ) -> None:
         super().__init__()
         if blocks < 1 or channels % blocks:
-            raise ValueError(
-                f"expected blocks to divide channels, got blocks={blocks} and channels={channels}"
-            )
+            raise ValueError(f"expected blocks to divide channels, got blocks={blocks} and channels={channels}")
         if hidden_factor < 1:
             raise ValueError(f"expected hidden_factor of at least 1, got {hidden_factor}")
         if shrink < 0:

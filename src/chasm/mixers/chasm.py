@@ -24,6 +24,7 @@ from torch.nn.functional import gelu
 from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared
+from chasm.ops.precision import autocast_dtype
 from chasm.registry import near
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
@@ -125,8 +126,7 @@ class CHASM(Mixer):
         """Phi(x), in x's dtype or the one autocast asks for."""
         if self.basis is None:
             return x
-        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = x.to(autocast_dtype(x) or x.dtype)
         outputs = [ops.run(x, prepared) for prepared in self._prepared(x)]
         return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
 

@@ -28,9 +28,7 @@ class GalerkinAttention(nn.Module):
 
     no_decay_parameters = ("k_weight", "k_bias", "v_weight", "v_bias")
 
-    def __init__(
-        self, channels: int, heads: int, *, device: Any = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, channels: int, heads: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.heads = heads
         d = channels // heads
@@ -89,9 +87,7 @@ class DiffFNO(Mixer):
     ) -> None:
         super().__init__()
         if heads < 1 or channels % heads or channels < 2 * heads:
-            raise ValueError(
-                f"expected heads that divide channels, two or more in each, got {heads} and {channels}"
-            )
+            raise ValueError(f"expected heads that divide channels, two or more in each, got {heads} and {channels}")
         self.channels, self.residual = channels, residual
         self.spectral = SpectralConv(channels, channels, modes, device=device, dtype=dtype)
         self.rho = nn.Parameter(torch.zeros(2, *modes, device=device, dtype=dtype))

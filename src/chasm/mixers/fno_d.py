@@ -41,9 +41,7 @@ class SpectralConv(nn.Module):
         m1, m2 = self.modes = check_pair("modes", modes)
 
         def uniform() -> nn.Parameter:
-            return nn.Parameter(
-                torch.rand(c_in, c_out, m1, m2, 2, device=device, dtype=dtype) / (c_in * c_out)
-            )
+            return nn.Parameter(torch.rand(c_in, c_out, m1, m2, 2, device=device, dtype=dtype) / (c_in * c_out))
 
         self.r_pos, self.r_neg = uniform(), uniform()  # rows 0 .. m1-1 and -m1 .. -1
 
@@ -58,9 +56,7 @@ class SpectralConv(nn.Module):
             # Only the kept columns go through the transform along H.
             X = torch.fft.fft(torch.fft.rfft(wide(x))[..., :columns], dim=-2)
             low = torch.einsum("bihw,iohw->bohw", X[:, :, :top], r_pos[:, :, :top, :columns])
-            high = torch.einsum(
-                "bihw,iohw->bohw", X[:, :, H - bottom :], r_neg[:, :, m1 - bottom :, :columns]
-            )
+            high = torch.einsum("bihw,iohw->bohw", X[:, :, H - bottom :], r_neg[:, :, m1 - bottom :, :columns])
             middle = low.new_zeros(*low.shape[:2], H - top - bottom, columns)
             return irfft2(torch.cat((low, middle, high), 2), (H, W), "backward")
 
@@ -72,9 +68,7 @@ def deform_map(x: Tensor, offsets: Tensor) -> Tensor:
         x, offsets = wide(x), wide(offsets)
         column = torch.arange(W, device=x.device) + offsets[:, 0]  # (B, H, W), in pixels
         row = torch.arange(H, device=x.device)[:, None] + offsets[:, 1]
-        grid = torch.stack(
-            (column * 2 / max(W - 1, 1) - 1, row * 2 / max(H - 1, 1) - 1), -1
-        )  # [-1, 1] spans the map
+        grid = torch.stack((column * 2 / max(W - 1, 1) - 1, row * 2 / max(H - 1, 1) - 1), -1)  # [-1, 1] spans the map
         return F.grid_sample(x, grid, "bilinear", "reflection", align_corners=True)
 
 

@@ -74,9 +74,7 @@ class FrequencyAttention(nn.Module):
             y = self.attention(z) @ z
             if self.inverse_axes == "spatial":
                 y = y.reshape(B, C, H, W)
-            y = torch.fft.ifft2(
-                y
-            ).abs()  # official: over (channel in head, H*W), the axes it has at this point
+            y = torch.fft.ifft2(y).abs()  # official: over (channel in head, H*W), the axes it has at this point
             y = torch.cat((y.reshape(B, C, H, W), self.local(Z)), 1).to(x.dtype)
         return self.project(y)
 
@@ -102,8 +100,7 @@ class SpatialAttention(nn.Module):
         self.heads = heads
         self.tau = nn.Parameter(torch.ones(heads, 1, 1, **like))
         self.q, self.k, self.v = (
-            nn.Sequential(nn.Conv2d(channels, channels, 1, **like), GroupedPair(channels, **like))
-            for _ in range(3)
+            nn.Sequential(nn.Conv2d(channels, channels, 1, **like), GroupedPair(channels, **like)) for _ in range(3)
         )
         self.local = GroupedPair(channels, **like)
         self.project = nn.Conv2d(2 * channels, channels, 1, bias=False, **like)
@@ -111,8 +108,7 @@ class SpatialAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, C, H, W = x.shape
         q, k, v = (
-            wide(branch(x)).reshape(B, self.heads, C // self.heads, H * W)
-            for branch in (self.q, self.k, self.v)
+            wide(branch(x)).reshape(B, self.heads, C // self.heads, H * W) for branch in (self.q, self.k, self.v)
         )
         with full_precision(x):  # the norms sum over every position
             y = channel_scores(q, k, self.tau).softmax(-1) @ v
@@ -128,9 +124,7 @@ class EntangledFFN(nn.Module):
         super().__init__()
         hidden = channels // 16
         self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False, **like)
-        self.grouped = nn.Conv2d(
-            2 * channels, 2 * channels, 3, padding=1, groups=channels, bias=False, **like
-        )
+        self.grouped = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=channels, bias=False, **like)
         self.project = nn.Conv2d(4 * channels, channels, 1, bias=False, **like)
         self.gate_in = squeeze_gate(channels, hidden, **like)
         self.gate_cat = squeeze_gate(2 * channels, hidden, **like)

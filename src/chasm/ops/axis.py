@@ -12,6 +12,7 @@ from torch import Tensor
 
 from chasm.ops import reference
 from chasm.ops.chain import chain, mix
+from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
 from chasm.registry import near
 
@@ -87,7 +88,7 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
         dtype = torch.promote_types(dtype, torch.float32)  # FFTs, and products on a CPU, never below float32
     dims = tuple(op.dim for op in operators)
     mats: list[Tensor | None]
-    with torch.autocast(device.type, enabled=False):
+    with full_precision(operators[0].gains):
         if form == "reference":
             eye = torch.eye(shape[1], device=device)
             mats, tables = [eye if op.U is None else op.U for op in operators], [op.gains for op in operators]
@@ -112,7 +113,7 @@ def run(x: Tensor, prepared: Prepared) -> Tensor:
         return x.clone()  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables = prepared
     z = x.to(dtype).contiguous()
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         if form == "reference":
             for U, gains, dim in zip(mats, tables, dims, strict=True):
                 assert U is not None
@@ -142,7 +143,7 @@ def channel_operators(op: AxisOperator) -> Tensor:
     """M(k) = U diag(lambda_k) U^T for every frequency, (K, C, C)."""
     if op.U is None:
         return torch.diag_embed(op.gains)
-    return op.U * op.gains[:, None, :] @ op.U.mT
+    return exact_product(op.U * op.gains[:, None, :], op.U.mT)
 
 
 def merged_matrices(operators: list[AxisOperator]) -> list[Tensor | None]:
@@ -150,7 +151,7 @@ def merged_matrices(operators: list[AxisOperator]) -> list[Tensor | None]:
     bases = [op.U for op in operators]
     mats: list[Tensor | None] = [None if bases[0] is None else bases[0].mT]
     for U, V in pairwise(bases):
-        mats.append(None if U is None or V is None else V.mT @ U)
+        mats.append(None if U is None or V is None else exact_product(V.mT, U))
     return [*mats, bases[-1]]
 
 

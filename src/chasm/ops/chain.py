@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.ops.precision import full_precision
 from chasm.ops.transforms import Transform
 
 
@@ -74,7 +75,7 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, transform: Transform, m: int, *params: Tensor | None) -> tuple[Tensor, Tensor]:
         gains = [g for g in params[:m] if g is not None]
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             return _forward(x, gains, list(params[m:]), transform)
 
     @staticmethod
@@ -89,7 +90,7 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor | None, _: Any) -> Any:
         if gy is None:
             return (None,) * (3 + 2 * ctx.m + 1)
-        with torch.no_grad(), torch.autocast(gy.device.type, enabled=False):
+        with torch.no_grad(), full_precision(gy):
             grads = _Chain._backward(ctx, gy)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True, torch.func
             return _Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
@@ -137,5 +138,5 @@ def chain(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transform: 
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *gains, *mats)):
         y: Tensor = _Chain.apply(x, transform, len(gains), *gains, *mats)[0]
         return y
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         return _forward(x, gains, mats, transform)[0]

@@ -1,0 +1,25 @@
+"""The precision policy in one place: what autocast must not touch runs inside `full_precision`."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Autocast off on the device of x (tensors without storage have no autocast)."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype autocast would run x's products in; None where it is off or leaves x alone (float64)."""
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in a's dtype, through float64, which neither autocast nor TF32 touches (Apple's GPUs have neither)."""
+    if a.device.type == "mps":
+        return a @ b
+    return (a.double() @ b.double()).to(a.dtype)
