@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chasm import ops
 from chasm.ops import FORMS, AxisOperator, choose_form, reference
@@ -25,6 +26,19 @@ def possible(form: str, basis: str, gain: str) -> bool:
 
 
 VARIANTS = [v for v in itertools.product(FORMS, BASES, GAINS) if possible(*v)]
+
+
+class MatrixProducts(TorchDispatchMode):
+    """Collects the dtypes of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
+            self.dtypes.update(a.dtype for a in args if isinstance(a, Tensor))
+        return func(*args, **(kwargs or {}))
 
 
 class Axis(NamedTuple):
@@ -326,6 +340,31 @@ def test_autocast_leaves_the_core_alone(form: str) -> None:
     plain = apply(x, axes, form)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(apply(x, axes, form), plain)
+
+
+@pytest.mark.parametrize(("basis", "gain"), [("shared", "positive"), ("untied", "positive"), ("shared", "complex")])
+def test_constants_are_made_in_products_that_tf32_does_not_reach(basis: str, gain: str) -> None:
+    """Merged bases, interpolated tables and matrices per frequency, in float32: seen without a GPU."""
+    axes = axes_of(3, (2, 3), basis, gain)
+    mine = [a._replace(**{k: getattr(a, k).detach().float() for k in ("theta", "table", "phase")}) for a in axes]
+    shape = torch.Size((1, 3, 6, 5))
+    with MatrixProducts() as seen:
+        ops.prepare(shape, operators_of(shape, mine), "fft", torch.float32)
+    assert seen.dtypes == {torch.float64}
+
+
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_runs_on_tensors_without_storage(form: str, basis: str, gain: str) -> None:
+    axes = [
+        a._replace(**{k: getattr(a, k).detach().to("meta").requires_grad_() for k in ("theta", "table", "phase")})
+        for a in axes_of(3, (2, 3), basis, gain)
+    ]
+    x = torch.empty(2, 3, 6, 5, dtype=torch.float64, device="meta", requires_grad=True)
+    y = apply(x, axes, form)
+    assert y.shape == x.shape
+    y.sum().backward()
+    with torch.no_grad():
+        assert apply(x, axes, form).shape == x.shape
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 45, 1000])
