@@ -1,0 +1,9 @@
+"""Training: a recipe in, a run folder out. `train`, `evaluate`, `load_run`."""
+
+from chasm.train.config import RunConfig as RunConfig
+from chasm.train.config import load_recipe as load_recipe
+from chasm.train.evaluation import evaluate as evaluate
+from chasm.train.loop import NonFiniteError as NonFiniteError
+from chasm.train.loop import train as train
+from chasm.train.run import Run as Run
+from chasm.train.run import load_run as load_run

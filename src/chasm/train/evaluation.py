@@ -1,0 +1,110 @@
+"""Scores of a finished run on a split, with the reference beside them, and a few examples to look at."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.cost import count, count_parameters
+from chasm.data.base import Slice, SliceDataset, collate
+from chasm.mri import to_complex
+from chasm.tasks import Summary, TaskBatch
+from chasm.train.files import write_atomic
+from chasm.train.run import Run, load_run, open_split, score
+
+EXAMPLES = 4
+
+
+def evaluate(
+    folder: str | Path,
+    split: str = "test",
+    *,
+    device: torch.device | str = "cpu",
+    data: SliceDataset | None = None,
+    data_path: str | None = None,
+) -> dict[str, Any]:
+    """Metrics of the run's selected weights on a split; also writes examples.npz and a picture into the folder."""
+    device = torch.device(device)
+    run = load_run(folder, device)
+    config = run.config
+    if data is None:
+        if data_path is not None:
+            config = config.model_copy(update={"data": config.data.model_copy(update={"path": data_path})})
+        data = open_split(config, split, device)
+    model = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
+    reference = score(None, run.task, data, device, config.train.batch, config.train.workers)
+    assert model is not None
+    first = data[0]
+    batch = _prepared(run, first, device)
+    save_examples(run, data, device)
+    metrics: dict[str, Any] = {
+        "status": "done",
+        "split": split,
+        "source": first.source,
+        "proxy": "proxy" in first.source,
+        "task": run.task.report(first.image.shape[-1]),
+        **_summary(model),
+        "reference": None if reference is None else {"name": REFERENCES.get(config.task.name), **_summary(reference)},
+        "seed": config.seed,
+        "parameters": _parameters(run),
+        "macs": count(run.model, batch.input, **batch.physics).total,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+    }
+    return metrics
+
+
+REFERENCES = {"reconstruction": "zero-filled", "superres": "bicubic"}
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    return {
+        "protocol": summary.protocol,
+        "meaning": summary.meaning,
+        "cases": summary.per_case,
+        "mean": {k: s.mean for k, s in summary.stats.items()},
+        "std": {k: s.std for k, s in summary.stats.items()},
+    }
+
+
+def _parameters(run: Run) -> dict[str, int]:
+    once, real = count_parameters(run.model.slots)  # type: ignore[arg-type]
+    model = sum(p.numel() for p in run.model.parameters())
+    return {"model": model, "slots_complex_once": once, "slots_real": real}
+
+
+@torch.no_grad()
+def save_examples(run: Run, data: SliceDataset, device: torch.device) -> None:
+    """examples.npz: a few slices spread over the split, as images in [0, 1] (labels for segmentation)."""
+    rows = np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))).round().astype(int)
+    kept: dict[str, list[np.ndarray]] = {"target": [], "reference": [], "output": []}
+    names = []
+    for row in rows:
+        s = data[int(row)]
+        batch = _prepared(run, s, device)
+        output = run.model(batch.input, **batch.physics)
+        reference = run.task.reference(batch)
+        kept["target"].append(_picture(batch.target))
+        kept["output"].append(_picture(output.argmax(1) if batch.target.ndim == 3 else output))
+        kept["reference"].append(_picture(batch.input if reference is None else reference))
+        names.append(f"{s.case}:{s.index}")
+    arrays = {k: np.stack(v) for k, v in kept.items()}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays, slices=np.array(names))  # type: ignore[arg-type]
+    write_atomic(run.folder / "examples.npz", lambda p: p.write_bytes(buffer.getvalue()))
+
+
+def _prepared(run: Run, s: Slice, device: torch.device) -> TaskBatch:
+    raw = collate([s]).to(device)
+    return run.task.prepare(raw.image, raw.label, raw.case)
+
+
+def _picture(x: Tensor) -> np.ndarray:
+    """What a person would look at: magnitude of a complex image, RGB, or the label map."""
+    if x.ndim == 3:  # labels (1, H, W)
+        return x[0].to(torch.uint8).cpu().numpy()
+    if x.shape[1] % 2 == 0:
+        x = to_complex(x).abs()[:, :1]
+    return x[0].squeeze(0).clamp(0, 1).to(torch.float16).cpu().numpy()

@@ -1,0 +1,90 @@
+"""Files a run must not lose: atomic writes, and checkpoints that are verified before they are trusted."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """`write` makes the file beside its place; it appears there only when it is complete and on disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        with open(partial, "rb+") as f:
+            os.fsync(f.fileno())
+        os.replace(partial, path)
+    except OSError as e:
+        raise OSError(
+            f"{path}: could not be written ({e.strerror or e}): free space or choose another folder"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomic(path, lambda p: p.write_text(text))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
+
+
+def save_tensors(path: Path, tensors: Tensors) -> None:
+    flat = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    write_atomic(path, lambda p: save_file(flat, p))
+
+
+class Checkpoints:
+    """Numbered folders of tensors and a JSON record, the last two kept; a damaged one is reported and passed over."""
+
+    KEPT = 2
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+
+    def save(self, step: int, tensors: Tensors, record: dict[str, Any]) -> None:
+        target, partial = self.folder / f"{step:08d}", self.folder / f".{step:08d}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            save_tensors(partial / "state.safetensors", tensors)
+            digest = _sha256(partial / "state.safetensors")
+            write_json(partial / "record.json", {**record, "step": step, "sha256": digest})
+            shutil.rmtree(target, ignore_errors=True)  # only ever a damaged one, or the same step again
+            os.replace(partial, target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        for old in self._numbers()[: -self.KEPT]:
+            shutil.rmtree(self.folder / f"{old:08d}", ignore_errors=True)
+
+    def newest(self) -> tuple[Tensors, dict[str, Any]] | None:
+        """The newest checkpoint whose content matches its checksum."""
+        for number in reversed(self._numbers()):
+            folder = self.folder / f"{number:08d}"
+            try:
+                record = json.loads((folder / "record.json").read_text())
+                if _sha256(folder / "state.safetensors") != record["sha256"]:
+                    raise ValueError("checksum differs")
+                return load_file(folder / "state.safetensors"), record
+            except (OSError, ValueError, KeyError) as e:
+                self.say(f"checkpoint {folder} is damaged ({e}): using the one before it")
+        return None
+
+    def _numbers(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit())
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -1,0 +1,51 @@
+"""What a person sees of a run: one line with rate, loss, score and time left, on a terminal only."""
+
+import sys
+from typing import Any
+
+
+class Progress:
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.bar: Any = None
+        self.task: Any = None
+        self.score = ""
+
+    def __enter__(self) -> "Progress":
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (
+                BarColumn(24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]} {task.fields[loss]} {task.fields[score]}"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Bar(*columns, console=Console(stderr=True))
+            self.bar.start()
+            self.task = self.bar.add_task("train", total=None, rate="", loss="", score="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def step(self, step: int, steps: int, loss: float) -> None:
+        if self.bar is not None:
+            speed = self.bar.tasks[self.task].speed
+            rate = f"{speed:.1f} steps/s" if speed else ""
+            self.bar.update(
+                self.task, completed=step, total=steps, rate=rate, loss=f"loss {loss:.4f}", score=self.score
+            )
+
+    def validated(self, score: str) -> None:
+        self.score = f"val {score}"
+
+    def say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(line)
+        elif not self.quiet:
+            print(line, file=sys.stderr, flush=True)

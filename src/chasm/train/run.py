@@ -1,0 +1,152 @@
+"""From a config to what it names: datasets, task, model; and back from a run folder."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader
+
+from chasm.backbones import create_backbone
+from chasm.backbones.base import BACKBONES
+from chasm.data import Batch, Resident, collate, open_dataset
+from chasm.data.base import DataError, SliceDataset
+from chasm.tasks import Meter, Summary, Task
+from chasm.train.config import RunConfig, load_recipe
+
+
+@dataclass
+class Run:
+    """A model ready to use, with the task and config it was trained under."""
+
+    model: nn.Module
+    task: Task
+    config: RunConfig
+    folder: Path
+
+
+def open_split(config: RunConfig, split: str, device: torch.device) -> SliceDataset:
+    """One split, resident on the device when the config asks for it and it fits."""
+    data: SliceDataset = open_dataset(config.data.name, config.data.path, split=split, **config.data.options)
+    if not config.train.resident or not data.fixed:
+        return data
+    try:
+        return data.to_memory(device)
+    except DataError as e:
+        if "GiB" not in str(e):
+            raise
+        return data  # larger than memory: read as it goes
+
+
+def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Module:
+    """The backbone with its mixer, for raw images of shape (M, H, W); initialised from the config's seed."""
+    torch.manual_seed(config.seed)
+    into, out = task.channels(shape[0])
+    options: dict[str, Any] = {"size": shape[-2:]}
+    if "global_residual" in BACKBONES.options(config.backbone.name):
+        options["global_residual"] = task.residual  # equal channel counts alone do not make it an image
+    return create_backbone(
+        config.backbone.name,
+        mixer=config.mixer.name,
+        mixer_options=config.mixer.options,
+        in_channels=into,
+        out_channels=out,
+        **{**options, **config.backbone.options},
+    )
+
+
+def batches(data: SliceDataset, rows: Iterator[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
+    """The batches of these rows, on the device."""
+    if isinstance(data, Resident):
+        for chosen in rows:
+            yield data.batch(chosen).to(device)
+    else:
+        loader: DataLoader[Any] = DataLoader(
+            data,
+            batch_sampler=list(rows),
+            collate_fn=collate,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+        )
+        for batch in loader:
+            yield batch.to(device, non_blocking=True)
+
+
+def in_order(n: int, batch: int) -> Iterator[list[int]]:
+    return (list(range(i, min(i + batch, n))) for i in range(0, n, batch))
+
+
+@torch.no_grad()
+def score(
+    model: nn.Module | None, task: Task, data: SliceDataset, device: torch.device, batch: int, workers: int = 0
+) -> Summary | None:
+    """Scores of a model over a split in dataset order; of the task's reference (zero-filled, ..) without a model."""
+    meter = Meter(task.protocol)
+    training = model.training if model is not None else False
+    if model is not None:
+        model.eval()
+    for raw in batches(data, in_order(len(data), batch), device, workers):
+        prepared = task.prepare(raw.image, raw.label, raw.case)
+        output = task.reference(prepared) if model is None else model(prepared.input, **prepared.physics)
+        if output is None:
+            return None
+        meter.add(task.scores(output.float(), prepared), raw.case)
+    if model is not None:
+        model.train(training)
+    return meter.summary()
+
+
+def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
+    """The best model of a finished (or running) run, in eval mode."""
+    folder = Path(folder).expanduser()
+    weights = folder / "weights.safetensors"
+    for needed in (folder / "config.yaml", weights):
+        if not needed.is_file():
+            raise FileNotFoundError(f"{needed}: not there: give the folder of a run that has validated at least once")
+    config = load_recipe(folder / "config.yaml")
+    task = config.task.create()
+    # (M, H, W) of the raw images the run was built for
+    shape = tuple(json.loads((folder / "environment.json").read_text())["image_shape"])
+    model = build_model(config, task, shape)
+    model.load_state_dict(load_file(weights))
+    return Run(model.to(device).eval(), task, config, folder)
+
+
+def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What is needed to repeat a run, beside its config."""
+    packages = ("torch", "numpy", "chasm-mixer", "accelerate", "scikit-image")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "device": name,
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain")),
+        "command": " ".join(Path(a).name if i == 0 else a for i, a in enumerate(sys.argv)),
+        "seed": config.seed,
+        "image_shape": list(shape),
+    }
+
+
+def _git(*words: str) -> str:
+    here = Path(__file__).parent
+    try:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
