@@ -138,7 +138,7 @@ def test_mixers_are_made_for_the_feature_map_they_see(name, places, size, monkey
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", [(16, 24), (37, 53), (50, 30), (5, 3)])
+@pytest.mark.parametrize("size", [(16, 24), (37, 53), (50, 30), (3, 2)])
 def test_any_size_comes_back(name, size):
     model = build(name, "gfnet").eval()
     y = model(torch.randn(1, 2, *size), mask=column_mask(size[1]))

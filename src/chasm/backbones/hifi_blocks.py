@@ -21,28 +21,34 @@ from chasm.backbones.hifi_ssm import ChannelNorm, ModulatedSSM, Pointwise
 from chasm.registry import near
 
 
+def wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class _TwoStageNorm(torch.autograd.Function):
-    """F.group_norm with one group, whose moments are taken per channel first and then over channels."""
+    """F.group_norm with one group, whose moments are taken per channel first and then over channels.
+
+    Arithmetic in float32, input and result in the type of x.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        var, mean = torch.var_mean(x, (2, 3), correction=0)  # (B, C)
+        var, mean = torch.var_mean(wide(x), (2, 3), correction=0)  # (B, C)
         centre = mean.mean(1, keepdim=True)
         rstd = torch.rsqrt((var + (mean - centre).square()).mean(1, keepdim=True) + eps)  # (B, 1)
         ctx.save_for_backward(x, weight, centre, rstd)
         scale = weight * rstd
-        return torch.addcmul((bias - centre * scale)[..., None, None], x, scale[..., None, None])
+        return torch.addcmul((bias - centre * scale)[..., None, None], wide(x), scale[..., None, None]).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         B, C, H, W = x.shape
-        needs = list(ctx.needs_input_grad[:3])
-        grads = torch.ops.aten.native_group_norm_backward(
-            grad.contiguous(), x, mean, rstd, weight, B, C, H * W, 1, needs
+        dx, dweight, dbias = torch.ops.aten.native_group_norm_backward(
+            wide(grad).contiguous(), wide(x), mean, rstd, wide(weight), B, C, H * W, 1, [True] * 3
         )
-        return *grads, None
+        return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype), None
 
 
 class SampleNorm(nn.GroupNorm):
@@ -57,7 +63,6 @@ class SampleNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
             return super().forward(x)
-        x = x if x.dtype == torch.float64 else x.float()  # as autocast does for group_norm
         return _TwoStageNorm.apply(x.contiguous(), self.weight, self.bias, self.eps)
 
 

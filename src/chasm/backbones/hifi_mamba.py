@@ -8,7 +8,7 @@ at width 96 and patch 2. `hifi-mamba-v1` has Haar, expansion 6, the full gate an
 the mixture of experts with its balance loss and 11 taps along the sequence. Architecture facts are read from
 the authors' code.
 
-Readings: which of the variants the paper means, and width 96 (they give 24.87 G multiply-adds at 256 x 256,
+Readings: which of the variants the paper means, and width 96 (they give 24.79 G multiply-adds at 256 x 256,
 the paper's Baseline 24.64 G); one slot per group before data consistency, seeing all channels
 (`slot_per="block"` puts one after every gate instead); linear growth of the drop-path rate; the balance loss
 averaged over the groups and their data-consistency layers, which count as zero.
