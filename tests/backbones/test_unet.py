@@ -38,9 +38,7 @@ def test_multiply_adds(cin, cout, size, options, giga):
     assert cost.paper / 1e9 == pytest.approx(giga, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("cin", "cout", "residual"), [(2, 2, True), (3, 3, True), (8, 4, False), (4, 4, False)]
-)
+@pytest.mark.parametrize(("cin", "cout", "residual"), [(2, 2, True), (3, 3, True), (8, 4, False), (4, 4, False)])
 def test_heads(cin, cout, residual):
     options = {"width": 4, "depth": 2, "levels": (1,)}
     options |= {} if cin != 4 else {"global_residual": False}  # magnitudes in, logits out
