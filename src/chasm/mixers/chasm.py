@@ -13,7 +13,7 @@ softplus(Gamma) e^{i phi} with phi = 0 at init, at DC and at Nyquist.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -84,8 +84,8 @@ class CHASM(Mixer):
         _one_of("basis", basis, ("shared", "identity", "untied", None))
         _one_of("gain", gain, ("positive", "signed", "complex"))
         _one_of("form", form, ("auto", *ops.FORMS))
-        if channels < 1:
-            raise ValueError(f"expected at least one channel, got channels={channels}")
+        if not isinstance(channels, int) or channels < 1:
+            raise ValueError(f"expected a whole number of channels, 1 or more, got channels={channels!r}")
         if basis == "untied" and gain == "complex":
             raise ValueError("basis='untied' takes gain='positive' or 'signed', got 'complex': choose one variant")
         self.channels, self.ndim, self.basis, self.gain, self.form = channels, ndim, basis, gain, form
@@ -148,7 +148,7 @@ class CHASM(Mixer):
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        return self._choose(x, self._chains_of_operators(x))
+        return self._choose(x, self._chains_of_operators(x), self._wants_backward(x))
 
     def extra_repr(self) -> str:
         return (
@@ -184,26 +184,29 @@ class CHASM(Mixer):
         operators = self.operators(*x.shape[2:])
         return [[operators[axis] for axis in chain] for chain in self.chains]
 
-    def _choose(self, x: Tensor, chains: list[list[AxisOperator]]) -> Choice:
-        grad = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._spectral()))
-        return ops.choose_form(x.shape, chains[0], device=x.device, grad=grad, form=self.form)
+    def _wants_backward(self, x: Tensor) -> bool:
+        return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._spectral()))
 
-    def _build(self, x: Tensor) -> list[Prepared]:
+    def _choose(self, x: Tensor, chains: list[list[AxisOperator]], grad: bool) -> Choice:
+        operators = [op for chain in chains for op in chain]
+        return ops.choose_form(x.shape, operators, device=x.device, grad=grad, form=self.form)
+
+    def _build(self, x: Tensor, grad: bool) -> list[Prepared]:
         chains = self._chains_of_operators(x)
-        form = self._choose(x, chains).form
+        form = self._choose(x, chains, grad).form
         return [ops.prepare(x.shape, chain, form, x.dtype) for chain in chains]
 
     def _prepared(self, x: Tensor) -> list[Prepared]:
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
-        params = self._spectral()
+        params, grad = self._spectral(), self._wants_backward(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
         if self.training or wants_gradient or self._given_bases or torch.compiler.is_compiling():
-            return self._build(x)
-        key = (x.shape[2:], x.dtype, x.device, self.form)
+            return self._build(x, grad)
+        key = (x.shape[2:], x.dtype, x.device, self.form, grad)
         found = self._cache.get(key, params)
         if found is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                found = self._build(x)
+                found = self._build(x, grad)
             self._cache.put(key, params, found)
         return found
 
@@ -305,7 +308,7 @@ def _one_of(name: str, value: Any, allowed: Any) -> None:
 
 def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
     """ "ch>cw" -> one chain of two passes; "ch+cw" -> two chains, averaged."""
-    names = re.split(r"[>+]", axes)
+    names = re.split(r"[>+]", str(axes))
     if any(n not in AXES[ndim] for n in names) or len(set(names)) != len(names) or (">" in axes and "+" in axes):
         example = ">".join(AXES[ndim])
         raise ValueError(
@@ -317,8 +320,8 @@ def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
 
 def _bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
     def per_axis(name: str, value: Any) -> tuple[int, ...]:
-        values = (value,) * ndim if isinstance(value, int) else tuple(value)
-        if len(values) != ndim or any(not isinstance(v, int) or v < 1 for v in values):
+        values = tuple(value) if isinstance(value, Iterable) else (value,) * ndim
+        if len(values) != ndim or any(type(v) is not int or v < 1 for v in values):
             raise ValueError(f"{name}={value!r}: expected a positive whole number, or {ndim} of them, one per axis")
         return values
 
