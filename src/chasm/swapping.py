@@ -9,7 +9,6 @@ torch.Size([2, 65, 16])
 """
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,7 +164,7 @@ def find_grid(N: int, prefix: int | None, grid: tuple[int, int] | None) -> tuple
             f"expected a {grid[0]} x {grid[1]} grid{before}, got {N} tokens: check size= and prefix_tokens="
         )
     for p in (0, 1) if prefix is None else (prefix,):
-        side = math.isqrt(max(N - p, 0))
+        side = round(max(N - p, 0) ** 0.5)  # torch.compile traces this with N unknown, and not isqrt
         if side and side * side == N - p:
             return p, (side, side)
     tried = "0 or 1" if prefix is None else f"{prefix}"
