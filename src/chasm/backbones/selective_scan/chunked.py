@@ -1,0 +1,196 @@
+"""The selective scan in plain PyTorch, chunk by chunk, forward and backward.
+
+The sequence is cut into chunks of T steps. P neighbouring chunks form a group: its P recurrences advance side
+by side, one tensor operation per time step, and everything that is not recurrent (the decays, the outputs, all
+gradients) is one operation for the whole group. Groups follow one another and pass on the state. Within a
+group of several chunks the recurrences start from zero; then the true start states S follow from the chunk
+ends, because the decay over several steps is exp(A * sum of their deltas), and correct the local result:
+
+    h_t = h_t(local) + exp(A * (delta_1 + .. + delta_t)) * S
+
+The backward pass is the same recurrence run from right to left on the adjoint l_t = C_t g_t + a_{t+1} l_{t+1}.
+Saved for it are the inputs and the start state of each chunk; states inside a chunk are computed again.
+
+Inside, channels are last: x is (G, T, P, B, D), B and C are (G, T, P, B, N), states (T, P, B, N, D).
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 32  # T: a saved state per T steps
+# P is chosen so that one time step of a group has about this many elements. A CPU is busy with few of them and
+# then P = 1 saves the correction; a GPU wants many, and a group's T steps are in memory a few times at once.
+STEP_ELEMENTS_CPU = 2**10
+STEP_ELEMENTS = 2**19
+
+Steps = tuple[Tensor, ...]  # a (T, ...) tensor, unbound
+
+
+class Plan(NamedTuple):
+    """G groups of P chunks of T steps: G * P * T >= L, the rest is filled with steps that change nothing."""
+
+    groups: int
+    steps: int
+    lanes: int
+
+
+def plan(batch: int, channels: int, states: int, length: int, device: torch.device) -> Plan:
+    chunks = -(-length // CHUNK)
+    wanted = STEP_ELEMENTS_CPU if device.type == "cpu" else STEP_ELEMENTS
+    lanes = wanted // max(1, batch * channels * states)
+    groups = -(-chunks // max(1, lanes))
+    return Plan(groups, CHUNK, -(-chunks // max(1, groups)))
+
+
+def states_shape(batch: int, channels: int, states: int, length: int, device: torch.device) -> tuple[int, ...]:
+    p = plan(batch, channels, states, length, device)
+    return (p.groups, p.lanes, batch, states, channels)
+
+
+def forward(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None, softplus: bool
+) -> tuple[Tensor, Tensor]:
+    """-> y (B, L, D), and the start state of every chunk (G, P, B, N, D)."""
+    batch, channels, length = u.shape
+    p = plan(batch, channels, A.shape[1], length, u.device)
+    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias, softplus)
+    y, y_groups = _output(p, x)
+    starts = x.new_empty(p.groups, p.lanes, batch, *At.shape)
+    carry = x.new_zeros(batch, *At.shape)
+    decay, h = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(2))
+    decay_t, h_t = decay.unbind(), h.unbind()  # once: making the views costs as much as using them
+    for g, start in enumerate(starts):
+        dt = F.softplus(raw[g]) if softplus else raw[g]
+        torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
+        torch.mul((dt * x[g]).unsqueeze(-2), Bs[g], out=h)
+        if p.lanes == 1:
+            start.copy_(carry)
+            h_t[0].addcmul_(decay_t[0], start)
+            _recur(decay_t, h_t)
+        else:
+            _recur(decay_t, h_t)
+            total = (dt.cumsum(0).unsqueeze(-2) * At).exp_()  # (T, P, B, N, D): decay since the start
+            _chain(carry, total[-1], h[-1], start)
+            h.addcmul_(total, start)
+        carry.copy_(h_t[-1][-1])
+        torch.sum(h.mul_(Cs[g]), -2, out=y_groups[g])
+        if D is not None:
+            y_groups[g].addcmul_(x[g], D.to(x.dtype))
+    return y[:, :length].to(u.dtype).contiguous(), starts
+
+
+def backward(
+    grad: Tensor,
+    starts: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+) -> tuple[Tensor, ...]:
+    """grad (B, L, D) -> the gradients of u, delta (B, L, D), A (N, D), B, C (B, L, N), D, bias (D,)."""
+    batch, channels, length = u.shape
+    p = plan(batch, channels, A.shape[1], length, u.device)
+    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias, softplus)
+    dy = _group(p, grad.transpose(1, 2).to(x.dtype))
+    (du, du_groups), (ddelta, ddelta_groups) = _output(p, x), _output(p, x)
+    (dB, dB_groups), (dC, dC_groups) = _output(p, Bs.squeeze(-1)), _output(p, Cs.squeeze(-1))
+    dA, dD, dbias = torch.zeros_like(At), x.new_zeros(x.shape[-1]), x.new_zeros(x.shape[-1])
+    carry = x.new_zeros(batch, *At.shape)
+    decay, h, adjoint, work = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(4))
+    decay_t, h_t, adjoint_t = decay.unbind(), h.unbind(), adjoint.unbind()
+    for g in reversed(range(p.groups)):
+        dt = F.softplus(raw[g]) if softplus else raw[g]
+        dtx = (dt * x[g]).unsqueeze(-2)
+        torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
+        torch.mul(dtx, Bs[g], out=h)
+        h_t[0].addcmul_(decay_t[0], starts[g])
+        _recur(decay_t, h_t)
+
+        torch.mul(dy[g].unsqueeze(-2), Cs[g], out=adjoint)
+        if p.lanes == 1:
+            adjoint_t[-1].add_(carry)
+            _recur_back(decay_t, adjoint_t)
+        else:
+            _recur_back(decay_t, adjoint_t)
+            since = dt.cumsum(0)
+            total = (since[-1].unsqueeze(-2) * At).exp_()
+            enters = torch.empty_like(total)  # from the right, so the lanes are walked from the last one
+            _chain(carry, total.flip(0), (decay_t[0] * adjoint_t[0]).flip(0), enters)
+            total = ((since[-1] - since).unsqueeze(-2) * At).exp_()  # decay from here to the end
+            adjoint.addcmul_(total, enters.flip(0))
+        torch.mul(decay_t[0][0], adjoint_t[0][0], out=carry)
+
+        torch.sum(torch.mul(h, dy[g].unsqueeze(-2), out=work), -1, out=dC_groups[g])
+        torch.sum(torch.mul(adjoint, dtx, out=work), -1, out=dB_groups[g])
+        ddtx = torch.mul(adjoint, Bs[g], out=work).sum(-2)
+        log_decay = adjoint.mul_(decay)  # becomes the gradient of delta * A
+        log_decay[0].mul_(starts[g])
+        log_decay[1:].mul_(h[:-1])
+        ddt = torch.mul(log_decay, At, out=work).sum(-2).addcmul_(x[g], ddtx)
+        dA += torch.mul(log_decay, dt.unsqueeze(-2), out=work).sum((0, 1, 2))
+        if softplus:
+            ddt = torch.ops.aten.softplus_backward(ddt, raw[g], 1, 20)
+        ddelta_groups[g] = ddt
+        dbias += ddt.sum((0, 1, 2))
+        torch.mul(dt, ddtx, out=du_groups[g])
+        if D is not None:
+            du_groups[g].addcmul_(dy[g], D.to(x.dtype))
+            dD += (dy[g] * x[g]).sum((0, 1, 2))
+    du, ddelta, dB, dC = (v[:, :length].contiguous() for v in (du, ddelta, dB, dC))
+    return du, ddelta, dA, dB, dC, dD, dbias
+
+
+def _prepare(
+    p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, softplus: bool
+) -> tuple[Tensor, ...]:
+    """-> u, delta + bias (G, T, P, B, D), A (N, D), B, C (G, T, P, B, N, 1)."""
+    dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
+    delta = delta.to(dtype)
+    if bias is not None:
+        delta = delta + bias.to(dtype)[:, None]
+    raw = _group(p, delta, -torch.inf if softplus else 0)  # a step of size 0 behind the end
+    u, B, C = (_group(p, v.to(dtype)) for v in (u, B, C))
+    return u, raw, A.t().to(dtype).contiguous(), B.unsqueeze(-1), C.unsqueeze(-1)
+
+
+def _group(p: Plan, x: Tensor, fill: float = 0) -> Tensor:
+    """(B, M, L) -> (G, T, P, B, M)"""
+    batch, width, length = x.shape
+    # Two ways to (L, B, M): torch transposes a matrix fast, and copies rows fast where M is already last.
+    x = x.reshape(batch * width, length).t() if x.is_contiguous() else x.permute(2, 0, 1)
+    x = x.reshape(length, batch, width)
+    x = F.pad(x, (0, 0, 0, 0, 0, p.groups * p.lanes * p.steps - length), value=fill)
+    return x.reshape(p.groups, p.lanes, p.steps, batch, width).transpose(1, 2).contiguous()
+
+
+def _output(p: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory (B, L or a little more, M), and a view of it as (G, T, P, B, M)."""
+    batch, width = like.shape[-2:]
+    memory = like.new_empty(batch, p.groups, p.lanes, p.steps, width)
+    return memory.flatten(1, 3), memory.permute(1, 3, 2, 0, 4)
+
+
+def _recur(decay: Steps, x: Steps) -> None:
+    """x_t += a_t x_{t-1}, in place, t = 2..T."""
+    for t in range(1, len(x)):
+        x[t].addcmul_(decay[t], x[t - 1])
+
+
+def _recur_back(decay: Steps, x: Steps) -> None:
+    """x_t += a_{t+1} x_{t+1}, in place, t = T-1..1."""
+    for t in reversed(range(len(x) - 1)):
+        x[t].addcmul_(decay[t + 1], x[t + 1])
+
+
+def _chain(first: Tensor, decay: Tensor, end: Tensor, out: Tensor) -> None:
+    """What enters each chunk of a group: S_1 = first, S_{p+1} = decay_p S_p + end_p."""
+    out[0] = first
+    for p in range(1, len(out)):
+        torch.addcmul(end[p - 1], decay[p - 1], out[p - 1], out=out[p])

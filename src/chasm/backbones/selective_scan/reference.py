@@ -1,0 +1,31 @@
+"""The selective scan as its definition reads, one time step after the other: the oracle of the other forms."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def sequential_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+) -> Tensor:
+    """u, delta (B, D, L); A (D, N); B, C (B, N, L); D, delta_bias (D,) -> (B, D, L). Gradients by autograd."""
+    if delta_bias is not None:
+        delta = delta + delta_bias[:, None]
+    if delta_softplus:
+        delta = F.softplus(delta)
+    state = u.new_zeros(*u.shape[:2], A.shape[1])  # (B, D, N)
+    outputs = []
+    # unbind, not indexing: the gradient of x[..., t] is a full-length tensor for every t.
+    for u_t, delta_t, B_t, C_t in zip(*(x.unbind(-1) for x in (u, delta, B, C)), strict=True):
+        decay = torch.exp(delta_t[..., None] * A)
+        state = decay * state + (delta_t * u_t)[..., None] * B_t[:, None]
+        outputs.append((state * C_t[:, None]).sum(-1))  # (B, D)
+    y = torch.stack(outputs, -1) if outputs else torch.zeros_like(u)
+    return y if D is None else y + D[:, None] * u
