@@ -360,6 +360,7 @@ def test_padding_of_features_does_not_move_the_image():
         ({}, "pass the sampling mask"),
         ({"mask": torch.ones(1, 1, 16, 23)}, r"broadcast to \(2, 1, 16, 24\), got \(1, 1, 16, 23\)"),
         ({"mask": torch.ones(2, 16, 24)}, "mask must broadcast"),
+        ({"mask": torch.ones(1, 2, 1, 16, 24)}, "mask must broadcast"),
         ({"mask": torch.ones(16, 24), "maps": torch.ones(2, 3, 16, 24) + 0j}, "pass measured"),
         (
             {

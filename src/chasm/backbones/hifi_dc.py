@@ -56,9 +56,7 @@ class Measurement(NamedTuple):
         B, _, H, W = x.shape
         if mask is None:
             raise ValueError("HiFi-Mamba enforces data consistency: pass the sampling mask as mask=...")
-        if mask.dim() not in (2, 4) or any(
-            m not in (1, n) for m, n in zip(mask.shape[::-1], (W, H, 1, B), strict=False)
-        ):
+        if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], (W, H, 1, B), strict=False)):
             raise ValueError(f"mask must broadcast to ({B}, 1, {H}, {W}), got {tuple(mask.shape)}")
         if maps is not None and measured is None:
             raise ValueError("coil maps need the k-space of every coil: pass measured=..., shaped as maps")
