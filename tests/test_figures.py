@@ -1,4 +1,4 @@
-"""The overview figure: the pictures in it are what their captions say, and the committed file is what the code draws."""
+"""The overview figure: the pictures are what their captions say, and the committed file is what the code draws."""
 
 from pathlib import Path
 
