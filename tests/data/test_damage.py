@@ -274,6 +274,13 @@ def proxy_wrong_dtype(root: Path) -> tuple[str, str, str]:
 
 
 @spoiler
+def proxy_pickled_objects(root: Path) -> tuple[str, str, str]:
+    images, subjects = np.zeros((1, 8, 8), np.uint8), np.array([{"a": 1}], dtype=object)
+    np.savez(root / "brain_siat_t2.npz", train_images_dx=images, train_subject=subjects)
+    return "proxy", "brain_siat_t2.npz", "train_subject: cannot be read"
+
+
+@spoiler
 def proxy_missing_key(root: Path) -> tuple[str, str, str]:
     np.savez(root / "brain_siat_t2.npz", train_images_dx=np.zeros((1, 8, 8), np.uint8))
     return "proxy", "brain_siat_t2.npz", "train_subject: missing"

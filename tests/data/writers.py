@@ -102,6 +102,8 @@ def write_brats(root: Path, case: str, scheme: str = "2021") -> np.ndarray:
     seg[5:10, 5:10, 3:6], seg[6:8, 6:8, 3:6], seg[8:9, 8:9, 4] = 2, 1, enhancing
     (root / case).mkdir(parents=True)
     volumes = {word: (brain * (100 + 50 * rng.random(size))).astype(np.int16) for word in words}
+    for volume in volumes.values():
+        volume[8, 10, 2], volume[8, 10, 4:6] = 1, 900  # beyond the percentiles
     for word, volume in {**volumes, "seg": seg}.items():
         image = nibabel.Nifti1Image(volume, np.diag([-1, -1, 1, 1]))
         nibabel.save(image, root / case / f"{case}{sep}{word}.nii.gz")
