@@ -17,6 +17,7 @@ fft                 n-point complex: n/2 log2(n) butterflies of one complex mult
                     others on its n//2 + 1 bins. Nominal where n is no power of two.
 matrix exponential  torch's: (5 + s) n^3, a Taylor polynomial of degree 18 in five products, then
                     s = max(0, ceil(log2(|A|_1 / t))) squarings, t = 3.01 (float64: 1.09); ours: its products
+interpolation       of gain tables and stored filters to the bins of the input: its matrix products
 attention           L S (E + E_v) for each head of scaled_dot_product_attention (causality is not deducted);
                     attention written out as products is matmul
 scan                9 D N + D for each token of a selective scan with D channels and N states

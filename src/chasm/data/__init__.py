@@ -14,6 +14,7 @@ from chasm.data.base import (
 )
 from chasm.data.brats import BraTS
 from chasm.data.cc359 import CC359
+from chasm.data.embedded import Embedded
 from chasm.data.fastmri import FastMRI
 from chasm.data.folder import Folder
 from chasm.data.images import Images
@@ -27,6 +28,7 @@ __all__ = [
     "Batch",
     "BraTS",
     "DataError",
+    "Embedded",
     "FastMRI",
     "Folder",
     "Images",

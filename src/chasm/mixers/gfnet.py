@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from chasm.mixers._spectral import as_complex, check_pair, full_precision, irfft2, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
+from chasm.ops._cost import counted_as
 
 
 def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:
@@ -30,7 +31,8 @@ def resize_filter(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     """(h, w', C, 2) -> (*size, C, 2), by matrix products: torch's own has no deterministic CUDA backward."""
     rows = _axis_matrix(pairs.shape[0], size[0], mode, pairs)
     columns = _axis_matrix(pairs.shape[1], size[1], mode, pairs)
-    return torch.einsum("jw,iwcp->ijcp", columns, torch.einsum("ih,hwcp->iwcp", rows, pairs))
+    with counted_as("interpolation"):
+        return torch.einsum("jw,iwcp->ijcp", columns, torch.einsum("ih,hwcp->iwcp", rows, pairs))
 
 
 def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:

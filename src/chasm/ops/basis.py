@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from chasm.ops._cost import counted_as
+
 # |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
 # fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
 SQUARINGS = 8
@@ -40,15 +42,16 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
     work_device = torch.device("cpu") if theta.device.type == "mps" else theta.device
     A = skew(theta.to(work_device, torch.float64)) * 0.5**SQUARINGS
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    A2 = A @ A
-    A3, A4 = A2 @ A, A2 @ A2
-    # Degree 16 in six products: Horner's rule in A^4 over cubic polynomials in A.
-    U = _TAYLOR[16] * A4
-    for j in (12, 8, 4, 0):
-        c0, c1, c2, c3 = _TAYLOR[j : j + 4]
-        U = U + (c0 * eye + c1 * A + c2 * A2 + c3 * A3)
-        if j:
-            U = A4 @ U
-    for _ in range(SQUARINGS):
-        U = U @ U
+    with counted_as("matrix exponential"):
+        A2 = A @ A
+        A3, A4 = A2 @ A, A2 @ A2
+        # Degree 16 in six products: Horner's rule in A^4 over cubic polynomials in A.
+        U = _TAYLOR[16] * A4
+        for j in (12, 8, 4, 0):
+            c0, c1, c2, c3 = _TAYLOR[j : j + 4]
+            U = U + (c0 * eye + c1 * A + c2 * A2 + c3 * A3)
+            if j:
+                U = A4 @ U
+        for _ in range(SQUARINGS):
+            U = U @ U
     return U.to(theta.device, out_dtype)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from chasm.ops._cost import counted_as
 from chasm.ops.precision import exact_product
 
 UNIT_GAIN = math.log(math.e - 1)  # softplus of this is 1
@@ -28,7 +29,8 @@ def table_at(table: Tensor, n: int) -> Tensor:
     table = table.to(torch.promote_types(table.dtype, torch.float32))
     K, B = n // 2 + 1, table.shape[0]
     W = interpolation_matrix(K, B, table.device, table.dtype)
-    return exact_product(W, table)
+    with counted_as("interpolation"):
+        return exact_product(W, table)
 
 
 def positive_gains(table: Tensor, n: int) -> Tensor:
