@@ -48,7 +48,7 @@ def test_a_slice_depends_on_case_and_index_alone(content):
 
 def test_seeds_cases_and_levels_differ():
     images = [s.image.abs() for s in [*small(), *small(seed=1)]]
-    assert all((images[i] - images[j]).abs().mean() > 0.01 for i in range(len(images)) for j in range(i))
+    assert all((images[i] - images[j]).abs().mean() > 0.03 for i in range(len(images)) for j in range(i))
 
 
 def test_splits_are_by_case_and_none_is_empty():
@@ -90,11 +90,10 @@ def test_any_matrix_size(size):
 
 
 def test_a_subject_looks_the_same_at_any_size():
-    head, table = Head(3, 1), signal_table("t2")
-    fine, _ = draw(head, 20, (256, 256), table)
-    coarse, _ = draw(head, 20, (64, 64), table)
-    averaged = fine.reshape(1, 64, 4, 64, 4).mean((2, 4))
-    assert np.corrcoef(averaged.ravel(), coarse.ravel())[0, 1] > 0.97
+    head = Head(3, 1)
+    fine, coarse = (draw(head, 20, (n, n), EYE)[0] for n in (256, 64))
+    averaged = fine.reshape(-1, 64, 4, 64, 4).mean((2, 4))
+    assert np.abs(averaged - coarse).mean((1, 2)).max() < 0.006  # share of each tissue, thin lines too
 
 
 def test_neighbouring_levels_resemble_each_other_more_than_another_subject():
@@ -124,7 +123,7 @@ def test_anatomy(case):
     assert low["striatum"].sum() > 800
     assert high["striatum"].sum() < 10
     # skull all around: bone between the brain and the scalp along each ray from the middle
-    bone, fat = low["bone"] + low["marrow"] > 0.5, low["fat"] > 0.3
+    bone, fat = low["bone"] > 0.5, low["fat"] > 0.3
     for ray_bone, ray_fat in ((bone[128], fat[128]), (bone[:, 128], fat[:, 128])):
         where = np.flatnonzero(ray_bone)
         assert np.flatnonzero(ray_fat)[0] < where[0]
@@ -182,11 +181,11 @@ def test_tumour_classes_are_present_and_nested():
 def test_the_mass_displaces_what_is_near():
     with_mass, without = Head(0, 4, tumour=True), Head(0, 4)
     assert with_mass.mass is not None
-    z = with_mass.mass.z
-    a, b = (draw(h, z, (128, 128), EYE[:, [TISSUES.index("bone")]])[0] for h in (with_mass, without))
-    assert np.abs(a - b).mean() < 1e-4  # the skull stays
-    a, b = (tissue_maps(h, z, (128, 128))["grey"] for h in (with_mass, without))
-    assert np.abs(a - b).max() > 0.5
+    (a, label), (b, none) = (draw(h, with_mass.mass.z, (128, 128), EYE) for h in (with_mass, without))
+    assert not none.any()
+    bone, grey = TISSUES.index("bone"), TISSUES.index("grey")
+    assert np.abs(a - b)[bone].mean() < 1e-4  # the skull stays
+    assert (np.abs(a - b)[grey][label == 0] > 0.6).sum() > 50  # cortex moves, outside of the tumour too
 
 
 @pytest.mark.parametrize("contrast", CONTRASTS)
