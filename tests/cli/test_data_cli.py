@@ -4,11 +4,15 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from chasm.cli.data import app
+from chasm.cli.montage import montage
+from chasm.data import open_dataset
+from chasm.mri import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from writers import write_brats, write_cc359, write_cc359_multi, write_photo, write_proxy
@@ -64,29 +68,40 @@ def test_wrong_use_is_one_line_and_exit_3(arguments: list[str], message: str, tm
     assert not isinstance(result.exception, ValueError)
 
 
-def preview(kind: str, root: Path, *more: str) -> Image.Image:
-    out = root / "p.png"
-    result = runner.invoke(app, ["preview", str(root), "--as", kind, "-o", str(out), "--slices", "2", *more])
-    assert result.exit_code == 0, result.output
-    assert "2 of" in result.output or "1 of" in result.output
-    with Image.open(out) as picture:
-        return picture.convert("RGB")
-
-
-def test_preview_of_magnitudes_coils_labels_and_photographs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["proxy", "images"])
+def test_preview_writes_a_picture(kind: str, tmp_path: Path) -> None:
     write_proxy(tmp_path / "proxy", size=64)
-    write_cc359_multi(tmp_path / "coils" / "Train" / "a.h5", size=(64, 48))
-    write_brats(tmp_path / "brats", "c1")
     write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
-    small = ("--split", "all", "--acceleration", "2")
-    pictures = [
-        preview("proxy", tmp_path / "proxy"),
-        preview("cc359", tmp_path / "coils", "-O", "combine=coils"),
-        preview("brats", tmp_path / "brats", *small),
-        preview("images", tmp_path / "images", "-O", "size=64"),
-    ]
-    for picture in pictures:
+    out = tmp_path / "p.png"
+    more = {"proxy": ["--slices", "1"], "images": ["-O", "size=64"]}[kind]
+    result = runner.invoke(app, ["preview", str(tmp_path / kind), "--as", kind, "-o", str(out), *more])
+    assert result.exit_code == 0, result.output
+    assert result.output == f"wrote {out}: 1 of {3 if kind == 'proxy' else 1} slices\n"
+    with Image.open(out) as picture:
         assert picture.width > 900
-        assert len(picture.getcolors(1 << 24)) > 100  # not a blank page
-    red = [c for _, c in pictures[2].getcolors(1 << 24) if c[0] > 180 and c[1] < 80 and c[2] < 80]
-    assert red  # the outline of the enhancing tumour
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 100  # not a blank page
+
+
+def test_montage_shows_target_mask_zero_filled_error_and_labels(tmp_path: Path) -> None:
+    write_brats(tmp_path, "c1")
+    data = open_dataset("brats", tmp_path, split="all")
+    sample = data[3]
+    figure = montage([sample], "mri", Sampling("equispaced", 2))
+    target, mask, plain, error = (np.asarray(ax.images[0].get_array()) for ax in figure.axes)
+    flair = sample.image[3].numpy()
+    np.testing.assert_allclose(target, (flair - flair.min()) / (flair.max() - flair.min()), atol=1e-6)
+    assert mask.sum(1).tolist() == [Sampling("equispaced", 2).mask(16).lines] * 20
+    kspace = np.fft.fftshift(np.fft.fft2(np.fft.ifftshift(target))) * mask
+    expected = np.abs(np.fft.fftshift(np.fft.ifft2(np.fft.ifftshift(kspace))))
+    np.testing.assert_allclose(plain, expected, atol=1e-5)
+    np.testing.assert_allclose(error, 3 * np.abs(plain - target), atol=1e-6)
+    assert len(figure.axes[0].collections) == 3  # the outlines of the three classes
+    assert len(figure.axes[2].collections) == 0
+
+
+def test_montage_combines_coils(tmp_path: Path) -> None:
+    coils = write_cc359_multi(tmp_path / "Train" / "a.h5", size=(64, 48))
+    sample = open_dataset("cc359", tmp_path, combine="coils")[0]
+    target = np.asarray(montage([sample], "mri", Sampling()).axes[0].images[0].get_array())
+    rss = np.sqrt((np.abs(coils[30]) ** 2).sum(0))
+    np.testing.assert_allclose(target, rss / rss.max(), atol=1e-5)
