@@ -1,6 +1,9 @@
 """HiFi-Mamba: its parts against plain re-derivations, data consistency, counts, and checkpointing."""
 
+import json
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -453,7 +456,7 @@ def test_slots_sit_before_data_consistency_or_after_every_gate():
             return torch.zeros_like(x)
 
     x = torch.randn(1, 16, 8, 12)
-    measurement = Measurement.of(torch.randn(1, 2, 16, 24), torch.ones(16, 24), None, None)
+    measurement = Measurement.of(torch.randn(1, 2, 16, 24), centred_columns(24, 0.3), None, None)
     group = build().groups[0].eval()
     y, _ = group(x, measurement, [None, None, Zero()], False)
     assert torch.equal(y, group.embed(F.silu(measurement.enforce(torch.zeros(1, 2, 16, 24)))))
@@ -509,3 +512,15 @@ def test_one_step_of_training_lowers_the_loss():
         losses.append(loss.item())
     assert math.isfinite(losses[-1])
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the full configuration on a GPU")
+def test_memory_benchmark_runs_its_tiny_configuration(tmp_path, monkeypatch, capsys):
+    script = Path(__file__).parents[2] / "benchmarks" / "hifi_memory.py"
+    monkeypatch.setattr("sys.argv", [str(script), "--steps", "1", "--out", str(tmp_path / "new" / "memory.json")])
+    runpy.run_path(str(script), run_name="__main__")
+    report = json.loads((tmp_path / "new" / "memory.json").read_text())
+    float32 = [row["loss"] for row in report["rows"] if row["precision"] == "float32"]
+    assert [row["checkpoint"] for row in report["rows"]] == [False, True] * 2
+    assert float32[0] == float32[1]  # training takes the same way with and without checkpointing
+    assert "float32" in capsys.readouterr().out
