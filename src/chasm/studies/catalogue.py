@@ -1,0 +1,165 @@
+"""The paper as data: its tables and ablations as studies, and the ones it lacks. The numbers are in `paper`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from chasm.studies import paper
+from chasm.studies.paper import Quote
+from chasm.studies.vocabulary import RIVALS, lookup
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every setting in every host with everything in `arms`."""
+
+    settings: tuple[str, ...]
+    hosts: tuple[str, ...]
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    source: str  # where in the paper, or that it is ours
+    question: str
+    grids: tuple[Grid, ...]
+    quotes: dict[tuple[str, str, str], dict[str, Quote]]  # (setting, host, arm) -> metric -> what the paper prints
+    kind: str = "train"  # or "cost": parameters and multiply-adds, nothing is trained
+
+
+HIFI, ALL = ("hifi-mamba",), paper.MIXERS
+Quotes = dict[tuple[str, str, str], dict[str, Quote]]
+
+
+def _quotes(setting: str, host: str, arms: dict[str, dict[str, Quote]]) -> Quotes:
+    return {(setting, host, arm): metrics for arm, metrics in arms.items()}
+
+
+def _cc359(r: int, hosts: tuple[str, ...] = paper.HOSTS) -> Quotes:
+    found: Quotes = {}
+    for host in hosts:
+        found |= _quotes(f"cc359-x{r}", host, paper.CC359[r][host])
+    return found
+
+
+def _cross(setting: str, host: str) -> Quotes:
+    return _quotes(setting, host, paper.CROSS_DOMAIN[setting])
+
+
+def _seeds() -> tuple[tuple[Grid, ...], Quotes]:
+    grids, quotes = [], {}
+    for setting, arms in paper.SEEDS.items():
+        grids.append(Grid((setting,), HIFI, tuple(arms), (0, 1, 2)))
+        quotes.update(_quotes(setting, "hifi-mamba", arms))
+    return tuple(grids), quotes
+
+
+def _costs() -> Quotes:
+    return {
+        ("cc359-x8", host, arm): {"gmacs": Quote(value)}
+        for host, arms in paper.FLOPS.items()
+        for arm, value in arms.items()
+    }
+
+
+def _parameters() -> Quotes:
+    return {("cc359-x8", "hifi-mamba", arm): {"core_mparams": Quote(v)} for arm, v in paper.CORE_PARAMETERS.items()}
+
+
+_MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
+_BASIS = ("chasm-identity", "chasm-untied", "chasm-signed", "chasm-complex", "chasm")
+_AXES = ("chasm-ch", "chasm-cw", "chasm-cw-ch", "chasm-sum", "chasm")
+_X8 = ("cc359-x8",)
+_OURS = "not in the paper"
+_SEED_GRIDS, _SEED_QUOTES = _seeds()
+
+
+def _table_two(name: str, title: str, settings: tuple[str, ...], host: str) -> Study:
+    quotes: Quotes = {}
+    for setting in settings:
+        quotes |= _cross(setting, host)
+    question = f"Does the order of the mixers carry over to {title}?"
+    return Study(name, title, "Table 2", question, (Grid(settings, (host,), ALL),), quotes)
+
+
+_LIST = [
+    Study(
+        "cc359", "CC359 reconstruction", "Table 1",
+        "Does CHASM beat every other mixer in the slots of each of three hosts?",
+        (Grid(("cc359-x8", "cc359-x4"), paper.HOSTS, ALL),), _cc359(8) | _cc359(4),
+    ),
+    _table_two("fastmri", "fastMRI knee reconstruction", ("fastmri-x8", "fastmri-x4"), "hifi-mamba"),
+    _table_two("ade20k", "ADE20K, 4x bicubic", ("ade20k",), "unet"),
+    _table_two("imagenet", "ImageNet, 4x bicubic", ("imagenet",), "unet"),
+    _table_two("brats", "BraTS segmentation from undersampled MRI", ("brats-x4", "brats-x8"), "unet"),
+    Study(
+        "random-mask", "Random-mask falsification", "Table 3 (a)",
+        "Does CHASM's lead over the strongest rival shrink when the mask loses its structure?",
+        (Grid((*_MRI, *(f"{s}-random" for s in _MRI)), HIFI, (*RIVALS, "chasm")),),
+        {k: v for s in _MRI for k, v in (_cc359(int(s[-1]), HIFI) if s[0] == "c" else _cross(s, "hifi-mamba")).items()},
+    ),
+    Study(
+        "basis", "Shared-basis constraint", "Table 3 (b)", "What does each constraint on the spectral core contribute?",
+        (Grid(_X8, HIFI, _BASIS),), _quotes("cc359-x8", "hifi-mamba", paper.BASIS),
+    ),
+    Study(
+        "axes", "Axis composition", "Table 3 (c)",
+        "One axis or two, in which order, one after the other or side by side?",
+        (Grid(_X8, HIFI, _AXES),), _quotes("cc359-x8", "hifi-mamba", paper.AXES),
+    ),
+    Study(
+        "seeds", "Three-seed stability", "Appendix, seed stability",
+        "Is the lead over the strongest rival larger than the spread from run to run?", _SEED_GRIDS, _SEED_QUOTES,
+    ),
+    Study(
+        "seeds-basis", "Three-seed stability of the shared-basis ablation", "Appendix, shared-basis ablation stability",
+        "Is the lead of the shared over the untied basis larger than the spread from run to run?",
+        (Grid(_X8, HIFI, ("chasm-untied", "chasm"), (0, 1, 2)),),
+        _quotes("cc359-x8", "hifi-mamba", paper.SEEDS_BASIS),
+    ),
+    Study(
+        "flops", "Multiply-adds of whole models", "Appendix, computational cost",
+        "What does a model cost with each mixer?",
+        (Grid(_X8, paper.HOSTS, ALL),), _costs(), kind="cost",
+    ),
+    Study(
+        "parameters", "Parameters of one mixer at 96 channels", "Table 1, Core Params", "How large is each mixer?",
+        (Grid(_X8, HIFI, ALL),), _parameters(), kind="cost",
+    ),
+    Study(
+        "wrapper", "Wrapper-only control", _OURS,
+        "How much of CHASM's gain remains when its spectral core is taken out and its convolutions stay?",
+        (Grid(_X8, paper.HOSTS, ("baseline", "wrapper", "chasm")),), _cc359(8),
+    ),
+    Study(
+        "budget", "Parameter-matched rivals", _OURS, "Does CHASM lead rivals of about its own size?",
+        (Grid(_X8, paper.HOSTS, ("baseline", *(f"{r}-budget" for r in RIVALS if r != "gfnet"), "chasm")),), _cc359(8),
+    ),
+    Study(
+        "evidence", "First evidence: U-Net with slots at the three highest resolutions, x8", _OURS,
+        "Which mixers help under a structured and a random mask, with one step size and with a tuned one?",
+        (Grid(("cc359-x8", "cc359-x8-random"), ("unet-high",),
+              ("baseline", "wrapper", *RIVALS, "chasm-identity", "chasm-untied", "chasm-signed", "chasm")),), {},
+    ),
+]  # fmt: skip
+STUDIES = {study.name: study for study in _LIST}
+
+
+def get_study(name: str) -> Study:
+    study: Study = lookup("study", name, STUDIES)
+    return study
+
+
+def paper_extras(study: Study) -> dict[str, Any]:
+    """What the paper prints beside the cells: the falsification table, gains, and the largest spread of a setting."""
+    settings = {s for grid in study.grids for s in grid.settings}
+    extras: dict[str, Any] = {}
+    if study.name == "random-mask":
+        extras["falsification"] = paper.FALSIFICATION
+    if study.name == "seeds":
+        extras["gain"] = paper.SEEDS_GAIN
+    if spread := {s: v for s, v in paper.LARGEST_SPREAD.items() if s in settings and study.source == "Table 2"}:
+        extras["largest_spread"] = spread
+    return extras

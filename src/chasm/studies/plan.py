@@ -1,0 +1,183 @@
+"""A study at a scale: the list of its runs, each a RunConfig that differs from its neighbours only in declared factors.
+
+The runs of a (setting, host) are copies of one base config with another mixer, spectral step size, seed and name. So
+every mixer gets the same data in the same order under the same mask, and (one seed) a host with the same weights.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chasm.backbones import create_backbone
+from chasm.cost import count_parameters
+from chasm.mixers import create_mixer
+from chasm.registry import near
+from chasm.studies.catalogue import Study, get_study
+from chasm.studies.vocabulary import ARMS, HOSTS, MULTIPLIERS, SCALES, SETTINGS, base_recipe, image_size, needed_path
+from chasm.train.config import Part, RunConfig, load_recipe
+from chasm.train.files import write_json
+
+PROTOCOLS = ("matched", "tuned")
+FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")  # what may differ between runs of a setting in a host
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    setting: str
+    host: str
+    arm: str
+    multiplier: int
+    seed: int
+    kind: str
+    config: RunConfig
+
+    @property
+    def key(self) -> str:
+        return self.config.name
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in ("setting", "host", "arm", "multiplier", "seed")}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study with everything decided that its declaration leaves open."""
+
+    study: Study
+    scale: str
+    protocol: str  # matched: one step size for everything. tuned: the spectral one chosen on validation from one grid
+    seeds: tuple[int, ...] | None  # None: those the study declares
+    paths: dict[str, str]
+    overrides: tuple[str, ...]  # a.b=c, of every run alike
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        found: dict[str, Cell] = {}
+        for grid in self.study.grids:
+            for setting in grid.settings:
+                for host in grid.hosts:
+                    base = self._base(setting, host)
+                    for arm in grid.arms:
+                        for multiplier in self._multipliers(arm):
+                            for seed in self.seeds or grid.seeds:
+                                cell = self._cell(base, setting, host, arm, multiplier, seed)
+                                found[cell.key] = cell
+        return list(found.values())
+
+    def folder(self, root: str | Path, cell: Cell) -> Path:
+        """Runs are kept by what they are, not by study: a cell that two studies share is run once."""
+        return Path(root) / self.scale / cell.key
+
+    def _multipliers(self, arm: str) -> tuple[int, ...]:
+        tuned = self.protocol == "tuned" and self.study.kind == "train" and ARMS[arm].spectral
+        return MULTIPLIERS if tuned else MULTIPLIERS[:1]
+
+    def _base(self, setting: str, host: str) -> RunConfig:
+        return load_recipe(base_recipe(SETTINGS[setting], HOSTS[host], self.scale, self.paths), list(self.overrides))
+
+    def _cell(self, base: RunConfig, setting: str, host: str, arm: str, multiplier: int, seed: int) -> Cell:
+        mixer = ARMS[arm].mixer
+        if ARMS[arm].budget:
+            options = json.dumps(base.backbone.options, sort_keys=True)
+            mixer = near_budget(mixer.name, base.backbone.name, options, image_size(SETTINGS[setting], self.scale))
+        kind = self.study.kind
+        tail = f".m{multiplier}.s{seed}" if kind == "train" else f".{kind}"
+        changes: dict[str, Any] = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed, "mixer": mixer}
+        changes["train"] = base.train.model_copy(update={"spectral_multiplier": float(multiplier)})
+        return Cell(setting, host, arm, multiplier, seed, kind, base.model_copy(update=changes))
+
+
+def make_plan(
+    study: str,
+    scale: str = "tiny",
+    protocol: str = "matched",
+    seeds: Sequence[int] | None = None,
+    paths: dict[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """The runs of a study. `paths`: "proxy" -> the bundle, or dataset -> folder; needed to run, not to look."""
+    for word, value, known in (("scale", scale, SCALES), ("protocol", protocol, PROTOCOLS)):
+        if value not in known:
+            raise ValueError(f"unknown {word} {value!r}: {near(value, known)}")
+    for override in overrides:
+        key = override.partition("=")[0]
+        if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):
+            raise ValueError(f"--set {override}: {key} is what the runs of a study differ in: it cannot be set for all")
+    return Plan(get_study(study), scale, protocol, tuple(seeds) if seeds else None, dict(paths or {}), tuple(overrides))
+
+
+def missing_paths(plan: Plan) -> list[str]:
+    """Keys of the folders the plan still needs before it can run."""
+    if plan.study.kind != "train" or any(o.startswith("data.path=") for o in plan.overrides):
+        return []
+    keys = {needed_path(SETTINGS[cell.setting], plan.scale) for cell in plan.cells}
+    return sorted(k for k in keys if k is not None and k not in plan.paths)
+
+
+def _record(root: str | Path, study: str, scale: str, protocol: str) -> Path:
+    return Path(root) / scale / "studies" / f"{study}.{protocol}.json"
+
+
+def save_plan(plan: Plan, root: str | Path) -> None:
+    """Beside the runs, so that status and report need not be told again."""
+    fields = {k: v for k, v in asdict(plan).items() if k in ("scale", "protocol", "seeds", "paths", "overrides")}
+    write_json(_record(root, plan.study.name, plan.scale, plan.protocol), {"study": plan.study.name, **fields})
+
+
+def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str = "matched") -> Plan:
+    """The plan as it was last started in this folder."""
+    get_study(study)
+    path = _record(root, study, scale, protocol)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"study {study!r} ({scale}, {protocol}) was not started in {root}: "
+            f"chasm study run {study} --scale {scale} --protocol {protocol}"
+        )
+    return make_plan(**json.loads(path.read_text()))
+
+
+# Options of each rival, from small to large, by which it can come near a number of parameters.
+_LADDERS: dict[str, list[dict[str, Any]]] = {
+    "afno": [{"blocks": b, "hidden_factor": f} for b in (4, 2, 1) for f in (1, 2, 3)],
+    "ffc": [{"ratio": r, "lfu": lfu} for r in (0.75, 0.5, 0.25) for lfu in (False, True)],
+    "fno-d": [{"modes": [m, m]} for m in (1, 2, 3, 4)],
+    "difffno": [{"modes": [m, m]} for m in (1, 2, 3, 4)],
+    "fsel": [{"part": part} for part in ("f+s", "f+effn")],
+    "spectformer": [{"grid": [n, n]} for n in range(4, 65, 2)],
+}
+
+
+@lru_cache(maxsize=64)
+def near_budget(mixer: str, backbone: str, options: str, size: int) -> Part:
+    """The rival with the options that bring its real numbers in the slots of this host nearest to CHASM's.
+
+    FFC, FNO-D, DiffFNO and FSEL cannot go as low: theirs is the smallest form, and the counts stand in the results.
+    """
+    target, widths = _slots(backbone, options, size)
+
+    def numbers(own: dict[str, Any]) -> int | None:
+        try:
+            return sum(count_parameters(create_mixer(mixer, c, device="meta", **own))[1] for c in widths)
+        except ValueError:
+            return None  # these widths do not take these options
+
+    sized = [(abs(n - target), i) for i, own in enumerate(_LADDERS[mixer]) if (n := numbers(own)) is not None]
+    if not sized:
+        raise ValueError(f"no options of {mixer} fit the slots of this {backbone}: choose another width")
+    return Part(name=mixer, options=_LADDERS[mixer][min(sized)[1]])
+
+
+@lru_cache(maxsize=16)
+def _slots(backbone: str, options: str, size: int) -> tuple[int, tuple[int, ...]]:
+    """Real numbers of CHASM in the slots of a host, and the channels of each slot."""
+    with torch.device("meta"):
+        slots = create_backbone(backbone, "chasm", size=(size, size), **json.loads(options)).slots
+    return count_parameters(slots)[1], tuple(int(slot.channels) for slot in slots.values())  # type: ignore[arg-type]

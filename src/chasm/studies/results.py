@@ -1,0 +1,185 @@
+"""The results of a study in one structure that JSON can hold: what `collect` returns is what a report is made from.
+
+{"format": 1,
+ "study": {"name", "title", "source", "question", "kind": "train" | "cost"},
+ "scale", "protocol", "seeds": [..] | null, "overrides": [..],
+ "settings": {setting: {"title", "dataset", "task", "acceleration", "mask", "metrics": [main one first]}},
+ "hosts": {host: label},  "arms": {arm: {"label", "mixer", "options"}},
+ "counts": {"done": 3, "missing": 1, ..},
+ "cells": [{"key", "setting", "host", "arm", "multiplier", "seed", "folder": relative to the root of the runs,
+            "status": "done" | "running" | "failed" | "interrupted" | "missing", "error": one line | null,
+            "config": RunConfig, "environment": {..} | null, "metrics": metrics.json | null}],
+ "rows": [{"setting", "host", "arm", "multiplier": the one in use, "chosen_from": {multiplier: validation score} | null,
+           "seeds": [finished ones], "cells": [their keys],
+           "scores": {metric: {"mean", "std_cases", "std_seeds" | null, "cases": {case: mean over seeds}}},
+           "paper": {metric: {"mean", "spread" | null, "over": "cases" | "seeds"}},
+           "parameters": {..} | null, "macs": int | null, "seconds": float | null}],
+ "references": [{"setting", "name": "zero-filled" | "bicubic", "mean": {..}, "std": {..}, "cases": {..}}],
+ "comparisons": [{"setting", "host", "metric", "arm", "against", "mean", "low", "high", "cases", "seeds",
+                  "verdict": "win" | "loss" | "level" | "too few cases",
+                  "paper": difference of the printed means | null}],
+ "falsification": [{"setting", "host", "metric", "rival", "rival_random", "structured": {mean, low, high, verdict},
+                    "random": {same}, "drop": {"mean", "low", "high"} in per cent, "paper": {..} | null}],
+ "paper": what it prints beside the cells: {"falsification", "gain", "largest_spread"}}
+
+Comparisons are every arm against "baseline", and "chasm" against every other arm, on the cases and seeds both have.
+Rows of a cost study hold single numbers: {"gmacs": {"mean": 24.8}, ..}. Values that are not finite are null.
+"""
+
+import json
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from chasm.studies.catalogue import paper_extras
+from chasm.studies.comparisons import comparisons, falsification, per_seed
+from chasm.studies.plan import Cell, Plan
+from chasm.studies.state import state
+from chasm.studies.statistics import spread
+from chasm.studies.vocabulary import ARMS, HOSTS, SETTINGS
+
+
+def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
+    """Everything known about the study's runs under `root`, finished or not; see the module's docstring."""
+    cells = [_cell(plan, root, cell) for cell in plan.cells]
+    rows = _rows(plan, cells)
+    study = plan.study
+    found = {
+        "format": 1,
+        "study": {k: getattr(study, k) for k in ("name", "title", "source", "question", "kind")},
+        "scale": plan.scale,
+        "protocol": plan.protocol,
+        "seeds": None if plan.seeds is None else list(plan.seeds),
+        "overrides": list(plan.overrides),
+        "settings": {s: _setting(s) for s in dict.fromkeys(c.setting for c in plan.cells)},
+        "hosts": {h: HOSTS[h].label for h in dict.fromkeys(c.host for c in plan.cells)},
+        "arms": {a: _arm(a) for a in dict.fromkeys(c.arm for c in plan.cells)},
+        "counts": dict(Counter(c["status"] for c in cells)),
+        "cells": cells,
+        "rows": rows,
+        "references": _references(cells),
+        "comparisons": comparisons(plan, rows, cells),
+        "falsification": falsification(rows, cells),
+        "paper": paper_extras(study),
+    }
+    finite: dict[str, Any] = _finite(found)
+    return finite
+
+
+def _setting(name: str) -> dict[str, Any]:
+    s = SETTINGS[name]
+    return {k: getattr(s, k) for k in ("title", "dataset", "task", "acceleration", "mask")} | {
+        "metrics": list(s.metrics)
+    }
+
+
+def _arm(name: str) -> dict[str, Any]:
+    arm = ARMS[name]
+    return {"label": arm.label, "mixer": arm.mixer.name, "options": dict(arm.mixer.options)}
+
+
+def _cell(plan: Plan, root: str | Path, cell: Cell) -> dict[str, Any]:
+    folder = plan.folder(root, cell)
+    status, error = state(folder)
+    return {
+        "key": cell.key,
+        **cell.factors,
+        "folder": str(folder.relative_to(root)),
+        "status": status,
+        "error": error,
+        "config": cell.config.model_dump(mode="json"),
+        "environment": _read(folder / "environment.json"),
+        "metrics": _read(folder / "metrics.json") if status == "done" else None,
+    }
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+        return value
+    except (OSError, ValueError):
+        return None
+
+
+def _rows(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per (setting, host, arm) with a finished run, at the multiplier in use."""
+    groups: dict[tuple[str, str, str], dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        if cell["metrics"] is not None:
+            groups[cell["setting"], cell["host"], cell["arm"]][cell["multiplier"]].append(cell)
+    rows = []
+    for (setting, host, arm), by_multiplier in groups.items():
+        most = max(len(runs) for runs in by_multiplier.values())  # seeds; a study may still be running
+        validation = {m: _validation(runs) for m, runs in by_multiplier.items() if len(runs) == most}
+        chosen = max(validation, key=lambda m: (validation[m], -m))  # validation decides; the test split has no say
+        runs = by_multiplier[chosen]
+        quotes = plan.study.quotes.get((setting, host, arm), {})
+        times = [r["metrics"]["seconds"] for r in runs if r["metrics"].get("seconds") is not None]
+        rows.append(
+            {
+                "setting": setting,
+                "host": host,
+                "arm": arm,
+                "multiplier": chosen,
+                "chosen_from": validation if plan.protocol == "tuned" and ARMS[arm].spectral else None,
+                "seeds": [r["seed"] for r in runs],
+                "cells": [r["key"] for r in runs],
+                "scores": _costs(runs[0]["metrics"]) if plan.study.kind == "cost" else _scores(runs),
+                "paper": {m: q._asdict() for m, q in quotes.items()},
+                "parameters": runs[0]["metrics"].get("parameters"),
+                "macs": runs[0]["metrics"].get("macs"),
+                "seconds": sum(times) / len(times) if times else None,
+            }
+        )
+    return rows
+
+
+def _validation(runs: list[dict[str, Any]]) -> float:
+    """The mean over seeds of the score that also selects the checkpoint."""
+    if "best_val" not in runs[0]["metrics"]:
+        return 0.0
+    metric = SETTINGS[runs[0]["setting"]].metrics
+    better = "dice" if "dice" in metric else metric[0]
+    return sum(r["metrics"]["best_val"][better] for r in runs) / len(runs)
+
+
+def _costs(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"mean": value} for name, value in metrics["costs"].items()}
+
+
+def _scores(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for metric in next(iter(runs[0]["metrics"]["cases"].values())):
+        seeds = list(per_seed(runs, metric).values())
+        cases = {case: sum(s[case] for s in seeds) / len(seeds) for case in seeds[0]}
+        mean, over_cases = spread(list(cases.values()))
+        means = [sum(s.values()) / len(s) for s in seeds]
+        found[metric] = {
+            "mean": mean,
+            "std_cases": over_cases,
+            "std_seeds": spread(means, sample=True)[1] if len(seeds) > 1 else None,
+            "cases": cases,
+        }
+    return found
+
+
+def _references(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same for every run of a setting: taken from the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        reference = (cell["metrics"] or {}).get("reference")
+        if reference and cell["setting"] not in found:
+            found[cell["setting"]] = {"setting": cell["setting"], **reference}
+    return list(found.values())
+
+
+def _finite(value: Any) -> Any:
+    """Without NaN and infinity, which JSON does not know; keys as strings."""
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

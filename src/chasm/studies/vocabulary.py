@@ -1,0 +1,175 @@
+"""The words studies are written in: settings (data and task), hosts, and what goes into their slots; at three scales.
+
+`tiny` runs in seconds on data drawn on the spot, and shows that the machinery works. `proxy` takes the paper's hosts
+to the proxy bundle; `full` is the paper's protocol on its datasets. Sizes and steps of tiny and proxy are ours.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from chasm.registry import near
+from chasm.train.config import Part
+
+SCALES = ("tiny", "proxy", "full")
+MULTIPLIERS = (1, 10, 30, 100)  # of the spectral step size: one grid for every mixer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A dataset of the paper with a task on it."""
+
+    name: str
+    title: str
+    dataset: str  # key of DATASETS
+    task: str
+    metrics: tuple[str, str]
+    acceleration: int | None = None
+    mask: str = "equispaced"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What reads a dataset of the paper at full scale, and what stands in for it at the others."""
+
+    title: str
+    reader: str  # of `chasm.open_dataset`, at full scale
+    proxy: str  # part of the proxy bundle
+    tiny: str  # content of the embedded data
+    size: int  # of its images, at full scale
+    slices: int | None  # for training, at full scale, when the folder is not at hand to count them
+
+
+DATASETS = {
+    "cc359": Dataset("CC359", "cc359", "brain_siat_t2", "brain", 256, 2754),  # 4254 in 25 volumes, 60 skipped each
+    "fastmri": Dataset("fastMRI knee", "fastmri", "knee_stanford_pdfs", "brain", 320, None),
+    "ade20k": Dataset("ADE20K", "images", "natural_scenes_bsds_ade", "photos", 256, 20210),
+    "imagenet": Dataset("ImageNet", "images", "natural_imagenet", "photos", 256, 1281167),
+    "brats": Dataset("BraTS", "brats", "tumour_lgg_flair", "tumour", 240, None),
+}
+
+
+def _settings() -> list[Setting]:
+    image, overlap = ("psnr", "ssim"), ("iou", "dice")
+    found = []
+    for name in ("cc359", "fastmri"):
+        for r in (4, 8):
+            for mask, tail in (("equispaced", ""), ("random", "-random")):
+                title = f"{DATASETS[name].title} ×{r}" + (", random mask" if tail else "")
+                found.append(Setting(f"{name}-x{r}{tail}", title, name, "reconstruction", image, r, mask))
+    for name in ("ade20k", "imagenet"):
+        found.append(Setting(name, f"{DATASETS[name].title} ×4 bicubic", name, "superres", image))
+    for r in (4, 8):
+        found.append(Setting(f"brats-x{r}", f"BraTS ×{r}", "brats", "segmentation", overlap, r))
+    return found
+
+
+SETTINGS = {s.name: s for s in _settings()}
+
+
+@dataclass(frozen=True)
+class Host:
+    label: str
+    backbone: str
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # at proxy and full scale; empty: the paper's (readings in its file)
+    tiny: dict[str, Any] = field(default_factory=dict)
+
+
+_TINY_UNET = {"width": 16, "depth": 2, "levels": [1, 2]}
+HOSTS = {
+    "hifi-mamba": Host("HiFi-Mamba", "hifi-mamba", {}, {"width": 16, "groups": 2, "blocks": 1, "state": 4}),
+    "unet": Host("U-Net", "unet", {}, _TINY_UNET),
+    "unet-high": Host(
+        "U-Net, slots at high resolution", "unet", {"levels": [0, 1, 2]}, _TINY_UNET | {"levels": [0, 1, 2]}
+    ),
+    "vit": Host(
+        "ViT", "vit", {}, {"width": 32, "depth": 2, "heads": 4, "patch": 4, "head_width": 8, "slot_blocks": [1, 2]}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What goes into the slots. Without spectral parameters all multipliers give the same run: one stands for all."""
+
+    label: str
+    mixer: Part
+    spectral: bool = True
+    budget: bool = False  # options chosen so that its parameters come near CHASM's in the same slots
+
+
+def _chasm(label: str, **options: Any) -> Arm:
+    return Arm(label, Part(name="chasm", options=options))
+
+
+_RIVALS = {
+    "gfnet": "GFNet",
+    "afno": "AFNO",
+    "ffc": "FFC",
+    "fno-d": "FNO-D",
+    "difffno": "DiffFNO",
+    "fsel": "FSEL",
+    "spectformer": "SpectFormer",
+}
+RIVALS = tuple(_RIVALS)
+ARMS: dict[str, Arm] = {
+    "baseline": Arm("Baseline", Part(name="identity"), spectral=False),
+    "wrapper": Arm("Wrapper only", Part(name="chasm", options={"basis": None}), spectral=False),
+    **{name: Arm(label, Part(name=name)) for name, label in _RIVALS.items()},
+    "chasm": Arm("CHASM", Part(name="chasm")),
+    "chasm-identity": _chasm("Identity basis", basis="identity"),
+    "chasm-untied": _chasm("Untied basis", basis="untied"),
+    "chasm-signed": _chasm("Shared basis, signed gain", gain="signed"),
+    "chasm-complex": _chasm("Shared basis, complex", gain="complex"),
+    "chasm-ch": _chasm("CH only", axes="ch"),
+    "chasm-cw": _chasm("CW only", axes="cw"),
+    "chasm-cw-ch": _chasm("CW → CH", axes="cw>ch"),
+    "chasm-sum": _chasm("CH + CW", axes="ch+cw"),
+    **{
+        f"{name}-budget": Arm(f"{label}, matched parameters", Part(name=name), budget=True)
+        for name, label in _RIVALS.items()
+        if name != "gfnet"  # its table follows the map; SpectFormer's is the same operator on a grid of any size
+    },
+}
+
+
+def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}: {near(name, known)}")
+    return known[name]
+
+
+def image_size(setting: Setting, scale: str) -> int:
+    return {"tiny": 32, "proxy": 256, "full": DATASETS[setting.dataset].size}[scale]
+
+
+def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str]) -> dict[str, Any]:
+    """What all runs of a setting in a host have in common: everything but the slot, its step size and the seed."""
+    dataset = DATASETS[setting.dataset]
+    data: dict[str, Any]
+    if scale == "tiny":
+        data = {"name": "embedded", "options": {"content": dataset.tiny, "size": 32, "cases": 12, "slices": 2}}
+        training = {"steps": 6, "batch": 4, "val_every": 3, "save_every": 3, "log_every": 1}
+    elif scale == "proxy":
+        data = {"name": "proxy", "path": paths.get("proxy"), "options": {"part": dataset.proxy}}
+        training = {"steps": 1500}
+    else:
+        data = {"name": dataset.reader, "path": paths.get(setting.dataset)}
+        training = {"epochs": 100}
+    options: dict[str, Any] = {}
+    if setting.acceleration is not None:
+        options["sampling"] = {"kind": setting.mask, "acceleration": setting.acceleration}
+    if setting.task == "segmentation" and scale == "proxy":
+        options["classes"] = 2  # the bundle's masks are lesion or not
+    return {
+        "data": data,
+        "task": {"name": setting.task, "options": options},
+        "backbone": {"name": host.backbone, "options": dict(host.tiny if scale == "tiny" else host.options)},
+        "train": {"lr": 5e-4, "batch": 8, **training},  # AdamW; the paper gives no other number
+    }
+
+
+def needed_path(setting: Setting, scale: str) -> str | None:
+    """The key of `--path KEY=FOLDER` that a setting reads from."""
+    return {"tiny": None, "proxy": "proxy", "full": setting.dataset}[scale]

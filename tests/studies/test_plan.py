@@ -1,0 +1,138 @@
+"""One protocol for every mixer by construction: runs of a setting in a host differ in the declared factors only."""
+
+import itertools
+from collections import defaultdict
+
+import pytest
+import torch
+
+from chasm.optim import param_groups
+from chasm.studies import STUDIES, load_plan, make_plan
+from chasm.studies.plan import FACTORS, missing_paths, save_plan
+from chasm.studies.vocabulary import ARMS, MULTIPLIERS
+from chasm.train.run import build_model
+
+
+def flat(value, prefix=""):
+    """a.b -> value; the mixer as one value, for it is one factor."""
+    if isinstance(value, dict) and prefix != "mixer":
+        return {k: v for key, item in value.items() for k, v in flat(item, f"{prefix}.{key}".strip(".")).items()}
+    return {prefix: value}
+
+
+@pytest.mark.parametrize("scale", ["tiny", "proxy", "full"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_runs_differ_in_declared_factors_only(name, scale):
+    places = defaultdict(list)
+    for cell in make_plan(name, scale, "tuned", seeds=(0, 1)).cells:
+        places[cell.setting, cell.host].append(flat(cell.config.model_dump(mode="json")))
+    for configs in places.values():
+        first = configs[0]
+        for other in configs[1:]:
+            assert first.keys() == other.keys()
+            assert {k for k in first if first[k] != other[k]} <= set(FACTORS)
+
+
+def test_same_host_weights_and_same_batches():
+    """With the arms of Table 1: equal weights outside the slots, equal rows, equal inputs and targets."""
+    from chasm.train.loop import rows_of_step
+
+    seen = {}
+    image = torch.rand(2, 1, 32, 32)
+    for cell in make_plan("cc359", "tiny").cells:
+        task = cell.config.task.create()
+        model = build_model(cell.config, task, (1, 32, 32))
+        host = {k: v for k, v in model.state_dict().items() if not k.startswith("slots.") and ".attention." not in k}
+        batch = task.prepare(image)
+        rows = [rows_of_step(s, 16, cell.config.train.batch, cell.config.seed) for s in range(6)]
+        first = seen.setdefault((cell.setting, cell.host), (host, batch, rows))
+        assert host.keys() == first[0].keys()
+        for k in host:
+            assert torch.equal(host[k], first[0][k]), f"{cell.key}: {k}"
+        assert torch.equal(batch.input, first[1].input)
+        assert torch.equal(batch.target, first[1].target)
+        assert torch.equal(batch.mask, first[1].mask)
+        assert rows == first[2]
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_arms_without_spectral_parameters_run_once(arm):
+    study = next(s for s in STUDIES.values() for g in s.grids if arm in g.arms and s.kind == "train")
+    cells = [c for c in make_plan(study.name, "tiny", "tuned").cells if c.arm == arm]
+    config = cells[0].config
+    groups = param_groups(build_model(config, config.task.create(), (1, 32, 32)), lr=1.0)
+    spectral = "spectral" in {g["name"] for g in groups}
+    assert spectral == ARMS[arm].spectral
+    assert {c.multiplier for c in cells} == (set(MULTIPLIERS) if spectral else {1})
+
+
+def test_the_papers_protocol_at_full_scale():
+    for cell in make_plan("cc359", "full", paths={"cc359": "x"}).cells:
+        train = cell.config.train
+        assert (train.lr, train.batch, train.epochs, train.spectral_multiplier) == (5e-4, 8, 100, 1.0)
+
+
+def test_grids_have_the_size_of_their_tables():
+    count = {name: len(make_plan(name, "full").cells) for name in STUDIES}
+    assert count == {
+        "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 64, "basis": 5, "axes": 5,
+        "seeds": 24, "seeds-basis": 6, "flops": 27, "parameters": 9, "wrapper": 9, "budget": 24, "evidence": 26,
+    }  # fmt: skip
+    assert len(make_plan("cc359", "full", "tuned").cells) == 6 * (1 + 8 * 4)
+
+
+def test_a_run_shared_by_two_studies_is_one_run():
+    main, basis = make_plan("cc359", "full"), make_plan("basis", "full")
+    shared = [c for c in main.cells if c.key in {b.key for b in basis.cells}]
+    assert [c.key for c in shared] == ["cc359-x8.hifi-mamba.chasm.m1.s0"]
+    assert shared[0].config == next(c.config for c in basis.cells if c.key == shared[0].key)
+
+
+def test_same_key_same_config_over_all_studies():
+    seen = {}
+    for name, protocol in itertools.product(STUDIES, ("matched", "tuned")):
+        for cell in make_plan(name, "proxy", protocol).cells:
+            assert seen.setdefault(cell.key, cell.config) == cell.config
+
+
+def test_overrides_apply_to_all_but_not_to_factors():
+    plan = make_plan("basis", overrides=["train.steps=2", "data.options.cases=8"])
+    assert {(c.config.train.steps, c.config.data.options["cases"]) for c in plan.cells} == {(2, 8)}
+    for factor in ("mixer.name=ffc", "mixer=ffc", "seed=3", "train.spectral_multiplier=10", "train={}", "name=x"):
+        with pytest.raises(ValueError, match="differ in"):
+            make_plan("basis", overrides=[factor])
+
+
+def test_unknown_words_suggest_the_near_one():
+    for words in (("bassis", "tiny"), ("basis", "tinny"), ("basis", "tiny", "matchd")):
+        with pytest.raises(ValueError, match="did you mean"):
+            make_plan(*words)
+
+
+def test_paths_that_are_still_needed():
+    assert missing_paths(make_plan("random-mask", "full")) == ["cc359", "fastmri"]
+    assert missing_paths(make_plan("random-mask", "full", paths={"cc359": "a"})) == ["fastmri"]
+    assert missing_paths(make_plan("random-mask", "proxy")) == ["proxy"]
+    assert missing_paths(make_plan("random-mask", "tiny")) == missing_paths(make_plan("flops", "full")) == []
+
+
+def test_a_plan_is_remembered(tmp_path):
+    plan = make_plan("basis", "proxy", "tuned", seeds=(3,), paths={"proxy": "p"}, overrides=["train.steps=9"])
+    save_plan(plan, tmp_path)
+    assert load_plan(tmp_path, "basis", "proxy", "tuned") == plan
+    with pytest.raises(FileNotFoundError, match="chasm study run basis"):
+        load_plan(tmp_path, "basis", "tiny")
+
+
+def test_rivals_come_near_the_parameters_of_chasm():
+    """AFNO and SpectFormer can; the others cannot go below their smallest form."""
+    from chasm.cost import count_parameters
+
+    sizes = {}
+    for cell in make_plan("budget", "tiny").cells:
+        model = build_model(cell.config, cell.config.task.create(), (1, 32, 32))
+        sizes[cell.host, cell.arm] = count_parameters(model.slots)[1]
+    for host in ("hifi-mamba", "unet", "vit"):
+        for arm in ("afno-budget", "spectformer-budget"):
+            assert 0.7 < sizes[host, arm] / sizes[host, "chasm"] < 1.3, (host, arm, sizes)

@@ -1,0 +1,100 @@
+"""Intervals against closed forms and cases with a known answer."""
+
+import numpy as np
+import pytest
+
+from chasm.studies.statistics import Interval, difference, drop, interval, resampled, spread
+
+
+def named(values):
+    return {f"case{i}": float(v) for i, v in enumerate(values)}
+
+
+def test_spread_of_the_values_and_of_their_source():
+    assert spread([1, 2, 3, 4]) == (2.5, pytest.approx(np.sqrt(1.25)))
+    assert spread([1, 2, 3, 4], sample=True) == (2.5, pytest.approx(np.sqrt(5 / 3)))
+    assert np.isnan(spread([1], sample=True)[1])
+
+
+def test_interval_approaches_the_normal_one():
+    d = np.random.default_rng(0).normal(0.3, 2.0, 2000)
+    found = difference([named(d)], [named(0 * d)])
+    half = 1.96 * d.std() / np.sqrt(d.size)
+    assert found.mean == pytest.approx(d.mean())
+    assert (found.low, found.high) == (
+        pytest.approx(d.mean() - half, abs=0.01),
+        pytest.approx(d.mean() + half, abs=0.01),
+    )
+
+
+def test_resampled_means_of_two_cases():
+    """0 and 1 drawn twice: 0, 1/2 and 1 with probabilities 1/4, 1/2 and 1/4."""
+    values, counts = np.unique(resampled(np.array([[0.0, 1.0]]), draws=40_000), return_counts=True)
+    assert values.tolist() == [0, 0.5, 1]
+    assert counts / 40_000 == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
+
+
+def test_variance_with_several_seeds():
+    """Crossed additive effects a_s + b_c: the bootstrap variance is var(a)/S + var(b)/C."""
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=5), rng.normal(size=30)
+    means = resampled(a[:, None] + b[None], draws=100_000)
+    assert means.var() == pytest.approx(a.var() / 5 + b.var() / 30, rel=0.02)
+
+
+def test_pairing_removes_the_difficulty_of_the_cases():
+    rng = np.random.default_rng(2)
+    hard, noise = rng.normal(30, 5, 20), rng.normal(0.1, 0.05, 20)
+    found = difference([named(hard + noise)], [named(hard)])
+    assert found.verdict == "win"
+    assert found.high - found.low < 0.1  # unpaired it would be several dB wide
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "cases", "verdict"),
+    [(0.1, 0.2, 6, "win"), (-0.2, -0.1, 6, "loss"), (-0.1, 0.2, 6, "level"), (0.0, 0.2, 6, "level"),
+     (0.1, 0.2, 5, "too few cases")],
+)  # fmt: skip
+def test_verdict(low, high, cases, verdict):
+    assert Interval(0.0, low, high, cases, 1).verdict == verdict
+
+
+def test_no_difference_is_rarely_called_one():
+    rng = np.random.default_rng(3)
+    wrong = sum(
+        difference([named(rng.normal(size=30))], [named(np.zeros(30))], draws=500, seed=i).verdict != "level"
+        for i in range(400)
+    )
+    assert 0.02 < wrong / 400 < 0.11
+
+
+def test_same_seed_same_interval():
+    a, b = [named(np.arange(9.0) ** 2)], [named(np.ones(9))]
+    assert difference(a, b) == difference(a, b) != difference(a, b, seed=1)
+
+
+def test_unpaired_input_is_refused():
+    with pytest.raises(ValueError, match="same cases"):
+        difference([{"a": 1.0, "b": 1.0}], [{"a": 1.0}])
+    with pytest.raises(ValueError, match="same seeds"):
+        difference([{"a": 1.0}], [{"a": 1.0}, {"a": 1.0}])
+
+
+def test_drop_of_a_gain():
+    rng = np.random.default_rng(4)
+    gain = 1 + 0.1 * rng.normal(size=(1, 50))
+    value, low, high = drop(gain, 0.25 * gain)
+    assert (value, low, high) == (pytest.approx(75), pytest.approx(75), pytest.approx(75))  # drawn together: exact
+    _, low, high = drop(rng.normal(size=(1, 50)), gain)
+    assert (low, high) == (-np.inf, np.inf)
+
+
+def test_many_cases_are_drawn_in_blocks():
+    d = np.random.default_rng(5).normal(size=(2, 700_000))
+    means = resampled(d, draws=5)
+    assert means.shape == (5,)
+    assert np.abs(means).max() < 0.01
+
+
+def test_interval_keeps_the_middle():
+    assert interval(np.arange(1001.0)) == (pytest.approx(25), pytest.approx(975))
