@@ -31,6 +31,7 @@ def test_counts_shapes_and_ranges(cc359: Path) -> None:
     low, high = report.ranges["single-channel"]
     assert 0 <= low < 1
     assert 16 < high < 1.31 * 16  # images of 1 .. 1.3, transformed without and with the factor 1 / 16
+    assert any("25 training and 10 validation" in note for note in report.notes)
     assert report.files["Train/e0.npy"]["size"] == (cc359 / "Train" / "e0.npy").stat().st_size
 
 

@@ -128,6 +128,7 @@ def test_resident_batches_equal_collated_slices(tmp_path: Path) -> None:
         assert torch.equal(batch.image, expected.image)
         assert batch.label is not None
         assert torch.equal(batch.label, expected.label)
+        assert batch.label.dtype == torch.int64
         assert (batch.case, batch.index, batch.source) == (expected.case, expected.index, expected.source)
     assert (len(kept), kept.cases, kept.split) == (len(data), data.cases, data.split)
     assert "proxy" in kept[0].source

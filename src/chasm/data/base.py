@@ -75,9 +75,7 @@ def collate(slices: Sequence[Slice]) -> Batch:
                 f"{tuple(first.image.shape)} of case {first.case}: a batch needs one shape"
             )
         if (s.label is None) != (first.label is None):
-            raise DataError(
-                f"case {s.case} slice {s.index}: label: only some slices of the batch have a label"
-            )
+            raise DataError(f"case {s.case} slice {s.index}: label: only some slices of the batch have a label")
     labels = [s.label for s in slices if s.label is not None]
     return Batch(
         image=torch.stack([s.image for s in slices]),
@@ -143,6 +141,8 @@ class SliceDataset(Dataset[Slice]):
 
 class FileDataset(SliceDataset):
     """Base of the readers of files: cases found below a path, then rows of (case, slice within the case)."""
+
+    published: ClassVar[str] = ""  # how many there should be, for the check to print
 
     def __init__(self, path: str | Path, split: str, **find: Any) -> None:
         self.root = existing(path)

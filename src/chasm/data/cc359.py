@@ -27,6 +27,7 @@ class CC359(FileDataset):
     """
 
     summary: ClassVar[str] = "CC359 brain: single-channel .npy or multi-channel .h5 volumes of hybrid k-space"
+    published: ClassVar[str] = "25 training and 10 validation volumes (single-channel)"
 
     def __init__(
         self, path: str | Path, split: str = "train", *, skip: int = 30, combine: str = "rss", seed: int = 0

@@ -69,6 +69,8 @@ def check(
     except DataError as e:
         return Report(dataset, root, "", findings=[str(e)])
     report = Report(dataset, root, rule)
+    if cls.published:
+        report.notes.append(f"the published set has {cls.published}")
     if not cases:
         report.findings.append(f"{root}: folder: no case found: expected {cls.summary}")
     facts = _read(report, cls, cases, jobs or os.cpu_count() or 1, progress)

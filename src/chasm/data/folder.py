@@ -87,9 +87,7 @@ class Folder(FileDataset):
             shapes.add(images.shape[1:])
             kinds.add(str(images.dtype))
             if len(shapes) > 1:
-                raise fault(
-                    file, "image", f"shape {images.shape[1:]} differs from others of the case: {shapes}"
-                )
+                raise fault(file, "image", f"shape {images.shape[1:]} differs from others of the case: {shapes}")
         if low == high:
             raise fault(case.files[0], "image", f"every value is {low:g}")
         return Facts((1, *shapes.pop()), total, "/".join(sorted(kinds)), low, high)
@@ -176,9 +174,7 @@ def _load(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
         images = _frames(file)
     images = images[None] if images.ndim == 2 else images
     if images.ndim != 3 or 0 in images.shape or images.dtype.kind not in "buifc":
-        raise fault(
-            file, "image", f"expected (H,W) or (slices,H,W) numbers, got {images.shape} {images.dtype}"
-        )
+        raise fault(file, "image", f"expected (H,W) or (slices,H,W) numbers, got {images.shape} {images.dtype}")
     if suffix in (".npy", ".npz", ".tif") and len(images) > 1 and images.shape[-1] in (2, 3, 4):
         raise fault(file, "image", f"shape {images.shape} looks like colours last: expected (slices,H,W)")
     if labels is not None:

@@ -36,7 +36,7 @@ class Resident(SliceDataset):
         dtype = dtype or first.image.dtype
         if dtype == torch.uint8 and data.domain != "photo":
             raise ValueError(f"only photographs fit 8 bits: keep {data.name!r} as {first.image.dtype}")
-        per_slice = first.image.numel() * dtype.itemsize + (0 if first.label is None else first.label.nbytes)
+        per_slice = first.image.numel() * dtype.itemsize + (0 if first.label is None else first.label.numel())
         need, have = n * per_slice, free_bytes(where)
         if need > 0.8 * have:  # the rest is for the model and for everybody else
             raise DataError(
@@ -46,9 +46,9 @@ class Resident(SliceDataset):
         self.split, self.cases, self.source = data.split, data.cases, first.source
         self.domain, self.split_rule = data.domain, data.split_rule
         self.images = torch.empty((n, *first.image.shape), dtype=dtype, device=where)  # (N,M,H,W)
-        self.labels: Tensor | None = None  # (N,H,W) int64
+        self.labels: Tensor | None = None  # (N,H,W) uint8 here, int64 in slices and batches
         if first.label is not None:
-            self.labels = torch.empty((n, *first.label.shape), dtype=first.label.dtype, device=where)
+            self.labels = torch.empty((n, *first.label.shape), dtype=torch.uint8, device=where)
         self.case_ids: list[str] = []
         self.indices: list[int] = []
         for i in range(n):
@@ -60,6 +60,8 @@ class Resident(SliceDataset):
                 )
             self.images[i].copy_((s.image * 255).round() if dtype == torch.uint8 else s.image)
             if self.labels is not None and s.label is not None:
+                if s.label.numel() and not 0 <= int(s.label.min()) <= int(s.label.max()) <= 255:
+                    raise DataError(f"case {s.case} slice {s.index}: label: classes must lie in 0..255")
                 self.labels[i].copy_(s.label)
             self.case_ids.append(s.case)
             self.indices.append(s.index)
@@ -68,7 +70,7 @@ class Resident(SliceDataset):
         return len(self.images)
 
     def __getitem__(self, i: int) -> Slice:
-        label = None if self.labels is None else self.labels[i]
+        label = None if self.labels is None else self.labels[i].long()
         return Slice(_unit(self.images[i]), label, self.case_ids[i], self.indices[i], self.source)
 
     def batch(self, rows: Sequence[int] | Tensor) -> Batch:
@@ -78,7 +80,7 @@ class Resident(SliceDataset):
         chosen = where.tolist()
         return Batch(
             image=_unit(self.images.index_select(0, at)),
-            label=None if self.labels is None else self.labels.index_select(0, at),
+            label=None if self.labels is None else self.labels.index_select(0, at).long(),
             case=[self.case_ids[i] for i in chosen],
             index=[self.indices[i] for i in chosen],
             source=self.source,

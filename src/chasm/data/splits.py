@@ -53,9 +53,7 @@ def assign(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str]:
     if "val" in have and "test" not in have:
         groups = sorted({c.group or c.name for c in cases if c.split == "val"})
         odd = set(groups[1::2])
-        cases = [
-            replace(c, split="test") if c.split == "val" and (c.group or c.name) in odd else c for c in cases
-        ]
+        cases = [replace(c, split="test") if c.split == "val" and (c.group or c.name) in odd else c for c in cases]
         return cases, "folder names; every second case of the validation folder is the test split"
     return list(cases), "folder names"
 
