@@ -232,14 +232,19 @@ def test_photographs_come_from_the_wheel_without_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     from skimage import data as photos
 
-    test = Embedded("test", content="photos", size=(100, 120), slices=100)
+    test = Embedded("test", content="photos", size=(150, 200), slices=100)
     assert test.domain == "photo"
     assert test.cases == ["chelsea", "coffee", "coins"]
     cat = torch.from_numpy(photos.chelsea()).permute(2, 0, 1).float() / 255
     crops = [s.image for s in test if s.case == "chelsea"]
-    assert len(crops) == 9
-    assert torch.equal(crops[0], cat[:, :100, :120])
-    assert torch.equal(crops[-1], cat[:, -100:, -120:])
+    assert len(crops) == 4
+    assert torch.equal(crops[0], cat[:, :150, :200])
+    assert torch.equal(crops[-1], cat[:, -150:, -200:])
+    half = Embedded("test", content="photos", size=(75, 100), slices=100)  # the same four places, at half the size
+    small_crops = torch.stack([s.image for s in half if s.case == "chelsea"])
+    reduced = torch.nn.functional.interpolate(torch.stack(crops), size=(75, 100), mode="area")
+    assert small_crops.shape == reduced.shape
+    assert (small_crops - reduced).abs().mean() < 0.03
     assert len(small(content="photos", slices=2)) == 2 * 13
 
 

@@ -112,8 +112,9 @@ class Embedded(SliceDataset):
         inside = torch.from_numpy(clean.max(0) > 0.02)  # stripped: outside is exactly zero
         return Slice(scanned.abs().clamp_(max=1) * inside, torch.from_numpy(classes), case.name, k, source)
 
-    def _crops(self, case: Case) -> list[tuple[Path, int, int]]:
-        """(file, top, left) of crops that do not overlap; where there are too many, evenly chosen ones."""
+    def _crops(self, case: Case) -> list[tuple[Path, int, int, int, int]]:
+        """(file, height, width, top, left): crops that do not overlap, of photographs reduced until about two fit
+        along the short side, so that small crops have detail too; where there are too many, evenly chosen ones."""
         from PIL import Image
 
         (h, w), places = self.shape, []
@@ -122,17 +123,21 @@ class Embedded(SliceDataset):
                 wide, high = image.size
             if high < h or wide < w:
                 raise DataError(f"{file.name}: photograph of {high} x {wide} pixels: choose a size below {h} x {w}")
-            for top in np.linspace(0, high - h, high // h).astype(int):
-                places += [(file, int(top), int(left)) for left in np.linspace(0, wide - w, wide // w).astype(int)]
+            scale = min(1, 2 * max(h / high, w / wide))
+            high, wide = round(scale * high), round(scale * wide)
+            for top in np.linspace(0, high - h, high // h).astype(int).tolist():
+                for left in np.linspace(0, wide - w, wide // w).astype(int).tolist():
+                    places.append((file, high, wide, top, left))
         chosen = np.linspace(0, len(places) - 1, min(self.slices, len(places))).astype(int)
         return [places[i] for i in chosen]
 
     def _crop(self, case: Case, k: int) -> Slice:
         from PIL import Image
 
-        (h, w), (file, top, left) = self.shape, self._crops(case)[k]
+        (h, w), (file, high, wide, top, left) = self.shape, self._crops(case)[k]
         with reading(file, "image"), Image.open(file) as image:
-            pixels = np.array(image.convert("RGB"))[top : top + h, left : left + w]
+            whole = image.convert("RGB").resize((wide, high), Image.Resampling.BICUBIC)
+        pixels = np.array(whole)[top : top + h, left : left + w]
         rgb = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
         return Slice(rgb.contiguous(), None, case.name, k, "embedded photos")
 

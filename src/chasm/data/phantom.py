@@ -248,6 +248,9 @@ def _pieces(level: Level, strands: list[Strand]) -> tuple[Array, Array, Array]:
 def _deep(canvas: Canvas, level: Level, where: Array) -> Array:
     """Ventricles and deep grey nuclei, mirrored at the midline; returns the ventricles' share of each pixel."""
     z, v, pixel = level.z, level.head.ventricle, canvas.pixel
+    share = np.zeros(canvas.image.shape[1:], np.float32)
+    if z > 42:  # above all of them
+        return share
     rows, cols = np.flatnonzero(np.abs(canvas.y) < 75), np.flatnonzero(np.abs(canvas.x) < 52)
     view = (slice(rows[0], rows[-1] + 1), slice(cols[0], cols[-1] + 1))
     x, y = np.abs(where[view][..., 0]), where[view][..., 1]
@@ -277,7 +280,6 @@ def _deep(canvas: Canvas, level: Level, where: Array) -> Array:
     third = ellipsoid(x, y, z, (0, 6, -4), (1.3 + 0.6 * v, 12, 14))
     cistern = ellipsoid(x, y, z, (0, -19, -4), (8, 6, 9))
     paint(np.minimum(third, cistern), "csf")
-    share = np.zeros(canvas.image.shape[1:], np.float32)
     share[view] = cover(np.minimum(np.minimum(lateral, third), cistern), pixel)
     return share
 

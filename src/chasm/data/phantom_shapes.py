@@ -48,11 +48,14 @@ class Plane:
 
     def __init__(self, knots: Array, spacing: float) -> None:
         self.knots, self.spacing = knots, spacing
-        self.lattice = self.grid(_LATTICE, _LATTICE)
+        self.lattice = _on_grid(knots, spacing, _LATTICE, _LATTICE)
+        self._last: tuple[Array, Array, Array] | None = None
 
     def grid(self, x: Array, y: Array) -> Array:
-        """On the grid of x (W,) and y (H,): (H,W)."""
-        return _on_grid(self.knots, self.spacing, x, y)
+        """On the grid of x (W,) and y (H,): (H,W); the last one is kept, for the next tissue."""
+        if self._last is None or self._last[0] is not x or self._last[1] is not y:
+            self._last = (x, y, _on_grid(self.knots, self.spacing, x, y))
+        return self._last[2]
 
     def at(self, p: Array) -> Array:
         """At points (...,2), read off between the nodes of a 3 mm lattice."""

@@ -8,7 +8,7 @@ import numpy as np
 from chasm.data.phantom_shapes import Array, Plane, resample, spline
 
 LEVELS = 8  # spline knots of a sulcus over the height of the head, 16 mm apart
-ROOM = 7.2  # mm between sulci: two sheets of cortex
+ROOM = 7.8  # mm between sulci: two sheets of cortex
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ def _near(a: Array, b: Array) -> Array:
 def _give_way(rank: Array, clear: Array, near: Array, need: int) -> Array:
     """The part of each curve, from its start, that keeps its distance to curves of lower rank: (n,T).
 
-    clear (n,T): points free of what stands already; near (nT,nT): points too close to each other. A curve left
-    with fewer than `need` points goes altogether.
+    clear (n,T): points free of what stands already; near (nT,nT/2): points too close to every second point of the
+    curves. A curve left with fewer than `need` points goes altogether.
     """
     n, count = clear.shape
     alive = np.zeros((n, count), bool)
     for i in np.argsort(rank):
-        taken = np.any(near[i * count : (i + 1) * count] & alive.ravel(), axis=1)
+        taken = np.any(near[i * count : (i + 1) * count] & alive[:, ::2].ravel(), axis=1)
         free = clear[i] & (~taken | (np.arange(count) < 2))  # a mouth may be close to another
         life = np.logical_and.accumulate(free)
         alive[i] = life & (life.sum() >= need)
@@ -127,7 +127,7 @@ def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[
     flat = trunk.reshape(-1, 2)
     clear = ~_near(flat, stand).any(1).reshape(n, count) & (length > 4)[:, None]
     clear[:, 2:] &= side * trunk[:, 2:, 0] > 2.5
-    alive = _give_way(v["rank"], clear, _near(flat, flat), 3)
+    alive = _give_way(v["rank"], clear, _near(flat, trunk[:, ::2].reshape(-1, 2)), 3)
     strands.append(Strand(trunk, alive, width[:, None] * np.linspace(1.8, 0.8, count, dtype=np.float32)))
 
     # branches: one at the end of a trunk, two on its way
@@ -146,7 +146,8 @@ def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[
     flat, mine = twig.reshape(-1, 2), np.repeat(own, 6)
     others = _near(flat, trunk[alive]) & (mine[:, None] != np.nonzero(alive)[0])
     clear = ~(others.any(1) | _near(flat, stand).any(1)).reshape(-1, 6) & (side * twig[..., 0] > 2.5)
-    live = _give_way(rank, clear, _near(flat, flat) & (mine[:, None] != mine), 3)
+    near = _near(flat, twig[:, ::2].reshape(-1, 2)) & (mine[:, None] != np.repeat(own, 3))
+    live = _give_way(rank, clear, near, 3)
     strands.append(Strand(twig, live, width[:, None] * np.linspace(0.8, 0.6, 6, dtype=np.float32)))
     return strands
 
