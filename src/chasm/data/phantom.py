@@ -29,7 +29,6 @@ from chasm.data.phantom_sulci import Strand, draw_sulci, hemisphere, wiggled
 CONTRASTS = ("t1", "t1ce", "t2", "flair")
 # Signal of each tissue relative to the brightest, in the order of CONTRASTS: typical of spin-echo protocols at 3 T.
 SIGNAL: dict[str, tuple[float, float, float, float]] = {
-    "air": (0.00, 0.00, 0.00, 0.00),
     "skin": (0.34, 0.42, 0.24, 0.26),
     "fat": (1.00, 1.00, 0.72, 0.92),
     "muscle": (0.38, 0.46, 0.15, 0.22),
