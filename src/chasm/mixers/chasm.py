@@ -189,7 +189,7 @@ class CHASM(Mixer):
 
     def _choose(self, x: Tensor, chains: list[list[AxisOperator]], grad: bool) -> Choice:
         operators = [op for chain in chains for op in chain]
-        return ops.choose_form(x.shape, operators, device=x.device, grad=grad, form=self.form)
+        return ops.choose_form(x.shape, operators, device=x.device, dtype=x.dtype, grad=grad, form=self.form)
 
     def _build(self, x: Tensor, grad: bool) -> list[Prepared]:
         chains = self._chains_of_operators(x)

@@ -8,6 +8,8 @@ True
 import torch
 from torch import Tensor
 
+from chasm.ops.precision import full_precision
+
 _HW = (-2, -1)
 
 
@@ -20,14 +22,14 @@ def as_complex(x: Tensor) -> Tensor:
 
 def fft2c(x: Tensor) -> Tensor:
     """Image (..., H, W) -> k-space (..., H, W), complex64 (complex128 for double input)."""
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         x = torch.fft.ifftshift(as_complex(x), dim=_HW)
         return torch.fft.fftshift(torch.fft.fft2(x, norm="ortho"), dim=_HW)
 
 
 def ifft2c(k: Tensor) -> Tensor:
     """k-space (..., H, W) -> image (..., H, W); the inverse, and the adjoint, of `fft2c`."""
-    with torch.autocast(k.device.type, enabled=False):
+    with full_precision(k):
         k = torch.fft.ifftshift(as_complex(k), dim=_HW)
         return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
 

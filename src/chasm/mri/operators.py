@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from chasm.mri.fft import as_complex, fft2c, ifft2c
+from chasm.ops.precision import full_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Operator:
     def normal(self, x: Tensor) -> Tensor:
         """A^H A x. The centring shifts cancel around the mask: it is moved once, not the data four times."""
         mask = torch.fft.ifftshift(self.mask, dim=(-2, -1))
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             coils = as_complex(x) if self.maps is None else self.maps * x
             return self._combine(torch.fft.ifft2(mask * torch.fft.fft2(coils)))
 

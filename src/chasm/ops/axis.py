@@ -52,7 +52,13 @@ class Prepared(NamedTuple):
 
 
 def choose_form(
-    shape: torch.Size, operators: list[AxisOperator], *, device: torch.device, grad: bool, form: str = "auto"
+    shape: torch.Size,
+    operators: list[AxisOperator],
+    *,
+    device: torch.device,
+    grad: bool,
+    dtype: torch.dtype = torch.float32,
+    form: str = "auto",
 ) -> Choice:
     """Which form runs on a (B, C, *spatial) input, and why. `grad`: is a backward wanted? `form` forces one."""
     untied = any(op.untied for op in operators)
@@ -74,11 +80,11 @@ def choose_form(
         if not grad and longest <= 256:
             return Choice("circulant", "no gradient wanted and axes at most 256 long")
         return Choice("fft", "on a CPU the FFT beats dense transforms in training and on long axes")
-    if longest > 512:
-        return Choice("fft", "an axis longer than 512")
+    if dtype.itemsize >= 4 or longest > 512:
+        return Choice("fft", "in float32, and on axes longer than 512, the FFT beats matrix products on this device")
     if not grad or is_complex:
-        return Choice("circulant", "matrix products beat the FFT on this device up to length 512")
-    return Choice("dft", "matrix products beat the FFT on this device up to length 512")
+        return Choice("circulant", "half-precision matrix products beat the FFT up to length 512")
+    return Choice("dft", "half-precision matrix products beat the FFT up to length 512")
 
 
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:

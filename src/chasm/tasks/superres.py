@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chasm.ops.precision import full_precision
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows, get_protocol
 
@@ -54,5 +55,5 @@ class SuperResolution(Task):
 
 
 def _bicubic(x: Tensor, size: tuple[int, int]) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         return F.interpolate(x, size=size, mode="bicubic", align_corners=False, antialias=True)
