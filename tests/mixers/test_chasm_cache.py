@@ -1,0 +1,403 @@
+"""Constants kept in eval, bases batched in training: fast, and never stale."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import chasm
+from chasm import CHASM, batched_bases
+
+C, SIZE = 3, (6, 5)
+
+
+def moved(mixer: CHASM, seed: int = 0) -> CHASM:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.copy_(0.5 * torch.randn_like(p))
+    return mixer
+
+
+def features(*size: int, C: int = C) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(2, C, *(size or SIZE))
+
+
+def fresh(mixer: CHASM) -> CHASM:
+    """A mixer that has never computed anything, with the same parameters."""
+    new = CHASM(C, size=SIZE, axes=mixer.axes, basis=mixer.basis, gain=mixer.gain)
+    new.to(next(mixer.parameters()).dtype)
+    new.load_state_dict({k: v.detach().clone() for k, v in mixer.state_dict().items()})
+    return new.train(mixer.training)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of theta in every call that builds bases."""
+    calls: list[tuple[int, ...]] = []
+    original = chasm.ops.orthogonal_basis
+
+    def counting(theta: Tensor) -> Tensor:
+        calls.append(tuple(theta.shape))
+        return original(theta)
+
+    monkeypatch.setattr(chasm.ops, "orthogonal_basis", counting)
+    return calls
+
+
+# --- ways to change a parameter ---------------------------------------------------------------------------
+
+
+def edit_in_place(m: CHASM) -> None:
+    with torch.no_grad():
+        m.theta["ch"].add_(0.3)
+
+
+def edit_one_entry(m: CHASM) -> None:
+    with torch.no_grad():
+        m.gain_table["cw"][1, 2] = 4.0
+
+
+def edit_through_data(m: CHASM) -> None:
+    m.theta["cw"].data.mul_(1.5)
+
+
+def replace_data(m: CHASM) -> None:
+    m.gain_table["ch"].data = m.gain_table["ch"].data + 1
+
+
+def swap_averaged_weights(m: CHASM) -> None:
+    for p in m.parameters():
+        p.data.copy_(p.data * 0.7 + 0.1)
+
+
+def edit_in_inference_mode(m: CHASM) -> None:
+    with torch.inference_mode():
+        m.theta["ch"].add_(0.3)
+
+
+def replace_parameter(m: CHASM) -> None:
+    m.theta["ch"] = nn.Parameter(m.theta["ch"].detach() + 0.4)
+
+
+def initialise(m: CHASM) -> None:
+    nn.init.normal_(m.gain_table["ch"])
+
+
+def load(m: CHASM) -> None:
+    m.load_state_dict(moved(CHASM(C, size=SIZE), seed=5).state_dict())
+
+
+def load_by_assignment(m: CHASM) -> None:
+    m.load_state_dict(moved(CHASM(C, size=SIZE), seed=5).state_dict(), assign=True)
+
+
+def load_partly(m: CHASM) -> None:
+    m.theta.load_state_dict(moved(CHASM(C, size=SIZE), seed=5).theta.state_dict())
+
+
+def from_vector(m: CHASM) -> None:
+    params = list(m.parameters())
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(params) + 0.2, params)
+
+
+def round_trip_through_half(m: CHASM) -> None:
+    m.half().float()
+
+
+def round_trip_through_bfloat16(m: CHASM) -> None:
+    m.to(torch.bfloat16).to(torch.float32)
+
+
+def step_with(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[CHASM], None]:
+    def step(m: CHASM) -> None:
+        optimiser = make(m.parameters(), lr=0.2, **options)
+        m(features()).square().mean().backward()  # eval mode: gradients must arrive there too
+        optimiser.step()
+
+    step.__name__ = f"step of {make.__name__} {options}"
+    return step
+
+
+EDITS = [
+    edit_in_place,
+    edit_one_entry,
+    edit_through_data,
+    replace_data,
+    swap_averaged_weights,
+    edit_in_inference_mode,
+    replace_parameter,
+    initialise,
+    load,
+    load_by_assignment,
+    load_partly,
+    from_vector,
+    round_trip_through_half,
+    round_trip_through_bfloat16,
+    *(step_with(torch.optim.SGD, foreach=f) for f in (True, False)),
+    *(step_with(torch.optim.AdamW, foreach=f) for f in (True, False)),
+    step_with(torch.optim.SGD, fused=True),
+    step_with(torch.optim.AdamW, fused=True),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.__name__)
+@pytest.mark.parametrize("inside", ["alone", "in a network"])
+def test_no_edit_leaves_a_stale_basis(edit: Callable[[CHASM], None], inside: str) -> None:
+    mixer = moved(CHASM(C, size=SIZE))
+    network = nn.Sequential(mixer, nn.Identity()).eval() if inside == "in a network" else mixer.eval()
+    x = features()
+    with torch.no_grad():
+        before = network(x)
+        assert torch.equal(network(x), before)
+    for _ in range(2):
+        edit(mixer)
+        with torch.no_grad():
+            after = network(x)
+            assert torch.equal(after, fresh(mixer)(x))
+    assert not torch.equal(after, before)
+
+
+@pytest.mark.parametrize(("basis", "gain"), [("identity", "signed"), ("untied", "positive"), ("shared", "complex")])
+def test_every_kind_of_parameter_is_watched(basis: Any, gain: Any) -> None:
+    mixer = moved(CHASM(C, size=SIZE, basis=basis, gain=gain)).eval()
+    x = features()
+    with torch.no_grad():
+        for name, p in mixer.named_parameters():
+            before = mixer(x)
+            p.add_(0.5)
+            assert torch.equal(mixer(x), fresh(mixer)(x)), name
+            assert not torch.equal(mixer(x), before), name
+
+
+def test_dtype_moves_and_back() -> None:
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    x = features()
+    with torch.no_grad():
+        first = mixer(x)
+        mixer.double()
+        wide = mixer(x.double())
+        assert wide.dtype == torch.float64
+        mixer.float()
+        assert torch.equal(mixer(x), first)
+        mixer.bfloat16()
+        assert torch.equal(mixer(x.bfloat16()), fresh(mixer)(x.bfloat16()))
+
+
+def test_modes_do_not_leak_into_each_other() -> None:
+    """Made in inference mode, in no_grad or with gradients: always usable in the other modes."""
+    for form in ("auto", "dft", "circulant", "fft", "reference"):
+        mixer = moved(CHASM(C, size=SIZE, form=form)).eval()
+        x = features()
+        with torch.inference_mode():
+            want = mixer(x).clone()
+        with torch.no_grad():
+            assert torch.allclose(mixer(x), want, atol=1e-5)
+        mixer.requires_grad_(False)
+        leaf = x.clone().requires_grad_()
+        mixer(leaf).sum().backward()
+        assert leaf.grad is not None
+        mixer.requires_grad_(True)
+        mixer(x).sum().backward()
+        assert mixer.theta["ch"].grad is not None
+        mixer.train()
+        mixer(x).sum().backward()
+        with torch.inference_mode():
+            assert torch.allclose(mixer.eval()(x), want, atol=1e-5)
+
+
+def test_gradients_in_eval_are_those_of_training() -> None:
+    mixer = moved(CHASM(C, size=SIZE))
+    x = features()
+    grads = []
+    for mode in (mixer.train(), mixer.eval()):
+        with torch.no_grad():
+            mode(x)  # fills the cache in eval
+        mode.zero_grad()
+        mode(x).square().sum().backward()
+        grads.append([p.grad for p in mode.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert a is not None
+        assert torch.equal(a, b)
+
+
+def test_frozen_in_eval_the_gradient_of_x_is_right() -> None:
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    x = features()
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    mixer(a).square().sum().backward()
+    mixer.requires_grad_(False)
+    for _ in range(2):
+        b.grad = None
+        mixer(b).square().sum().backward()
+        assert a.grad is not None
+        assert b.grad is not None
+        torch.testing.assert_close(b.grad, a.grad)
+
+
+def test_a_model_made_in_inference_mode_is_never_stale() -> None:
+    with torch.inference_mode():
+        mixer = moved(CHASM(C, size=SIZE)).eval()
+        x = features()
+        before = mixer(x)
+        mixer.theta["ch"].add_(0.5)
+        after = mixer(x)
+        assert not torch.equal(after, before)
+        assert torch.equal(after, fresh(mixer)(x))
+
+
+def test_copies_do_not_share_constants() -> None:
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    x = features()
+    with torch.no_grad():
+        before = mixer(x)
+        for twin in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
+            assert torch.equal(twin(x), before)
+            twin.theta["ch"].add_(0.5)
+            assert torch.equal(twin(x), fresh(twin)(x))
+            assert not torch.equal(twin(x), before)
+            assert torch.equal(mixer(x), before)
+
+
+# --- how often -------------------------------------------------------------------------------------------------
+
+
+def test_training_builds_all_bases_of_a_mixer_in_one_call_a_step(builds: list[tuple[int, ...]]) -> None:
+    mixer = CHASM(C, size=SIZE)
+    for _ in range(3):
+        mixer(features()).sum().backward()
+    assert builds == [(2, 3)] * 3
+
+
+def test_eval_builds_once_a_size(builds: list[tuple[int, ...]]) -> None:
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    with torch.no_grad():
+        for _ in range(3):
+            mixer(features())
+        assert len(builds) == 1
+        for _ in range(2):
+            for size in ((4, 4), (5, 7)):
+                mixer(features(*size))
+        assert len(builds) == 3
+        mixer(features())
+        assert len(builds) == 3
+        for n in range(2, 30):
+            mixer(features(n, n))
+        assert len(mixer._cache.entries) <= 8  # sizes come and go; memory does not grow with them
+
+
+def test_switching_modes_lets_go_of_the_constants(builds: list[tuple[int, ...]]) -> None:
+    network = nn.Sequential(moved(CHASM(C, size=SIZE))).eval()
+    with torch.no_grad():
+        network(features())
+        network.train()
+        network.eval()
+        network(features())
+    assert len(builds) == 2
+
+
+# --- batched bases -----------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Mixers of two widths, one of them used twice, one identity, one untied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (moved(CHASM(3, size=SIZE), s) for s in (1, 2))
+        self.widen = nn.Conv2d(3, 4, 1)
+        self.c = moved(CHASM(4, size=SIZE, axes="ch"), 3)
+        self.d = moved(CHASM(4, size=SIZE, basis="identity"), 4)
+        self.e = moved(CHASM(4, size=SIZE, basis="untied"), 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.e(self.d(self.c(self.widen(self.a(self.b(self.a(x)))))))
+        return y
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batched_bases_change_nothing_but_the_calls(builds: list[tuple[int, ...]], training: bool) -> None:
+    torch.manual_seed(0)
+    net = Net().train(training)
+    x = features()
+    plain = net(x)
+    plain.square().sum().backward()
+    wanted = {name: p.grad for name, p in net.named_parameters()}
+    net.zero_grad()
+    builds.clear()
+    with batched_bases(net):
+        y = net(x)
+    y.square().sum().backward()
+    shared = [shape for shape in builds if shape[0] != 4 and shape[0] != 3]  # untied: one call an axis, K = 4, 3
+    assert sorted(shared) == [(1, 6)]
+    assert (4, 3) in builds  # two mixers of two axes and three channels, in one call
+    assert len(builds) == 4
+    torch.testing.assert_close(y, plain)
+    for name, p in net.named_parameters():
+        assert p.grad is not None, name
+        torch.testing.assert_close(p.grad, wanted[name], msg=name)
+
+
+def test_after_the_context_bases_are_built_again() -> None:
+    mixer = moved(CHASM(C, size=SIZE))
+    x = features()
+    with batched_bases(mixer):
+        before = mixer(x)
+        assert torch.equal(mixer(x), before)
+    edit_in_place(mixer)
+    torch.testing.assert_close(mixer(x), fresh(mixer)(x))
+    for training in (True, False):
+        mixer.train(training)
+        with pytest.raises(ValueError, match="expected features"), batched_bases(mixer):
+            mixer(x[0])
+        edit_in_place(mixer)
+        with torch.no_grad():
+            torch.testing.assert_close(mixer(x), fresh(mixer)(x))
+
+
+def test_a_failure_while_building_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+
+    def failing(theta: Tensor) -> Tensor:
+        if theta.shape[-1] == 6:
+            raise MemoryError
+        return torch.eye(3).expand(len(theta), 3, 3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chasm.ops, "orthogonal_basis", failing)
+        with pytest.raises(MemoryError), batched_bases(net):
+            pass
+    x = features()
+    torch.testing.assert_close(net.a(x), fresh(net.a)(x))
+
+
+def test_batched_bases_serve_every_step_anew() -> None:
+    """A training loop: the bases of a step are those of its parameters."""
+    torch.manual_seed(0)
+    one = nn.Sequential(moved(CHASM(C, size=SIZE), 1), moved(CHASM(C, size=SIZE), 2))
+    two = copy.deepcopy(one)
+    losses: tuple[list[float], list[float]] = ([], [])
+    for model, found, batched in ((one, losses[0], True), (two, losses[1], False)):
+        optimiser = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(4):
+            optimiser.zero_grad()
+            if batched:
+                with batched_bases(model):
+                    loss = model(features()).square().mean()
+            else:
+                loss = model(features()).square().mean()
+            loss.backward()
+            optimiser.step()
+            found.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(set(losses[0])) == 4
+
+
+def test_models_without_mixers_are_welcome() -> None:
+    with batched_bases(nn.Linear(2, 2)):
+        pass
