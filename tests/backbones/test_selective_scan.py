@@ -39,11 +39,8 @@ def run(inputs: list[Tensor | None], grad: Tensor, form: str, softplus: bool = T
     leaves = [x if x is None else x.detach().requires_grad_() for x in inputs]
     y = selective_scan(*leaves, delta_softplus=softplus, form=form)
     given = [(name, x) for name, x in zip(NAMES, leaves, strict=True) if x is not None]
-    gradients = torch.autograd.grad(y, [x for _, x in given], grad.to(y), allow_unused=True)
-    found = {
-        name: dx if dx is not None else torch.zeros_like(x) for (name, x), dx in zip(given, gradients, strict=True)
-    }
-    return {"y": y.detach(), **found}
+    gradients = torch.autograd.grad(y, [x for _, x in given], grad.to(y))
+    return {"y": y.detach()} | {name: dx for (name, _), dx in zip(given, gradients, strict=True)}
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
@@ -62,9 +59,7 @@ def assert_matches_oracle(
 ) -> None:
     inputs = [x if x is None else x.to(dtype) for x in inputs]
     exact = [x if x is None else x.double() for x in inputs]
-    grad = (
-        torch.randn(exact[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(dtype).double()
-    )
+    grad = torch.randn(exact[0].shape, generator=torch.Generator().manual_seed(1)).to(dtype).double()
     expected = run(exact, grad, "sequential", softplus)
     found = run([x if x is None else x.to(device) for x in inputs], grad, form, softplus)
     assert found["y"].dtype == dtype
@@ -182,6 +177,16 @@ def test_autocast_changes_nothing_inside(form):
     assert found["y"].dtype == torch.bfloat16
     for name, want in expected.items():
         torch.testing.assert_close(found[name], want.to(found[name].dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_the_users_matmul_precision_changes_nothing_inside(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert_matches_oracle(make(2, 64, 40, 16), "chunked", torch.float32, 1e-5)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_saves_a_state_per_chunk_and_no_graph_over_time():

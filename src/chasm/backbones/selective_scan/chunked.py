@@ -14,7 +14,8 @@ Saved for it are the inputs and the start state of each chunk; states inside a c
 Inside, channels are last: x is (G, T, P, B, D), B and C are (G, T, P, B, N), states (T, P, B, N, D).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,28 +58,32 @@ def forward(
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
     x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias, softplus)
-    y, y_groups = _output(p, x)
+    skip = None if D is None else D.to(x.dtype)
+    dot = _row_times_matrix(u.device)
     starts = x.new_empty(p.groups, p.lanes, batch, *At.shape)
+    y, y_groups = _output(p, x)
     carry = x.new_zeros(batch, *At.shape)
-    decay, h = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(2))
+    decay = x.new_empty(p.steps, p.lanes, batch, *At.shape)
+    h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)  # from the state before the first step
     decay_t, h_t = decay.unbind(), h.unbind()  # once: making the views costs as much as using them
-    for g, start in enumerate(starts):
-        dt = F.softplus(raw[g]) if softplus else raw[g]
+    for x_g, raw_g, B_g, C_g, start, out in zip(x, raw, Bs, Cs, starts, y_groups, strict=True):
+        dt = F.softplus(raw_g) if softplus else raw_g
         torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
-        torch.mul((dt * x[g]).unsqueeze(-2), Bs[g], out=h)
+        torch.mul((dt * x_g).unsqueeze(-2), B_g.mT, out=h[1:])
         if p.lanes == 1:
             start.copy_(carry)
-            h_t[0].addcmul_(decay_t[0], start)
+            h_t[0].copy_(carry)
             _recur(decay_t, h_t)
         else:
+            h_t[0].zero_()
             _recur(decay_t, h_t)
             total = (dt.cumsum(0).unsqueeze(-2) * At).exp_()  # (T, P, B, N, D): decay since the start
-            _chain(carry, total[-1], h[-1], start)
-            h.addcmul_(total, start)
+            _chain(carry, total[-1], h_t[-1], start)
+            h[1:].addcmul_(total, start)
         carry.copy_(h_t[-1][-1])
-        torch.sum(h.mul_(Cs[g]), -2, out=y_groups[g])
-        if D is not None:
-            y_groups[g].addcmul_(x[g], D.to(x.dtype))
+        out.copy_(dot(C_g, h[1:]))
+        if skip is not None:
+            out.addcmul_(x_g, skip)
     return y[:, :length].to(u.dtype).contiguous(), starts
 
 
@@ -99,65 +104,64 @@ def backward(
     p = plan(batch, channels, A.shape[1], length, u.device)
     x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias, softplus)
     dy = _group(p, grad.transpose(1, 2).to(x.dtype))
+    dot = _row_times_matrix(u.device)
     (du, du_groups), (ddelta, ddelta_groups) = _output(p, x), _output(p, x)
-    (dB, dB_groups), (dC, dC_groups) = _output(p, Bs.squeeze(-1)), _output(p, Cs.squeeze(-1))
-    dA, dD, dbias = torch.zeros_like(At), x.new_zeros(x.shape[-1]), x.new_zeros(x.shape[-1])
+    (dB, dB_groups), (dC, dC_groups) = _output(p, Bs.squeeze(-2)), _output(p, Cs.squeeze(-2))
+    dA = torch.zeros_like(At)
     carry = x.new_zeros(batch, *At.shape)
-    decay, h, adjoint, work = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(4))
+    decay, adjoint, work = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(3))
+    h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)
     decay_t, h_t, adjoint_t = decay.unbind(), h.unbind(), adjoint.unbind()
+    sources = [v.unbind() for v in (x, raw, Bs, Cs, dy.unsqueeze(-2), starts)]
     for g in reversed(range(p.groups)):
-        dt = F.softplus(raw[g]) if softplus else raw[g]
-        dtx = (dt * x[g]).unsqueeze(-2)
-        torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
-        torch.mul(dtx, Bs[g], out=h)
-        h_t[0].addcmul_(decay_t[0], starts[g])
+        x_g, raw_g, B_g, C_g, dy_g, start = (v[g] for v in sources)
+        dt = F.softplus(raw_g) if softplus else raw_g
+        dt_n, dtx = dt.unsqueeze(-2), (dt * x_g).unsqueeze(-2)
+        torch.mul(dt_n, At, out=decay).exp_()
+        torch.mul(dtx, B_g.mT, out=h[1:])
+        h_t[0].copy_(start)
         _recur(decay_t, h_t)
 
-        torch.mul(dy[g].unsqueeze(-2), Cs[g], out=adjoint)
+        torch.mul(dy_g, C_g.mT, out=adjoint)
         if p.lanes == 1:
             adjoint_t[-1].add_(carry)
             _recur_back(decay_t, adjoint_t)
         else:
             _recur_back(decay_t, adjoint_t)
-            since = dt.cumsum(0)
-            total = (since[-1].unsqueeze(-2) * At).exp_()
-            enters = torch.empty_like(total)  # from the right, so the lanes are walked from the last one
+            rest = torch.zeros_like(dt)  # sum of the deltas behind each step
+            rest[:-1] = dt[1:].flip(0).cumsum(0).flip(0)
+            total = ((rest[0] + dt[0]).unsqueeze(-2) * At).exp_()
+            enters = torch.empty_like(total)  # from the right, so the last chunk comes first
             _chain(carry, total.flip(0), (decay_t[0] * adjoint_t[0]).flip(0), enters)
-            total = ((since[-1] - since).unsqueeze(-2) * At).exp_()  # decay from here to the end
-            adjoint.addcmul_(total, enters.flip(0))
-        torch.mul(decay_t[0][0], adjoint_t[0][0], out=carry)
+            adjoint.addcmul_((rest.unsqueeze(-2) * At).exp_(), enters.flip(0))
 
-        torch.sum(torch.mul(h, dy[g].unsqueeze(-2), out=work), -1, out=dC_groups[g])
-        torch.sum(torch.mul(adjoint, dtx, out=work), -1, out=dB_groups[g])
-        ddtx = torch.mul(adjoint, Bs[g], out=work).sum(-2)
-        log_decay = adjoint.mul_(decay)  # becomes the gradient of delta * A
-        log_decay[0].mul_(starts[g])
-        log_decay[1:].mul_(h[:-1])
-        ddt = torch.mul(log_decay, At, out=work).sum(-2).addcmul_(x[g], ddtx)
-        dA += torch.mul(log_decay, dt.unsqueeze(-2), out=work).sum((0, 1, 2))
-        if softplus:
-            ddt = torch.ops.aten.softplus_backward(ddt, raw[g], 1, 20)
-        ddelta_groups[g] = ddt
-        dbias += ddt.sum((0, 1, 2))
+        dC_groups[g] = dot(dy_g, h[1:].mT)
+        dB_groups[g] = dot(dtx, adjoint.mT)
+        ddtx = dot(B_g, adjoint)
         torch.mul(dt, ddtx, out=du_groups[g])
-        if D is not None:
-            du_groups[g].addcmul_(dy[g], D.to(x.dtype))
-            dD += (dy[g] * x[g]).sum((0, 1, 2))
+        adjoint.mul_(decay)  # now of the state before each step
+        carry.copy_(adjoint_t[0][0])
+        log_decay = adjoint.mul_(h[:-1])  # and now of delta * A
+        dA += torch.mul(log_decay, dt_n, out=work).sum((0, 1, 2))
+        ddt = torch.mul(log_decay, At, out=work).sum(-2).addcmul_(x_g, ddtx)
+        ddelta_groups[g] = torch.ops.aten.softplus_backward(ddt, raw_g, 1, 20) if softplus else ddt
+    if D is not None:
+        du_groups.addcmul_(dy, D.to(x.dtype))
     du, ddelta, dB, dC = (v[:, :length].contiguous() for v in (du, ddelta, dB, dC))
-    return du, ddelta, dA, dB, dC, dD, dbias
+    return du, ddelta, dA, dB, dC, (dy * x).sum((0, 1, 2, 3)), ddelta.sum((0, 1))
 
 
 def _prepare(
     p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, softplus: bool
 ) -> tuple[Tensor, ...]:
-    """-> u, delta + bias (G, T, P, B, D), A (N, D), B, C (G, T, P, B, N, 1)."""
+    """-> u, delta + bias (G, T, P, B, D), A (N, D), B, C (G, T, P, B, 1, N)."""
     dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
     delta = delta.to(dtype)
     if bias is not None:
         delta = delta + bias.to(dtype)[:, None]
     raw = _group(p, delta, -torch.inf if softplus else 0)  # a step of size 0 behind the end
     u, B, C = (_group(p, v.to(dtype)) for v in (u, B, C))
-    return u, raw, A.t().to(dtype).contiguous(), B.unsqueeze(-1), C.unsqueeze(-1)
+    return u, raw, A.t().to(dtype).contiguous(), B.unsqueeze(-2), C.unsqueeze(-2)
 
 
 def _group(p: Plan, x: Tensor, fill: float = 0) -> Tensor:
@@ -177,16 +181,25 @@ def _output(p: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
     return memory.flatten(1, 3), memory.permute(1, 3, 2, 0, 4)
 
 
+def _row_times_matrix(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """(..., 1, K), (..., K, M) -> (..., M): a matrix product, unless the user has made those less exact."""
+    backends: Any = torch.backends
+    backend = {"cpu": backends.mkldnn, "cuda": backends.cuda}.get(device.type)
+    if backend is not None and backend.matmul.fp32_precision in ("none", "ieee"):
+        return lambda row, matrix: (row @ matrix).squeeze(-2)
+    return lambda row, matrix: (row.mT * matrix).sum(-2)
+
+
 def _recur(decay: Steps, x: Steps) -> None:
-    """x_t += a_t x_{t-1}, in place, t = 2..T."""
-    for t in range(1, len(x)):
-        x[t].addcmul_(decay[t], x[t - 1])
+    """x_t += a_t x_{t-1}, in place, t = 1..T; x has an x_0."""
+    for a, before, now in zip(decay, x, x[1:], strict=False):
+        now.addcmul_(a, before)
 
 
 def _recur_back(decay: Steps, x: Steps) -> None:
     """x_t += a_{t+1} x_{t+1}, in place, t = T-1..1."""
-    for t in reversed(range(len(x) - 1)):
-        x[t].addcmul_(decay[t + 1], x[t + 1])
+    for a, after, now in zip(decay[:0:-1], x[::-1], x[-2::-1], strict=False):
+        now.addcmul_(a, after)
 
 
 def _chain(first: Tensor, decay: Tensor, end: Tensor, out: Tensor) -> None:

@@ -28,7 +28,8 @@ _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tens
 def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     """-> y (B, L, D) and the start states of the chunks, which only the backward reads."""
     *arguments, form = inputs
-    return _implementation(form).forward(*arguments)
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return _implementation(form).forward(*arguments)
 
 
 @torch.library.custom_op(
@@ -36,7 +37,8 @@ def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
 )
 def scan_backward(*inputs: Any) -> list[Tensor]:
     *arguments, form = inputs
-    return list(_implementation(form).backward(*arguments))
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return list(_implementation(form).backward(*arguments))
 
 
 @scan.register_fake
