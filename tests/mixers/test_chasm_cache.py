@@ -146,6 +146,14 @@ EDITS = [
 ]
 
 
+THROUGH_DATA = [
+    edit_through_data,
+    replace_data,
+    swap_averaged_weights,
+    from_vector,
+]  # these leave no trace but the values
+
+
 @pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.__name__)
 @pytest.mark.parametrize("inside", ["alone", "in a network"])
 def test_no_edit_leaves_a_stale_basis(edit: Callable[[CHASM], None], inside: str) -> None:
@@ -161,6 +169,20 @@ def test_no_edit_leaves_a_stale_basis(edit: Callable[[CHASM], None], inside: str
             after = network(x)
             assert torch.equal(after, fresh(mixer)(x))
     assert not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("edit", [e for e in EDITS if e not in THROUGH_DATA], ids=lambda e: e.__name__)
+def test_no_edit_goes_unseen_where_values_are_not_compared(edit: Callable[[CHASM], None]) -> None:
+    """On a GPU values are not compared (that would synchronise), so version counters must tell."""
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    x = features()
+    for _ in range(2):
+        with torch.no_grad():
+            mixer(x)
+        mixer._cache.values = []
+        edit(mixer)
+        with torch.no_grad():
+            assert torch.equal(mixer(x), fresh(mixer)(x))
 
 
 @pytest.mark.parametrize(("basis", "gain"), [("identity", "signed"), ("untied", "positive"), ("shared", "complex")])

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
@@ -271,6 +272,15 @@ class _Cache:
             and all(p is q and p._version == v for p, q, v in zip(params, self.params, self.versions, strict=True))
             and all(map(torch.equal, (p for p in params if p.device.type == "cpu"), self.values))
         )
+
+
+def _note_step(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    stepped = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    torch.autograd.graph.increment_version(stepped)
+
+
+# Fused optimisers write without raising the version counters that `_Cache` watches; the others raise them once more.
+register_optimizer_step_post_hook(_note_step)
 
 
 @contextmanager
