@@ -1,14 +1,21 @@
 """What a run is: data, task, backbone, mixer and training, as one checked record. Recipes are YAML files of it."""
 
+import re
+from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from chasm.backbones.base import BACKBONES
+from chasm.data import DATASETS
+from chasm.mixers import MIXERS
 from chasm.mri import Sampling
+from chasm.mri.masks import KINDS
 from chasm.registry import near
-from chasm.tasks import TASKS, Task, create_task
+from chasm.tasks import Task, create_task
 
 
 class Strict(BaseModel):
@@ -33,7 +40,7 @@ class TaskPart(Part):
     def create(self) -> Task:
         options = dict(self.options)
         if "sampling" in options:
-            options["sampling"] = Sampling(**options["sampling"])
+            options["sampling"] = _sampling(options["sampling"])
         return create_task(self.name, **options)
 
 
@@ -60,7 +67,8 @@ class Training(Strict):
     @model_validator(mode="after")
     def _one_length(self) -> "Training":
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give either train.steps or train.epochs")
+            given = "neither" if self.steps is None else "both"
+            raise ValueError(f"give either train.steps or train.epochs, got {given}: set the other to null")
         if self.batch % self.accumulate:
             raise ValueError(f"train.batch {self.batch} must be a multiple of train.accumulate {self.accumulate}")
         return self
@@ -68,7 +76,7 @@ class Training(Strict):
 
 class RunConfig(Strict):
     name: str = "run"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
     data: Data = Data()
     task: TaskPart = TaskPart()
     backbone: Part = Part(name="unet")
@@ -79,33 +87,66 @@ class RunConfig(Strict):
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
     """A recipe file (or its content) with ``a.b=c`` overrides applied, checked; errors are one line."""
     if isinstance(source, dict):
-        where, content = "recipe", source
+        where, content = "recipe", deepcopy(source)
     else:
         where = str(source)
         path = Path(source).expanduser()
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such recipe: give the path of a YAML file")
-        try:
-            content = yaml.safe_load(path.read_text()) or {}
-        except yaml.YAMLError as e:
-            raise ValueError(f"{where}: not YAML ({' '.join(str(e).split())})") from None
+        content = _parse(path.read_text(), where) or {}
         if not isinstance(content, dict):
             raise ValueError(f"{where}: expected a mapping of keys, got {type(content).__name__}")
     for override in overrides or []:
         key, equals, value = override.partition("=")
         if not equals:
             raise ValueError(f"--set {override!r}: write it as key.subkey=value")
-        _set(content, key.split("."), yaml.safe_load(value))
+        _set(content, key.split("."), _parse(value, f"--set {override!r}"))
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as e:
         raise ValueError(f"{where}: {_first(e)}") from None
-    TASKS.get(config.task.name)
+    for registry, part in ((DATASETS, config.data), (BACKBONES, config.backbone), (MIXERS, config.mixer)):
+        registry.get(part.name)
+    config.task.create()
     return config
 
 
 def dump(config: RunConfig) -> str:
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+for _side in (_Loader, _Dumper):  # 1e-3 is a number, as everywhere but in YAML 1.1
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as e:
+        raise ValueError(f"{where}: not YAML ({' '.join(str(e).split())})") from None
+
+
+def _sampling(options: Any) -> Sampling:
+    known = [field.name for field in fields(Sampling)]
+    if not isinstance(options, dict):
+        raise ValueError(f"task.options.sampling: expected keys ({', '.join(known)}), got {options!r}")
+    for key in options:
+        if key not in known:
+            raise ValueError(f"unknown key 'task.options.sampling.{key}': {near(str(key), known)}")
+    if options.get("kind", KINDS[0]) not in KINDS:
+        raise ValueError(f"unknown mask kind {options['kind']!r}: {near(str(options['kind']), KINDS)}")
+    chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    return Sampling(**chosen)  # a seed may be a YAML list; a mask is looked up by hashable values
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -122,7 +163,8 @@ def _first(error: ValidationError) -> str:
     problem = error.errors()[0]
     place = ".".join(str(p) for p in problem["loc"])
     if problem["type"] != "extra_forbidden":
-        return f"{place or 'recipe'}: {problem['msg'].removeprefix('Value error, ')}"
+        got = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
+        return f"{place or 'recipe'}: {problem['msg'].removeprefix('Value error, ')}{got}"
     model: Any = RunConfig
     for key in problem["loc"][:-1]:
         model = model.model_fields[key].annotation
