@@ -5,9 +5,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -23,12 +25,17 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
         with open(partial, "rb+") as f:
             os.fsync(f.fileno())
         os.replace(partial, path)
-    except OSError as e:
-        raise OSError(
-            f"{path}: could not be written ({e.strerror or e}): free space or choose another folder"
-        ) from None
+    except (OSError, SafetensorError) as e:
+        raise unwritable(path, e) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only place refuses that too
+            partial.unlink(missing_ok=True)
+
+
+def unwritable(path: Path, error: Exception) -> OSError:
+    """One line for a full disk, a read-only folder and the like."""
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return OSError(f"{path}: could not be written ({reason}): free space or choose another folder")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -54,17 +61,21 @@ class Checkpoints:
 
     def save(self, step: int, tensors: Tensors, record: dict[str, Any]) -> None:
         target, partial = self.folder / f"{step:08d}", self.folder / f".{step:08d}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
         try:
             save_tensors(partial / "state.safetensors", tensors)
             digest = _sha256(partial / "state.safetensors")
             write_json(partial / "record.json", {**record, "step": step, "sha256": digest})
             shutil.rmtree(target, ignore_errors=True)  # only ever a damaged one, or the same step again
-            os.replace(partial, target)
+            try:
+                os.replace(partial, target)
+            except OSError as e:
+                raise unwritable(target, e) from None
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        for old in self._numbers()[: -self.KEPT]:
-            shutil.rmtree(self.folder / f"{old:08d}", ignore_errors=True)
+            for left in self.folder.glob(".*.partial"):  # this one's, or that of a killed process
+                shutil.rmtree(left, ignore_errors=True)
+        kept = [n for n in self._numbers() if n <= step][-self.KEPT :]  # a later one was damaged, else we began there
+        for number in set(self._numbers()) - set(kept):
+            shutil.rmtree(self.folder / f"{number:08d}", ignore_errors=True)
 
     def newest(self) -> tuple[Tensors, dict[str, Any]] | None:
         """The newest checkpoint whose content matches its checksum."""
@@ -76,7 +87,7 @@ class Checkpoints:
                     raise ValueError("checksum differs")
                 return load_file(folder / "state.safetensors"), record
             except (OSError, ValueError, KeyError) as e:
-                self.say(f"checkpoint {folder} is damaged ({e}): using the one before it")
+                self.say(f"checkpoint {folder} is damaged ({e}): trying the one before it")
         return None
 
     def _numbers(self) -> list[int]:
