@@ -1,6 +1,8 @@
 """`chasm train` and `chasm eval`."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ def train(
     set_: list[str] = typer.Option([], "--set", help="Change one key: --set mixer.name=gfnet --set train.steps=1000."),
     out: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME."),
     quiet: bool = typer.Option(False, help="No progress bar."),
+    tensorboard: bool = typer.Option(False, help="Also write the log for TensorBoard, into the run folder."),
 ) -> None:
     """Train from a recipe; goes on by itself where an earlier call stopped.
 
@@ -21,9 +24,10 @@ def train(
     from chasm.train import load_recipe
     from chasm.train import train as run
 
-    config = load_recipe(recipe, set_)
-    folder = out or Path("runs") / config.name
-    metrics = run(config, folder, quiet=quiet)
+    with _one_line_errors():
+        config = load_recipe(recipe, set_)
+        folder = out or Path("runs") / config.name
+        metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
     if metrics:
         _print(metrics)
         typer.echo(f"run folder: {folder}")
@@ -41,8 +45,21 @@ def evaluate(
     from chasm.train import evaluate as score
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    metrics = score(run, split, device=device, data_path=data)
+    with _one_line_errors():
+        metrics = score(run, split, device=device, data_path=data)
     typer.echo(json.dumps(metrics, indent=2)) if as_json else _print(metrics)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Mistakes of the caller, of the data and of the disk end in one line and exit code 3; others keep their trace."""
+    from chasm.train import NonFiniteError
+
+    try:
+        yield
+    except (ValueError, OSError, NonFiniteError) as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(3) from None
 
 
 def _print(metrics: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from chasm.data.base import Slice, SliceDataset, collate
 from chasm.mri import to_complex
 from chasm.tasks import Summary, TaskBatch
 from chasm.train.files import write_atomic
-from chasm.train.run import Run, load_run, open_split, score
+from chasm.train.run import Run, load_run, open_split, resident, score
 
 EXAMPLES = 4
 
@@ -23,26 +23,27 @@ def evaluate(
     split: str = "test",
     *,
     device: torch.device | str = "cpu",
-    data: SliceDataset | None = None,
     data_path: str | None = None,
 ) -> dict[str, Any]:
-    """Metrics of the run's selected weights on a split; also writes examples.npz and a picture into the folder."""
-    device = torch.device(device)
-    run = load_run(folder, device)
+    """Metrics of the run's selected weights on a split; `data_path` is another place of the same dataset."""
+    run, device = load_run(folder, device), torch.device(device)
     config = run.config
-    if data is None:
-        if data_path is not None:
-            config = config.model_copy(update={"data": config.data.model_copy(update={"path": data_path})})
-        data = open_split(config, split, device)
+    if data_path is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"path": data_path})})
+    return measure(run, resident(config, open_split(config, split), device), device)
+
+
+def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:
+    """Scores of a run's model on a split, and of the reference; what it cost and under which rules."""
+    config = run.config
     model = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
     reference = score(None, run.task, data, device, config.train.batch, config.train.workers)
     assert model is not None
     first = data[0]
     batch = _prepared(run, first, device)
-    save_examples(run, data, device)
-    metrics: dict[str, Any] = {
+    return {
         "status": "done",
-        "split": split,
+        "split": data.split,
         "source": first.source,
         "proxy": "proxy" in first.source,
         "task": run.task.report(first.image.shape[-1]),
@@ -53,7 +54,6 @@ def evaluate(
         "macs": count(run.model, batch.input, **batch.physics).total,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
     }
-    return metrics
 
 
 REFERENCES = {"reconstruction": "zero-filled", "superres": "bicubic"}
@@ -77,7 +77,7 @@ def _parameters(run: Run) -> dict[str, int]:
 
 @torch.no_grad()
 def save_examples(run: Run, data: SliceDataset, device: torch.device) -> None:
-    """examples.npz: a few slices spread over the split, as images in [0, 1] (labels for segmentation)."""
+    """A few slices spread over the split: examples.npz, images in [0, 1] (labels for segmentation); and as pictures."""
     rows = np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))).round().astype(int)
     kept: dict[str, list[np.ndarray]] = {"target": [], "reference": [], "output": []}
     names = []
@@ -86,14 +86,27 @@ def save_examples(run: Run, data: SliceDataset, device: torch.device) -> None:
         batch = _prepared(run, s, device)
         output = run.model(batch.input, **batch.physics)
         reference = run.task.reference(batch)
-        kept["target"].append(_picture(batch.target))
-        kept["output"].append(_picture(output.argmax(1) if batch.target.ndim == 3 else output))
-        kept["reference"].append(_picture(batch.input if reference is None else reference))
+        pairs = batch.input.shape[1] != batch.target.shape[1]  # real and imaginary channels, of a complex image
+        kept["target"].append(_picture(batch.target, False))
+        kept["reference"].append(_picture(batch.input if reference is None else reference, pairs))
+        kept["output"].append(_picture(output.argmax(1) if batch.target.ndim == 3 else output, pairs))
         names.append(f"{s.case}:{s.index}")
+        _save_picture(run.folder / "pictures" / f"{len(names)}.png", [views[-1] for views in kept.values()])
     arrays = {k: np.stack(v) for k, v in kept.items()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays, slices=np.array(names))  # type: ignore[arg-type]
     write_atomic(run.folder / "examples.npz", lambda p: p.write_bytes(buffer.getvalue()))
+
+
+def _save_picture(path: Path, views: list[np.ndarray]) -> None:
+    """Target, reference and output side by side."""
+    from PIL import Image
+
+    top = max(1, *(int(v.max()) for v in views if v.dtype == np.uint8), 0)  # of labels
+    shown = [v / top if v.dtype == np.uint8 else v.astype(np.float32) for v in views]
+    rgb = [np.stack([v] * 3, -1) if v.ndim == 2 else v.transpose(1, 2, 0) for v in shown]
+    pixels = np.concatenate(rgb, axis=1)
+    write_atomic(path, lambda p: Image.fromarray((255 * pixels).round().astype(np.uint8)).save(p, "PNG"))
 
 
 def _prepared(run: Run, s: Slice, device: torch.device) -> TaskBatch:
@@ -101,10 +114,10 @@ def _prepared(run: Run, s: Slice, device: torch.device) -> TaskBatch:
     return run.task.prepare(raw.image, raw.label, raw.case)
 
 
-def _picture(x: Tensor) -> np.ndarray:
-    """What a person would look at: magnitude of a complex image, RGB, or the label map."""
+def _picture(x: Tensor, pairs: bool) -> np.ndarray:
+    """What a person would look at: magnitude of a complex image (or of the first modality), RGB, or the label map."""
     if x.ndim == 3:  # labels (1, H, W)
         return x[0].to(torch.uint8).cpu().numpy()
-    if x.shape[1] % 2 == 0:
-        x = to_complex(x).abs()[:, :1]
+    x = to_complex(x).abs() if pairs else x
+    x = x if x.shape[1] == 3 else x[:, :1]
     return x[0].squeeze(0).clamp(0, 1).to(torch.float16).cpu().numpy()

@@ -11,37 +11,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from chasm.data.base import SliceDataset
 from chasm.mixers.chasm import batched_bases
 from chasm.optim import param_groups
 from chasm.train.config import RunConfig, dump, load_recipe
-from chasm.train.evaluation import evaluate
-from chasm.train.files import Checkpoints, save_tensors, write_json, write_text
+from chasm.train.evaluation import measure, save_examples
+from chasm.train.files import Checkpoints, save_tensors, unwritable, write_json, write_text
 from chasm.train.progress import Progress
-from chasm.train.run import batches, build_model, environment, open_split, score
+from chasm.train.run import batches, build_model, environment, load_run, open_split, resident, score
 
 
 class NonFiniteError(RuntimeError):
     """A loss or gradient was not finite; the message says where the slices of that step are listed."""
 
 
-def train(config: RunConfig, folder: str | Path, *, quiet: bool = False) -> dict[str, Any]:
+def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
     """Train, select on validation, test; returns the metrics. Resumes a run by itself, and skips a finished one."""
     folder = Path(folder).expanduser()
     done = folder / "metrics.json"
-    if (folder / "config.yaml").is_file() and load_recipe(folder / "config.yaml") != config:
+    if (folder / "config.yaml").is_file() and dump(load_recipe(folder / "config.yaml")) != dump(config):
         raise ValueError(f"{folder} holds a run with another config: choose another folder, or remove it")
     if done.is_file():
         finished: dict[str, Any] = json.loads(done.read_text())
         return finished
-    return Trainer(config, folder, quiet=quiet).run()
+    return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
 
 
 def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float) -> float:
@@ -52,19 +55,29 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float)
     return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
+def steps_per_epoch(n: int, batch: int) -> int:
+    """The incomplete last batch is dropped; fewer slices than one batch are repeated in it."""
+    return max(n // batch, 1)
+
+
 def rows_of_step(step: int, n: int, batch: int, seed: int) -> list[int]:
-    """The slices of a step: a fresh permutation per epoch, the incomplete last batch dropped."""
-    per_epoch = max(n // batch, 1)
-    epoch, place = divmod(step, per_epoch)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed((seed << 20) + epoch)).tolist()
+    """The slices of a step: a fresh permutation per epoch."""
+    epoch, place = divmod(step, steps_per_epoch(n, batch))
+    order = _order(epoch, n, seed)
     return [order[i % n] for i in range(place * batch, (place + 1) * batch)]
 
 
+@lru_cache(maxsize=2)
+def _order(epoch: int, n: int, seed: int) -> list[int]:
+    order: list[int] = torch.randperm(n, generator=torch.Generator().manual_seed((seed << 20) + epoch)).tolist()
+    return order
+
+
 class Trainer:
-    def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False) -> None:
+    def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False, tensorboard: bool = False) -> None:
         t = config.train
         self.config, self.folder, self.t = config, folder, t
-        self.accelerator = Accelerator(mixed_precision="bf16" if t.precision == "bf16" else "no")
+        self.accelerator = Accelerator(mixed_precision="no")  # one per process; precision is the run's own
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.progress = Progress(quiet or not self.main)
         world = self.accelerator.num_processes
@@ -73,7 +86,8 @@ class Trainer:
                 f"train.batch {t.batch} must be a multiple of {world} processes x {t.accumulate} accumulated"
             )
         self.task = config.task.create()
-        self.data = {split: open_split(config, split, self.device) for split in ("train", "val", "test")}
+        self.data = {split: open_split(config, split) for split in ("train", "val", "test")}
+        _check_disjoint(self.data)
         self.shape = tuple(self.data["train"][0].image.shape)
         self.steps = t.steps or max(round((t.epochs or 0) * len(self.data["train"]) / t.batch), 1)
         self.val_every = t.val_every or max(self.steps // 20, 1)
@@ -90,14 +104,28 @@ class Trainer:
         self.step, self.seconds = 0, 0.0
         self.best: dict[str, Any] = {"step": -1, "score": -math.inf, "values": {}}
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
+        self.weights = folder / "weights.safetensors"  # best on validation so far
         self.log: list[dict[str, Any]] = []
-        self.interrupted = False
+        self.interrupted = False  # this process was told to stop
+        self.stopping = False  # all processes know
+        self.board: Any = None
+        self.tensorboard = tensorboard and self.main
+        # last, since it takes longest: a mistake in the config is found before the data is read
+        self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
     def run(self) -> dict[str, Any]:
         if self.main:
             write_text(self.folder / "config.yaml", dump(self.config))
-            write_json(self.folder / "environment.json", environment(self.config, self.device, self.shape))
         self.resume()
+        if self.main:
+            self._write_environment()
+            self._write_log()
+        if self.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.step + 1)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.wrapped = self.accelerator.prepare_model(self.model)
         previous = signal.signal(signal.SIGTERM, self._on_term) if _in_main_thread() else None
         try:
@@ -106,10 +134,13 @@ class Trainer:
         finally:
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
+            if self.board is not None:
+                self.board.close()
         return self.finish()
 
     def fit(self) -> None:
         self.model.train()
+        self.progress.begin(self.step, self.steps)
         started, done_before = time.monotonic(), self.seconds
         for raw, step in self._stream():
             loss, norm = self._update(raw, step)
@@ -118,12 +149,14 @@ class Trainer:
                 self._record(
                     {"step": self.step, "loss": loss, "grad_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
                 )
-            self.progress.step(self.step, self.steps, loss)
+            self.progress.step(self.step, loss)
             if self.step % self.val_every == 0 or self.step == self.steps:
                 self.validate()
-            if self.step % self.t.save_every == 0 or self.step == self.steps or self.interrupted:
+            if self.accelerator.num_processes == 1 or self.step == self.steps:
+                self.stopping = self.interrupted
+            if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
                 self.save()
-            if self.interrupted:
+            if self.stopping:
                 raise SystemExit(143)
 
     def _stream(self) -> Iterator[tuple[list[Any], int]]:
@@ -135,15 +168,18 @@ class Trainer:
             self.accelerator.num_processes,
         )
 
-        def rows() -> Iterator[list[int]]:
-            for step in range(self.step, self.steps):
-                chosen = rows_of_step(step, n, t.batch, self.config.seed)
-                for micro in range(t.accumulate):
-                    yield chosen[micro * world + rank :: world * t.accumulate]
+        def rows(step: int) -> Iterator[list[int]]:
+            chosen = rows_of_step(step, n, t.batch, self.config.seed)
+            for micro in range(t.accumulate):
+                yield chosen[micro * world + rank :: world * t.accumulate]
 
-        stream = batches(self.data["train"], rows(), self.device, t.workers)
-        for step in range(self.step, self.steps):
-            yield [next(stream) for _ in range(t.accumulate)], step
+        while self.step < self.steps:  # one epoch; the caller moves self.step on
+            epoch = self.step // steps_per_epoch(n, t.batch)
+            steps = range(self.step, min((epoch + 1) * steps_per_epoch(n, t.batch), self.steps))
+            self.data["train"].set_epoch(epoch)
+            stream = batches(self.data["train"], (r for step in steps for r in rows(step)), self.device, t.workers)
+            for step in steps:
+                yield [next(stream) for _ in range(t.accumulate)], step
 
     def _update(self, micro_batches: list[Any], step: int) -> tuple[float, float]:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
@@ -154,8 +190,9 @@ class Trainer:
             batch = self.task.prepare(raw.image, raw.label, raw.case)
             last = i == len(micro_batches) - 1
             with batched_bases(self.model), self._sync(last):
-                output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
-                loss = (self.task.loss(output.float(), batch) + 1e-3 * aux.float()) / len(micro_batches)
+                with self._precision():
+                    output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
+                loss = (self.task.loss(output.float(), batch) + aux.float()) / len(micro_batches)
                 self.accelerator.backward(loss)
             total += loss.detach()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -163,34 +200,44 @@ class Trainer:
             norm = nn.utils.clip_grad_norm_(parameters, self.t.clip)
         else:
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        value, size = self._mean(total), float(norm)
+        value, size = self._agree(total), float(norm)
         if not math.isfinite(value) or not math.isfinite(size):
             self._nonfinite(micro_batches, step, value, size)
         else:
             self.optimizer.step()
             if self.ema is not None:
-                self._average()
+                self._average(step)
         return value, size
 
     def _sync(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged between processes with the last micro-batch only."""
         return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
-    def _mean(self, value: Tensor) -> float:
-        return float(self.accelerator.reduce(value, "mean"))
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Of the forward pass in training; scores are always measured in float32."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.t.precision == "bf16")
+
+    def _agree(self, loss: Tensor) -> float:
+        """The loss over all processes. They also learn here whether one was told to stop: all stop at one step."""
+        told = torch.full_like(loss, float(self.interrupted))
+        mean, told = self.accelerator.reduce(torch.stack([loss, told]), "mean").tolist()
+        self.stopping = told > 0
+        return float(mean)
 
     @torch.no_grad()
-    def _average(self) -> None:
+    def _average(self, step: int) -> None:
         assert self.ema is not None
         assert self.t.ema is not None
+        decay = min(self.t.ema, (1 + step) / (10 + step))  # shorter at first, or the initial weights would linger
         for k, v in self.model.state_dict().items():
             if v.is_floating_point():
-                self.ema[k].lerp_(v, 1 - self.t.ema)
+                self.ema[k].lerp_(v, 1 - decay)
             else:
                 self.ema[k].copy_(v)
 
     def _nonfinite(self, micro_batches: list[Any], step: int, loss: float, norm: float) -> None:
         ids = [[case, index] for raw in micro_batches for case, index in zip(raw.case, raw.index, strict=True)]
+        ids = gather_object(ids)
         path = self.folder / f"nonfinite-step-{step}.json"
         if self.main:
             write_json(path, {"step": step, "loss": str(loss), "grad_norm": str(norm), "slices": ids})
@@ -215,10 +262,11 @@ class Trainer:
         better = self.task.protocol.better
         self._record({"step": self.step, **{f"val_{k}": v for k, v in values.items()}})
         self.progress.validated(f"{better} {values[better]:.4g}")
-        if values[better] > self.best["score"]:
-            self.best = {"step": self.step, "score": values[better], "values": values}
+        if values[better] > self.best["score"] or self.best["step"] < 0:
+            value = -math.inf if math.isnan(values[better]) else values[better]
+            self.best = {"step": self.step, "score": value, "values": values}
             if self.main:
-                save_tensors(self.folder / "weights.safetensors", self._weights())
+                save_tensors(self.weights, self._weights())
 
     # --- saving and resuming ----------------------------------------------------------------------
 
@@ -229,10 +277,13 @@ class Trainer:
         state = self.optimizer.state_dict()["state"]
         tensors |= {f"optimizer.{i}.{k}": v for i, values in state.items() for k, v in values.items()}
         tensors |= {f"ema.{k}": v for k, v in (self.ema or {}).items()}
+        if self.best["step"] > 0:
+            tensors |= {f"best.{k}": v for k, v in load_file(self.weights).items()}
         tensors["rng.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         self.checkpoints.save(self.step, tensors, {"best": self.best, "seconds": self.seconds, "log": self.log})
+        self._write_log()
 
     def resume(self) -> None:
         found = self.checkpoints.newest()
@@ -254,6 +305,8 @@ class Trainer:
         if "rng.cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
         self.step, self.best, self.seconds, self.log = record["step"], record["best"], record["seconds"], record["log"]
+        if self.main and self.best["step"] > 0:  # the file may already hold those of a step that is still to come
+            save_tensors(self.weights, part("best."))
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
     def _on_term(self, *_: Any) -> None:
@@ -262,16 +315,23 @@ class Trainer:
     def _record(self, row: dict[str, Any]) -> None:
         self.log.append(row)
         if self.main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / "log.jsonl", "a") as f:
-                f.write(json.dumps(row) + "\n")
+            path = self.folder / "log.jsonl"
+            try:
+                with open(path, "a") as f:
+                    f.write(json.dumps(row) + "\n")
+            except OSError as e:
+                raise unwritable(path, e) from None
+        if self.board is not None:
+            for name, value in row.items():
+                self.board.add_scalar(name, value, row["step"])
 
     def finish(self) -> dict[str, Any]:
-        """Test the selected weights; write logs, pictures and, last, the metrics that mark the run as done."""
+        """Test the selected weights; write pictures and, last, the metrics that mark the run as done."""
         metrics: dict[str, Any] = {}
         if self.main:
-            self._write_log()
-            metrics = evaluate(self.folder, device=self.device, data=self.data["test"])
+            run = load_run(self.folder, self.device)
+            save_examples(run, self.data["test"], self.device)
+            metrics = measure(run, self.data["test"], self.device)
             metrics |= {
                 "best_step": self.best["step"],
                 "best_val": self.best["values"],
@@ -283,12 +343,33 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return metrics
 
+    def _write_environment(self) -> None:
+        """Where the run began; and where it went on, if that was elsewhere or with other code."""
+        path = self.folder / "environment.json"
+        now = environment(self.config, self.device, self.shape)
+        if self.step > 0 and path.is_file():
+            first = json.loads(path.read_text())
+            last = (first.get("resumed") or [first])[-1]
+            if any(last[k] != now[k] for k in ("python", "versions", "device", "commit", "modified")):
+                first["resumed"] = [*first.get("resumed", []), {"step": self.step, **now}]
+            now = first
+        write_json(path, now)
+
     def _write_log(self) -> None:
         """The whole log again, without what a killed run had written beyond its last checkpoint."""
         write_text(self.folder / "log.jsonl", "".join(json.dumps(row) + "\n" for row in self.log))
         columns = list(dict.fromkeys(k for row in self.log for k in row))
         lines = [columns, *([row.get(c, "") for c in columns] for row in self.log)]
         write_text(self.folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines))
+
+
+def _check_disjoint(data: dict[str, SliceDataset]) -> None:
+    for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
+        shared = sorted(set(data[a].cases) & set(data[b].cases))
+        if shared:
+            raise ValueError(
+                f"case {shared[0]!r} ({len(shared)} in all) is in the {a} and the {b} split: give every case one split"
+            )
 
 
 def _in_main_thread() -> bool:

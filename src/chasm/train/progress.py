@@ -25,7 +25,6 @@ class Progress:
             )
             self.bar = Bar(*columns, console=Console(stderr=True))
             self.bar.start()
-            self.task = self.bar.add_task("train", total=None, rate="", loss="", score="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -33,13 +32,15 @@ class Progress:
             self.bar.stop()
             self.bar = None
 
-    def step(self, step: int, steps: int, loss: float) -> None:
+    def begin(self, step: int, steps: int) -> None:
+        if self.bar is not None:
+            self.task = self.bar.add_task("train", total=steps, completed=step, rate="", loss="", score="")
+
+    def step(self, step: int, loss: float) -> None:
         if self.bar is not None:
             speed = self.bar.tasks[self.task].speed
             rate = f"{speed:.1f} steps/s" if speed else ""
-            self.bar.update(
-                self.task, completed=step, total=steps, rate=rate, loss=f"loss {loss:.4f}", score=self.score
-            )
+            self.bar.update(self.task, completed=step, rate=rate, loss=f"loss {loss:.4f}", score=self.score)
 
     def validated(self, score: str) -> None:
         self.score = f"val {score}"

@@ -2,9 +2,10 @@
 
 import json
 import platform
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -33,9 +34,13 @@ class Run:
     folder: Path
 
 
-def open_split(config: RunConfig, split: str, device: torch.device) -> SliceDataset:
-    """One split, resident on the device when the config asks for it and it fits."""
+def open_split(config: RunConfig, split: str) -> SliceDataset:
     data: SliceDataset = open_dataset(config.data.name, config.data.path, split=split, **config.data.options)
+    return data
+
+
+def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> SliceDataset:
+    """The same slices on the device, when the config asks for it and they fit."""
     if not config.train.resident or not data.fixed:
         return data
     try:
@@ -63,21 +68,28 @@ def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Mod
     )
 
 
-def batches(data: SliceDataset, rows: Iterator[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
-    """The batches of these rows, on the device."""
+def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
+    """The batches of these rows, on the device. Draws nothing from the global random stream."""
     if isinstance(data, Resident):
         for chosen in rows:
             yield data.batch(chosen).to(device)
     else:
         loader: DataLoader[Any] = DataLoader(
             data,
-            batch_sampler=list(rows),
+            batch_sampler=rows,
             collate_fn=collate,
             num_workers=workers,
+            worker_init_fn=_outlive_term,
             pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # else it takes its own seed from the stream that dropout uses
         )
         for batch in loader:
             yield batch.to(device, non_blocking=True)
+
+
+def _outlive_term(worker: int) -> None:
+    """A scheduler signals every process of a job; the loader's workers end with the main one, once it has saved."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def in_order(n: int, batch: int) -> Iterator[list[int]]:
@@ -115,7 +127,8 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     task = config.task.create()
     # (M, H, W) of the raw images the run was built for
     shape = tuple(json.loads((folder / "environment.json").read_text())["image_shape"])
-    model = build_model(config, task, shape)
+    with torch.random.fork_rng(devices=[]):  # loading a model is no reason to reseed the caller
+        model = build_model(config, task, shape)
     model.load_state_dict(load_file(weights))
     return Run(model.to(device).eval(), task, config, folder)
 
