@@ -1,0 +1,29 @@
+"""`chasm report`: what a study found, as one HTML file, Markdown and CSV."""
+
+from pathlib import Path
+
+import typer
+
+
+def report(
+    study: str = typer.Argument(..., help="Name of a study (`chasm study list`)."),
+    scale: str = typer.Option("tiny", help="tiny, proxy or full: as it was run."),
+    protocol: str = typer.Option("matched", help="matched or tuned: as it was run."),
+    root: Path = typer.Option(Path("runs"), "--out", help="Folder of the runs, as given to `chasm study run`."),
+    to: Path | None = typer.Option(None, "--to", "-o", help="Folder of the report. Default: beside the runs."),
+) -> None:
+    """Write the report of a study, finished or not: tables, differences, cost, curves, pictures, what was learned."""
+    from chasm.studies import collect, load_plan
+    from chasm.studies.report import write_report
+    from chasm.train.files import write_json
+
+    try:
+        results = collect(load_plan(root, study, scale, protocol), root)
+        folder = to or root / scale / "reports" / f"{study}.{protocol}"
+        page = write_report(results, folder, root=root)
+        write_json(page.with_suffix(".json"), results)
+    except (ValueError, OSError) as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(3) from None
+    counts = ", ".join(f"{n} {status}" for status, n in results["counts"].items())
+    typer.echo(f"{page.resolve()}\n{study} ({scale}, {protocol}): {counts}")

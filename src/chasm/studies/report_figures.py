@@ -1,0 +1,270 @@
+"""The charts and pictures of a report, each as one `<img>` source: a data URI that needs no other file."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOCUS, INK, GREY = "#7a3e9d", "#1f2733", "#8a94a3"
+VERDICTS = {"win": "#2e7d32", "loss": "#b3261e", "level": GREY, "too few cases": "#c5ccd6"}
+_PALETTE = (
+    "#1f77b4",
+    "#d1662b",
+    "#1b8a9e",
+    "#c2a11c",
+    "#5a9e3a",
+    "#c0508a",
+    "#7d5a3c",
+    "#3b4cc0",
+    "#008c6e",
+    "#a04000",
+)
+_LABELS = ("#4477aa", "#66aa55", "#dd4433", "#ddaa33", "#aa3377")  # classes of a segmentation, from 1 on
+STRIP = 6  # pictures side by side
+
+
+def colours(arms: Sequence[str]) -> dict[str, str]:
+    """The same colour for a method in every chart of a report."""
+    fixed = {"baseline": "#3c4654", "wrapper": GREY, "chasm": FOCUS}
+    others = [a for a in arms if a not in fixed]
+    return {a: fixed.get(a) or _PALETTE[others.index(a) % len(_PALETTE)] for a in arms}
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "chasm"  # the same numbers give the same file
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def source(figure: "Figure", kind: str = "svg") -> str:
+    """The figure as a data URI: charts as vectors, pictures as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    mime = "image/svg+xml" if kind == "svg" else "image/png"
+    return f"data:{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _plain(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GREY)
+    ax.tick_params(colors=INK, labelsize=9)
+    ax.grid(axis=grid, color="#e6eaf0", lw=0.8)
+    ax.set_axisbelow(True)
+
+
+# --- charts -------------------------------------------------------------------------------------------------------
+
+
+def forest(comparisons: Sequence[dict[str, Any]], labels: dict[str, str], unit: str) -> str:
+    """Paired differences with their intervals, one line each; filled where the interval excludes zero."""
+    figure = new_figure(8.2, 0.95 + 0.30 * len(comparisons))
+    ax = figure.add_subplot()
+    for y, c in enumerate(reversed(comparisons)):
+        colour = VERDICTS[c["verdict"]]
+        decided = c["verdict"] in ("win", "loss")
+        ax.plot((c["low"], c["high"]), (y, y), color=colour, lw=2.2, solid_capstyle="round")
+        ax.plot(c["mean"], y, "o", ms=7, mfc=colour if decided else "white", mec=colour, mew=1.8)
+        if c["paper"] is not None:
+            ax.plot(c["paper"], y, "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4)
+    if any(c["paper"] is not None for c in comparisons):
+        ax.plot([], [], "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4, label="printed in the paper")
+        ax.legend(fontsize=8.5, frameon=False, loc="lower right")
+    ax.axvline(0, color=INK, lw=1)
+    ax.set_yticks(range(len(comparisons)), [labels[c["against"]] for c in reversed(comparisons)])
+    ax.set_ylim(-0.6, len(comparisons) - 0.4)
+    focus = labels[comparisons[0]["arm"]]
+    ax.set_xlabel(f"{focus} minus the other, {unit} (95 % interval)", fontsize=9.5)
+    _plain(ax, "x")
+    return source(figure)
+
+
+@dataclass
+class Point:
+    """One method in the chart of score against cost."""
+
+    arm: str
+    score: float
+    macs: float | None
+    parameters: float | None
+
+
+def cost(points: Sequence[Point], labels: dict[str, str], metric: str) -> str:
+    """Score against multiply-adds, and against the parameters in the slots."""
+    tints = colours([p.arm for p in points])
+    figure = new_figure(9.2, 3.9)
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, name, scale, title in (
+        (axes[0], "macs", 1e9, "multiply-adds of the model, G"),
+        (axes[1], "parameters", 1e3, "real numbers in the slots, thousands"),
+    ):
+        for i, p in enumerate(points):
+            if (value := getattr(p, name)) is not None:
+                marker, size = ("*", 15) if p.arm == "chasm" else ("osD^vPX<>h"[i % 10], 8)
+                style = {"color": tints[p.arm], "ms": size, "mec": "white", "mew": 0.8, "ls": "none"}
+                ax.plot(value / scale, p.score, marker, **style, label=labels[p.arm] if ax is axes[0] else None)
+        if name == "parameters":
+            ax.set_xscale("symlog", linthresh=1)
+        ax.margins(x=0.08, y=0.12)
+        ax.set_xlabel(title, fontsize=9.5)
+        _plain(ax, "both")
+    axes[0].set_ylabel(metric, fontsize=9.5)
+    _legend(figure, len(points))
+    return source(figure)
+
+
+def _legend(figure: "Figure", entries: int) -> None:
+    figure.legend(loc="outside lower center", ncols=min(entries, 5), fontsize=8.5, frameon=False)
+
+
+@dataclass
+class Curve:
+    """What a run logged."""
+
+    arm: str
+    seed: int
+    steps: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    val_steps: list[int] = field(default_factory=list)
+    val: list[float] = field(default_factory=list)
+
+
+def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> str:
+    """Validation score and training loss over steps; seeds of a method share its colour."""
+    arms = list(dict.fromkeys(c.arm for c in curves))
+    tints = colours(arms)
+    figure = new_figure(9.2, 3.7)
+    left, right = figure.subplots(1, 2)
+    for curve in curves:
+        style = {"color": tints[curve.arm], "lw": 2.2 if curve.arm == "chasm" else 1.3}
+        first = curve is next(c for c in curves if c.arm == curve.arm)
+        left.plot(curve.val_steps, curve.val, **style, label=labels[curve.arm] if first else None)
+        right.plot(curve.steps, _smooth(curve.loss), **style)
+    values = [v for c in curves for v in c.val[len(c.val) // 5 :]]  # the first steps would squeeze all that follows
+    if values:
+        pad = 0.08 * (max(values) - min(values)) or 0.1
+        left.set_ylim(min(values) - pad, max(values) + pad)
+    left.set_ylabel(f"validation {metric}", fontsize=9.5)
+    right.set_ylabel("training loss", fontsize=9.5)
+    right.set_yscale("log")
+    for ax in (left, right):
+        ax.set_xlabel("step", fontsize=9.5)
+        _plain(ax)
+    _legend(figure, len(arms))
+    return source(figure)
+
+
+def _smooth(values: Sequence[float]) -> np.ndarray:
+    """Running mean over about a twentieth of the run."""
+    x, n = np.asarray(values, dtype=float), max(len(values) // 20, 1)
+    if n == 1:
+        return x
+    total = np.cumsum(np.insert(x, 0, 0.0))
+    first = np.maximum(np.arange(len(x)) - n + 1, 0)
+    return np.asarray((total[1:] - total[first]) / (np.arange(len(x)) - first + 1))
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
+
+
+def panel(
+    target: np.ndarray, reference: tuple[str, np.ndarray], outputs: dict[str, np.ndarray], notes: dict[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """Target, reference and each method, with a zoomed box and the error below; and what to say about them.
+
+    Images are (H, W) or (3, H, W) in [0, 1]; label maps are integers, shown over the reference. `outputs` and `notes`
+    are by the method's label. The box is where the reference errs most: no method's output has a say in it.
+    """
+    labelled = target.dtype.kind in "ui"
+    name, plain = reference[0], _image(reference[1])
+    if labelled:
+        truth, shown = target, {"target": _overlay(plain, target)}
+        errors = {label: (y != truth).astype(float) for label, y in outputs.items()}
+        shown |= {name: plain} | {label: _overlay(plain, y) for label, y in outputs.items()}
+        where, top = truth > 0, 1.0
+    else:
+        image = _image(target)
+        shown = {"target": image, name: plain} | {label: _image(y) for label, y in outputs.items()}
+        errors = {label: _error(y, image) for label, y in shown.items() if label != "target"}
+        own = [np.percentile(errors[label], 99.7) for label in outputs] or [np.percentile(errors[name], 99.7)]
+        where, top = errors[name], max(float(max(own)), 1e-3)
+    box = _box(np.asarray(where, dtype=float))
+    strips = [list(shown)[i : i + STRIP] for i in range(0, len(shown), STRIP)]
+    h, w = plain.shape[:2]
+    cell = 1.55
+    figure = new_figure(cell * STRIP + 0.1, len(strips) * cell * (2 * h / w + 1 + 0.30))
+    parts: Any = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
+    for part, members in zip(parts, strips, strict=True):
+        axes = part.subplots(3, STRIP, squeeze=False, height_ratios=[h / w, 1, h / w])
+        for column, label in zip(axes.T, [*members, *[None] * (STRIP - len(members))], strict=True):
+            for ax in column:
+                ax.set_axis_off()
+            if label is not None:
+                _column(column, shown[label], errors.get(label), box, top)
+                if label == "target" and not labelled:
+                    _scale(column[2], top)
+                weight = "bold" if label in ("target", "CHASM") else "normal"
+                column[0].set_title(
+                    f"{label}\n{notes.get(label, '')}", fontsize=8.5, weight=weight, color=INK, linespacing=1.3
+                )
+    return source(figure, "png"), {"top": top, "labelled": labelled}
+
+
+def _column(axes: Any, image: np.ndarray, error: np.ndarray | None, box: tuple[int, int, int], top: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    y, x, n = box
+    grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+    axes[0].imshow(image, **grey)
+    axes[0].add_patch(Rectangle((x - 0.5, y - 0.5), n, n, fill=False, ec="#ffd400", lw=1.1))
+    axes[1].imshow(image[y : y + n, x : x + n], **grey)
+    axes[1].add_patch(Rectangle((-0.5, -0.5), n, n, fill=False, ec="#ffd400", lw=2.2))
+    if error is not None:
+        axes[2].imshow(error, cmap="inferno", vmin=0, vmax=top, interpolation="nearest")
+
+
+def _scale(ax: Any, top: float) -> None:
+    """The colours of the error, in the place the target leaves empty."""
+    bar = ax.inset_axes((0.1, 0.45, 0.8, 0.1))
+    bar.imshow(np.linspace(0, 1, 128)[None], cmap="inferno", aspect="auto", extent=(0, top, 0, 1))
+    bar.set_yticks([])
+    bar.set_xticks([0, top], ["0", f"{top:.2g}"], fontsize=8)
+    bar.set_title("absolute error", fontsize=8, color=INK)
+
+
+def _image(x: np.ndarray) -> np.ndarray:
+    """(H, W) or (3, H, W) -> what imshow takes, in [0, 1]."""
+    x = np.clip(np.asarray(x, dtype=np.float32), 0, 1)
+    return np.asarray(x.transpose(1, 2, 0)) if x.ndim == 3 else x
+
+
+def _error(image: np.ndarray, target: np.ndarray) -> np.ndarray:
+    error = np.abs(image - target)
+    return np.asarray(error.mean(-1) if error.ndim == 3 else error)
+
+
+def _overlay(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Classes in colour over a grey image."""
+    from matplotlib.colors import to_rgb
+
+    rgb = np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image.copy()
+    for value in range(1, int(labels.max()) + 1):
+        inside = labels == value
+        rgb[inside] = 0.45 * rgb[inside] + 0.55 * np.array(to_rgb(_LABELS[(value - 1) % len(_LABELS)]))
+    return rgb
+
+
+def _box(weight: np.ndarray) -> tuple[int, int, int]:
+    """Top, left and side of the square, 3/10 of the image, that holds the most weight."""
+    n = max(int(0.3 * min(weight.shape)), 1)
+    total = np.pad(weight, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    sums = total[n:, n:] - total[:-n, n:] - total[n:, :-n] + total[:-n, :-n]
+    y, x = np.unravel_index(int(sums.argmax()), sums.shape)
+    return int(y), int(x), n

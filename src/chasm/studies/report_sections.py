@@ -1,0 +1,598 @@
+"""The sections of a report: from the structure of `results` to text, tables and figures, in the order they are read."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chasm.studies import report_figures as figures
+from chasm.studies import report_learned
+
+Results = dict[str, Any]
+DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3, "gmacs_paper": 2, "gmacs": 2}
+DECIMALS |= {"core_mparams": 2, "core_mparams_real": 2}
+NAMES = {"psnr": "PSNR", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice", "iou": "IoU"}
+NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs, all counted"}
+NAMES |= {"core_mparams": "parameters, M (complex once)", "core_mparams_real": "real numbers, M"}
+UNITS = {"psnr": "dB"}
+FOCUS, BASE = "chasm", "baseline"
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    kind: str = ""  # best, paper, win or loss
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: list[Cell]
+    kind: str = ""  # focus or reference
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: list[str]
+    rows: list[Row]
+    note: str = ""
+    words: bool = False  # text rather than numbers: everything to the left
+
+
+@dataclass(frozen=True)
+class Picture:
+    source: str
+    alt: str
+    caption: str
+
+
+@dataclass
+class Section:
+    title: str
+    text: list[str] = field(default_factory=list)
+    points: list[str] = field(default_factory=list)
+    items: list[Table | Picture] = field(default_factory=list)
+
+
+# --- what is known ------------------------------------------------------------------------------------------------
+
+
+def places(results: Results) -> list[tuple[str, str]]:
+    """(setting, host) with at least one finished run."""
+    return list(dict.fromkeys((r["setting"], r["host"]) for r in results["rows"]))
+
+
+def data_word(results: Results, setting: str | None = None) -> str:
+    """What kind of data the numbers are on, where it is not the dataset the setting is named after."""
+    sources = {
+        str(c["metrics"].get("source", ""))
+        for c in results["cells"]
+        if c["metrics"] and setting in (None, c["setting"]) and "cases" in c["metrics"]
+    }
+    if any("proxy" in s for s in sources):
+        return "proxy data"
+    return "embedded data" if any(s.startswith("embedded") for s in sources) else ""
+
+
+def facts(results: Results) -> list[str]:
+    counts = results["counts"]
+    seeds = sorted({c["seed"] for c in results["cells"] if c["status"] == "done"})
+    found = [results["study"]["source"], data_word(results)]
+    found += [f"{k} {results[k]}" for k in ("scale", "protocol") if results.get(k)]
+    found.append(f"{counts.get('done', 0)} of {sum(counts.values())} runs finished")
+    if seeds and results["study"]["kind"] == "train":
+        found.append(f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}")
+    return [f for f in found if f]
+
+
+def notices(results: Results) -> list[str]:
+    """What a reader must know before any number."""
+    found, word = [], data_word(results)
+    titles = ", ".join(s["title"] for s in results["settings"].values())
+    if word == "proxy data":
+        found.append(
+            f"Proxy data: small public images stand in for the datasets of {titles}. These are not results on those "
+            "datasets; the paper's numbers beside them are, so compare orders and signs, not levels."
+        )
+    elif word == "embedded data":
+        found.append(
+            "Embedded data: drawn slices or a few bundled photographs. The numbers show that the machinery works and "
+            "how the methods behave on easy images, not who wins on real data."
+        )
+    if results["study"]["kind"] == "train" and results["comparisons"]:
+        if max(c["seeds"] for c in results["comparisons"]) < 2:
+            found.append("One seed: the intervals are about other cases, not about other runs of the same training.")
+        if any(c["verdict"] == "too few cases" for c in results["comparisons"]):
+            found.append("Too few test cases for a verdict in some comparisons: their intervals are printed, no more.")
+    missing = sum(n for status, n in results["counts"].items() if status != "done")
+    if missing:
+        found.append(f"{missing} of {sum(results['counts'].values())} runs are not finished: the tables lack them.")
+    return found
+
+
+def summary(results: Results) -> Section:
+    section = Section("In short")
+    for setting, host in places(results):
+        rows = _rows(results, setting, host)
+        metric = _metrics(results, setting, rows)[0]
+        if results["study"]["kind"] == "cost":
+            least = min(rows, key=lambda r: r["scores"][metric]["mean"])
+            section.points.append(
+                f"{_place(results, setting, host)}: least {NAMES.get(metric, metric)} {_label(results, least)}, "
+                f"{_number(least['scores'][metric]['mean'], metric)}."
+            )
+            continue
+        best = max(rows, key=lambda r: r["scores"][metric]["mean"])
+        text = (
+            f"{_place(results, setting, host)}: highest mean {NAMES.get(metric, metric)} "
+            f"{_label(results, best)}, {_with_unit(best['scores'][metric]['mean'], metric)}."
+        )
+        section.points.append(text + _verdicts(results, setting, host, metric))
+    if not section.points:
+        section.text.append("No run is finished yet.")
+    return section
+
+
+def _verdicts(results: Results, setting: str, host: str, metric: str) -> str:
+    """CHASM against the Baseline, and against all others, in words."""
+    ours = [c for c in _comparisons(results, setting, host, metric) if c["arm"] == FOCUS]
+    text = ""
+    for c in ours:
+        if c["against"] == BASE:
+            text += f" CHASM against the Baseline: {_interval(c, metric)}, {c['verdict']}."
+    others = [c["verdict"] for c in ours if c["against"] != BASE]
+    if others:
+        words = {"win": ("win", "wins"), "level": ("level", "level"), "loss": ("loss", "losses")}
+        words["too few cases"] = ("without a verdict", "without a verdict")
+        counts = [f"{n} {words[v][n > 1]}" for v in words if (n := others.count(v))]
+        text += f" CHASM against the {len(others)} other{'s' if len(others) > 1 else ''}: {', '.join(counts)}."
+    return text
+
+
+# --- one setting in one host --------------------------------------------------------------------------------------
+
+
+def place(results: Results, setting: str, host: str, root: Path | None) -> Section:
+    rows = _rows(results, setting, host)
+    metrics = _metrics(results, setting, rows)
+    section = Section(_place(results, setting, host))
+    section.items.append(_scores(results, setting, host, rows, metrics))
+    labels = {a: v["label"] for a, v in results["arms"].items()}
+    if results["study"]["kind"] == "cost":
+        return section
+    first = metrics[0]
+    name = f"{NAMES.get(first, first)}{', ' + UNITS[first] if first in UNITS else ''}"
+    ours = [c for c in _comparisons(results, setting, host, first) if c["arm"] == FOCUS]
+    if ours:
+        caption = (
+            "Paired difference per test case, with its 95 % bootstrap interval (cases and seeds resampled). Filled: "
+            "the interval excludes zero. Green: CHASM ahead; red: CHASM behind; open: level."
+        )
+        section.items.append(Picture(figures.forest(ours, labels, name), "CHASM against each other mixer", caption))
+    differences = [_differences(results, setting, host, m) for m in metrics]
+    section.items += [table for table in differences if table.rows]
+    points = [_point(r, first) for r in rows]
+    if any(p.macs is not None for p in points):
+        caption = "Mean test score against cost; whether a difference holds is said above, not here."
+        section.items.append(Picture(figures.cost(points, labels, name), "score against cost", caption))
+    if root is not None:
+        curves = [c for c in (_curve(root, cell, first) for cell in _cells(results, rows)) if c is not None]
+        if any(c.val for c in curves):
+            caption = "Learning curves: validation score (it selects the weights that are tested) and training loss."
+            section.items.append(Picture(figures.learning(curves, labels, name), "learning curves", caption))
+        picture = _panel(results, setting, rows, root)
+        if picture is not None:
+            section.items.append(picture)
+    return section
+
+
+def _scores(results: Results, setting: str, host: str, rows: list[dict[str, Any]], metrics: list[str]) -> Table:
+    paper = {m: any(m in r["paper"] for r in rows) for m in metrics}
+    columns, training = ["Mixer"], results["study"]["kind"] == "train"
+    for m in metrics:
+        columns += [NAMES.get(m, m), *(["paper"] if paper[m] else [])]
+    columns += ["slot numbers", "GMACs", "train time"] if training else []
+    tuned = any(r["chosen_from"] for r in rows)
+    columns += ["step size ×"] if tuned else []
+    found = []
+    for reference in (r for r in results["references"] if r["setting"] == setting):
+        cells = [Cell(str(reference["name"]))]
+        for m in metrics:
+            cells.append(Cell(f"{_number(reference['mean'][m], m)} ± {_number(reference['std'][m], m)}"))
+            cells += [Cell("")] if paper[m] else []
+        found.append(Row(cells + [Cell("")] * (len(columns) - len(cells)), "reference"))
+    best = {m: max(r["scores"][m]["mean"] for r in rows) for m in metrics}
+    for r in rows:
+        cells = [Cell(_label(results, r))]
+        for m in metrics:
+            top = training and r["scores"][m]["mean"] == best[m] and len(rows) > 1
+            cells.append(Cell(_score(r["scores"][m], m), "best" if top else ""))
+            cells += [Cell(_quote(r["paper"].get(m), m), "paper")] if paper[m] else []
+        if training:
+            cells += [Cell(_thousands((r["parameters"] or {}).get("slots_real"))), Cell(_giga(r["macs"]))]
+            cells.append(Cell(_time(r["seconds"])))
+        cells += [Cell(f"{r['multiplier']}" if r["chosen_from"] else "–")] if tuned else []
+        found.append(Row(cells, "focus" if r["arm"] == FOCUS else ""))
+    return Table("", columns, found, _scores_note(results, setting, rows, any(paper.values())))
+
+
+def _scores_note(results: Results, setting: str, rows: list[dict[str, Any]], paper: bool) -> str:
+    if results["study"]["kind"] == "cost":
+        return "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs)."
+    cells = _cells(results, rows)
+    cases = len(next(iter(rows[0]["scores"].values()))["cases"])
+    m = cells[0]["metrics"]
+    word = data_word(results, setting)
+    seeds = max(len(r["seeds"]) for r in rows)
+    text = f"Mean ± standard deviation over {cases} test cases"
+    text += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
+    text += f". Metric protocol “{m['protocol']}”: {m['meaning']}. Bold: highest mean, not a verdict."
+    text += " Slot numbers: real numbers stored in the slots."
+    if paper:
+        text += " Paper: as printed there"
+        text += f", on {results['settings'][setting]['title']}; ours: {word}." if word else "."
+    return text
+
+
+def _differences(results: Results, setting: str, host: str, metric: str) -> Table:
+    """One line per mixer: it against the Baseline, and CHASM against it."""
+    found = {(c["arm"], c["against"]): c for c in _comparisons(results, setting, host, metric)}
+    printed = any(c["paper"] is not None for c in found.values())
+    columns, rows = ["Mixer"], []
+    for side in ("it − Baseline", "CHASM − it"):
+        columns += [side, *(["paper"] if printed else [])]
+    for r in _rows(results, setting, host):
+        cells = [Cell(_label(results, r))]
+        for pair in ((r["arm"], BASE), (FOCUS, r["arm"])):
+            c = found.get(pair)
+            kind = c["verdict"] if c and c["verdict"] in ("win", "loss") else ""
+            cells.append(Cell("" if c is None else f"{_interval(c, metric)} {c['verdict']}", kind))
+            if printed:
+                cells.append(Cell("" if c is None or c["paper"] is None else _signed(c["paper"], metric, 0), "paper"))
+        if any(c.text for c in cells[1:]):
+            rows.append(Row(cells, "focus" if r["arm"] == FOCUS else ""))
+    kept = [i for i in range(len(columns)) if i == 0 or any(row.cells[i].text for row in rows)]
+    rows = [Row([row.cells[i] for i in kept], row.kind) for row in rows]
+    note = (
+        "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
+        "interval excludes zero; everything else is level."
+    )
+    return Table(f"Paired differences, {NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
+
+
+def _point(row: dict[str, Any], metric: str) -> figures.Point:
+    numbers = (row["parameters"] or {}).get("slots_real")
+    return figures.Point(row["arm"], row["scores"][metric]["mean"], row["macs"], numbers)
+
+
+def _curve(root: Path, cell: dict[str, Any], metric: str) -> figures.Curve | None:
+    path = root / cell["folder"] / "log.jsonl"
+    if not path.is_file():
+        return None
+    curve = figures.Curve(cell["arm"], cell["seed"])
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        if "loss" in row:
+            curve.steps.append(row["step"])
+            curve.loss.append(row["loss"])
+        if f"val_{metric}" in row:
+            curve.val_steps.append(row["step"])
+            curve.val.append(row[f"val_{metric}"])
+    return curve
+
+
+def _panel(results: Results, setting: str, rows: list[dict[str, Any]], root: Path) -> Picture | None:
+    """The middle one of the slices every run kept."""
+    outputs, notes, first, name = {}, {}, None, ""
+    for row, cell in zip(rows, _cells(results, rows, first_seed=True), strict=True):
+        path = root / cell["folder"] / "examples.npz"
+        if not path.is_file():
+            continue
+        with np.load(path, allow_pickle=False) as kept:
+            i = len(kept["slices"]) // 2
+            here = {k: kept[k][i] for k in ("target", "reference", "output")}
+            slice_ = str(kept["slices"][i])
+        if first is None:
+            first, name = here, slice_
+        if slice_ == name:
+            label = _label(results, row)
+            outputs[label] = here["output"]
+            notes[label] = _slice_score(here["output"], here["target"])
+    if first is None:
+        return None
+    plain = next((str(r["name"]) for r in results["references"] if r["setting"] == setting), "input")
+    if plain != "input":
+        notes[plain] = _slice_score(first["reference"], first["target"])
+    source, said = figures.panel(first["target"], (plain, first["reference"]), outputs, notes)
+    rule = "where the target has labels" if said["labelled"] else f"where the {plain} image errs most"
+    scale = "wrong pixels" if said["labelled"] else "absolute, one scale"
+    word = data_word(results, setting)
+    caption = (
+        f"Test slice {name}{f' ({word})' if word else ''}, first seed. Below each image: the box {rule}, and the error "
+        f"({scale}). Numbers: of this slice alone."
+    )
+    return Picture(source, "target, reference and each method with zoomed boxes and errors", caption)
+
+
+def _slice_score(output: np.ndarray, target: np.ndarray) -> str:
+    if target.dtype.kind in "ui":
+        a, b = output > 0, target > 0
+        total = int(a.sum() + b.sum())
+        return f"Dice {2 * int((a & b).sum()) / total if total else 1:.3f}"
+    error = float(np.square(output.astype(np.float64) - target).mean())
+    peak = float(target.max()) or 1.0
+    return f"{10 * np.log10(peak**2 / error):.2f} dB" if error > 0 else "equal"
+
+
+# --- beside the places --------------------------------------------------------------------------------------------
+
+
+def falsification(results: Results) -> Section | None:
+    if not results["falsification"]:
+        return None
+    found = []
+    for f in results["falsification"]:
+        m, paper = f["metric"], f["paper"] or {}
+        cells = [Cell(_place(results, f["setting"], f["host"]))]
+        for side in ("structured", "random"):
+            rival = results["arms"][f["rival" if side == "structured" else "rival_random"]]["label"]
+            kind = f[side]["verdict"] if f[side]["verdict"] in ("win", "loss") else ""
+            cells += [Cell(rival), Cell(f"{_interval(f[side], m)}", kind), Cell(_quote_plain(paper.get(side)), "paper")]
+        d = f["drop"]
+        open_ended = d["low"] is None or d["high"] is None
+        cells.append(Cell("undefined" if open_ended else f"{d['mean']:.0f} % [{d['low']:.0f}, {d['high']:.0f}]"))
+        cells.append(Cell(f"{paper['drop']:.1f} %" if paper else "–", "paper"))
+        found.append(Row(cells))
+    each = ["strongest rival", "CHASM's gain", "paper"]
+    columns = ["setting", *each, *(f"{s}, random" for s in each), "drop", "paper"]
+    note = (
+        "Gain over the rival with the highest test mean, as in the paper: a choice in the rival's favour. Drop: one "
+        "minus random over structured; undefined where the structured gain may be zero."
+    )
+    return Section("Random-mask falsification", items=[Table("", columns, found, note)])
+
+
+def learned(results: Results, root: Path | None) -> Section | None:
+    """Of each setting in each host, the first seed of CHASM proper."""
+    if root is None:
+        return None
+    section = Section("What CHASM learned")
+    for row in (r for r in results["rows"] if r["arm"] == FOCUS):
+        cell = _cells(results, [row], first_seed=True)[0]
+        weights = root / cell["folder"] / "weights.safetensors"
+        if not weights.is_file():
+            continue
+        found = report_learned.read(weights, results["arms"][row["arm"]]["options"].get("gain", "positive"))
+        if not found:
+            continue
+        title = _place(results, row["setting"], row["host"])
+        caption = (
+            f"{title}, first slots, seed {cell['seed']}. U starts as the identity and all gains at 1. Each row of a "
+            "gain picture is one direction (column of U) over frequency, ordered by how it leans from low to high."
+        )
+        section.items.append(Picture(report_learned.figure(found), "basis and gains", caption))
+        section.items.append(_learned_table(title, found))
+    if not section.items:
+        return None
+    section.text.append(
+        "Flat gains and a basis at the identity mean that the spectral core does nothing but pass its input; "
+        "any effect is then that of the convolutions around it."
+    )
+    return section
+
+
+def _learned_table(title: str, found: list[report_learned.Learned]) -> Table:
+    rows = []
+    for x in found:
+        turned = "–" if x.rotation is None else f"{x.rotation:.1f}°"
+        values = [f"{x.slot}", {"ch": "height", "cw": "width"}.get(x.axis, x.axis), f"{x.gains.shape[1]}"]
+        values += [
+            f"{x.gains.shape[0]}",
+            turned,
+            f"{x.gains.min():.3f}",
+            f"{x.gains.mean():.3f}",
+            f"{x.gains.max():.3f}",
+        ]
+        values += [f"{x.over_frequency:.4f}", f"{x.over_directions:.4f}"]
+        rows.append(Row([Cell(v) for v in values]))
+    columns = ["slot", "axis", "C", "bins", "mean turn of U", "least gain", "mean", "largest", "std over frequency"]
+    note = (
+        "Turn: angle between a channel and the direction that started on it. Standard deviations: over frequency, mean "
+        "over directions; and over directions, mean over frequencies."
+    )
+    return Table(title, [*columns, "std over directions"], rows, note)
+
+
+def unfinished(results: Results) -> Section | None:
+    cells = [c for c in results["cells"] if c["status"] != "done"]
+    if not cells:
+        return None
+    rows = [Row([Cell(c["key"]), Cell(c["status"]), Cell(c["error"] or "")]) for c in cells]
+    return Section("Runs that are not finished", items=[Table("", ["run", "state", "error"], rows, words=True)])
+
+
+def protocol(results: Results) -> Section | None:
+    """What every run of a setting in a host had in common."""
+    done = [c for c in results["cells"] if c["metrics"] and c.get("config")]
+    if not done:
+        return None
+    section = Section("Protocol")
+    section.text.append("Within a setting and host, runs differ in the slot, its step size and the seed, nothing else.")
+    for setting, host in places(results):
+        cells = [c for c in done if (c["setting"], c["host"]) == (setting, host)]
+        if not cells:
+            continue
+        config, metrics = cells[0]["config"], cells[0]["metrics"]
+        t = {k: v for k, v in config["train"].items() if v is not None and k != "spectral_multiplier"}
+        multipliers = sorted({c["config"]["train"]["spectral_multiplier"] for c in cells})
+        lines = {
+            "data": f"{config['data']['name']} {_options(config['data']['options'])}",
+            "source": f"{metrics.get('source', '')}{' (proxy)' if metrics.get('proxy') else ''}",
+            "test cases": str(len(metrics.get("cases", {}))),
+            "task": f"{config['task']['name']} {_options(config['task']['options'])}",
+            "mask": _options(metrics.get("task", {}).get("mask", {})) or "none",
+            "metric protocol": f"{metrics.get('protocol', '')}: {metrics.get('meaning', '')}",
+            "host": f"{config['backbone']['name']} {_options(config['backbone']['options'])}",
+            "training": _options(t),
+            "spectral step size": ", ".join(f"×{m:g}" for m in multipliers) + " the learning rate",
+            "selection": "best validation score; the test split is read once, at the end",
+        }
+        rows = [Row([Cell(k), Cell(v)]) for k, v in lines.items() if v.strip()]
+        section.items.append(Table(_place(results, setting, host), ["", ""], rows, words=True))
+    return section
+
+
+def runs(results: Results) -> Section | None:
+    done = [c for c in results["cells"] if c["metrics"]]
+    if not done:
+        return None
+    seconds = sum(c["metrics"].get("seconds") or 0 for c in done)
+    machines = sorted({c["environment"]["device"] for c in done if c["environment"]})
+    versions = sorted({_versions(c["environment"]) for c in done if c["environment"]})
+    commits = sorted({_commit(c["environment"]) for c in done if c["environment"]})
+    commands = sorted({c["environment"].get("command", "") for c in done if c["environment"]})
+    made = {"hardware": machines, "versions": versions, "commit": commits, "command": commands}
+    rows = [Row([Cell(k), Cell("; ".join(v))]) for k, v in made.items() if any(v)]
+    rows.append(Row([Cell("time"), Cell(f"{_time(seconds)} of training over {len(done)} runs")]))
+    columns = ["run", "seed", "step size ×", "best step", "steps", "time", "peak memory", "device"]
+    table = []
+    for c in done:
+        m = c["metrics"]
+        memory = f"{m['peak_memory'] / 2**30:.2f} GiB" if m.get("peak_memory") else "–"
+        values = [c["key"], c["seed"], c["multiplier"], m.get("best_step", "–"), m.get("steps", "–")]
+        cells = [*values, _time(m.get("seconds")), memory, m.get("device", "–")]
+        table.append(Row([Cell("–" if v is None else str(v)) for v in cells]))
+    return Section("Runs", items=[Table("", ["", ""], rows, words=True), Table("", columns, table)])
+
+
+def score_rows(results: Results) -> list[dict[str, Any]]:
+    """One line per setting, host, mixer and metric, for CSV."""
+    found = []
+    for r in results["rows"]:
+        for metric, score in r["scores"].items():
+            quote = r["paper"].get(metric) or {}
+            found.append(
+                {
+                    **{k: r[k] for k in ("setting", "host", "arm")},
+                    "data": data_word(results, r["setting"]) or "as named",
+                    "metric": metric,
+                    **{k: score.get(k) for k in ("mean", "std_cases", "std_seeds")},
+                    "cases": len(score.get("cases", {})) or None,
+                    "seeds": len(r["seeds"]),
+                    "multiplier": r["multiplier"],
+                    "paper_mean": quote.get("mean"),
+                    "paper_spread": quote.get("spread"),
+                    "slot_numbers": (r["parameters"] or {}).get("slots_real"),
+                    "macs": r["macs"],
+                    "seconds": r["seconds"],
+                }
+            )
+    return found
+
+
+# --- small words --------------------------------------------------------------------------------------------------
+
+
+def _rows(results: Results, setting: str, host: str) -> list[dict[str, Any]]:
+    return [r for r in results["rows"] if (r["setting"], r["host"]) == (setting, host)]
+
+
+def _cells(results: Results, rows: Sequence[dict[str, Any]], first_seed: bool = False) -> list[dict[str, Any]]:
+    by_key = {c["key"]: c for c in results["cells"]}
+    return [by_key[k] for r in rows for k in (r["cells"][:1] if first_seed else r["cells"])]
+
+
+def _comparisons(results: Results, setting: str, host: str, metric: str) -> list[dict[str, Any]]:
+    return [c for c in results["comparisons"] if (c["setting"], c["host"], c["metric"]) == (setting, host, metric)]
+
+
+def _metrics(results: Results, setting: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    wanted = results["settings"][setting]["metrics"] if results["study"]["kind"] == "train" else []
+    return [m for m in wanted if m in rows[0]["scores"]] or list(rows[0]["scores"])
+
+
+def _place(results: Results, setting: str, host: str) -> str:
+    word = data_word(results, setting)
+    title, kind = results["settings"][setting]["title"], word.partition(" ")[0]
+    parts = (title, word if kind not in title else "", results["hosts"][host])
+    return ", ".join(p for p in parts if p)
+
+
+def _label(results: Results, row: dict[str, Any]) -> str:
+    return str(results["arms"][row["arm"]]["label"])
+
+
+def _number(value: float | None, metric: str) -> str:
+    return "–" if value is None else f"{value:.{DECIMALS.get(metric, 3)}f}"
+
+
+def _with_unit(value: float | None, metric: str) -> str:
+    return f"{_number(value, metric)} {UNITS.get(metric, '')}".rstrip()
+
+
+def _signed(value: float, metric: str, more: int = 1) -> str:
+    """With the digits of the score itself and one more, since differences are small."""
+    return f"{value:+.{DECIMALS.get(metric, 3) + more}f}".replace("-", "−")
+
+
+def _interval(c: dict[str, Any], metric: str, unit: bool = True) -> str:
+    of = f" {UNITS[metric]}" if unit and metric in UNITS else ""
+    return f"{_signed(c['mean'], metric)}{of} [{_signed(c['low'], metric)}, {_signed(c['high'], metric)}]"
+
+
+def _score(score: dict[str, Any], metric: str) -> str:
+    text = _number(score["mean"], metric)
+    if score.get("std_cases") is not None:
+        text += f" ± {_number(score['std_cases'], metric)}"
+    if score.get("std_seeds") is not None:
+        text += f" ± {score['std_seeds']:.{DECIMALS.get(metric, 3)}f}"
+    return text
+
+
+def _quote(quote: dict[str, Any] | None, metric: str) -> str:
+    if quote is None:
+        return "–"
+    spread = "" if quote["spread"] is None else f" ± {_number(quote['spread'], metric)}"
+    return f"{_number(quote['mean'], metric)}{spread}"
+
+
+def _quote_plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
+
+
+def _thousands(n: int | None) -> str:
+    return "–" if n is None else f"{n:,}".replace(",", "\u202f")
+
+
+def _giga(n: float | None) -> str:
+    return "–" if n is None else f"{n / 1e9:.3g}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _options(options: dict[str, Any]) -> str:
+    words = []
+    for key, value in options.items():
+        inner = f"({_options(value)})" if isinstance(value, dict) else value
+        words.append(f"{key.replace('_', ' ')} {inner}")
+    return ", ".join(words)
+
+
+def _versions(environment: dict[str, Any]) -> str:
+    return ", ".join([f"Python {environment['python']}", *(f"{k} {v}" for k, v in environment["versions"].items())])
+
+
+def _commit(environment: dict[str, Any]) -> str:
+    if not environment.get("commit"):
+        return "unknown"
+    return environment["commit"][:12] + (" with uncommitted changes" if environment.get("modified") else "")
