@@ -6,6 +6,7 @@ number, no matrix exponential, so any runtime can execute it. The price is one f
 
 import copy
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class _CirculantProduct(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return circulant_product(self.T, x, self.dim)
+        return circulant_product(self.T.to(x.dtype), x, self.dim)  # under autocast x is what came before in bfloat16
 
 
 class _FrequencyProduct(nn.Module):
@@ -95,14 +96,12 @@ class FoldedCHASM(nn.Module):
             raise ValueError(f"folded for spatial size {self.size}, got {tuple(x.shape[2:])}: fold again for that size")
         y = x
         if len(self.branches):
-            y = (
-                torch.stack([branch(x) for branch in self.branches]).mean(0)
-                if len(self.branches) > 1
-                else self.branches[0](x)
-            )
+            z = x.to(next(self.branches.buffers()).dtype)  # half-precision models: their core ran in float32 too
+            outputs = [branch(z) for branch in self.branches]
+            y = (torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]).to(x.dtype)
         if self.refine is not None and self.fuse is not None:
             y = self.fuse(gelu(self.refine(y)))
-        return x + y if self.residual else y
+        return x + y if self.residual else y.to(x.dtype)
 
 
 @torch.no_grad()
@@ -114,36 +113,39 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
         size: the spatial size of the features at the mixers, when it is one size for all of them.
         example: an input (or tuple of inputs) of the model; one forward finds each mixer's size.
     """
-    mixers = {name: m for name, m in model.named_modules() if isinstance(m, CHASM)}
-    if not mixers:
+    names = [name for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, CHASM)]
+    if not names:
         raise ValueError("nothing to fold: the model contains no chasm.CHASM")
     if (size is None) == (example is None):
         raise ValueError("fold needs either size= (of the features at the mixers) or example= (an input of the model)")
+    folded = copy.deepcopy(model).eval()
+    mixers: dict[str, CHASM] = {name: folded.get_submodule(name) for name in names}  # type: ignore[misc]
     if example is not None:
-        sizes = _observe(model, mixers, example)
+        sizes = _observe(folded, mixers, example)
     else:
         sizes = {name: _as_size(size, m.ndim) for name, m in mixers.items()}
-    folded = copy.deepcopy(model).eval()
-    for name in mixers:
-        mixer = folded.get_submodule(name)
-        assert isinstance(mixer, CHASM)
-        constant = FoldedCHASM(mixer, sizes[name]).eval().requires_grad_(False)
+    made: dict[CHASM, FoldedCHASM] = {}  # a mixer under two names stays one
+    for name, mixer in mixers.items():
+        if mixer not in made:
+            made[mixer] = FoldedCHASM(mixer, sizes[name]).eval().requires_grad_(False)
         if name == "":
-            return constant
+            return made[mixer]
         parent, _, own = name.rpartition(".")
-        setattr(folded.get_submodule(parent), own, constant)
+        setattr(folded.get_submodule(parent), own, made[mixer])
     return folded
 
 
 def _as_size(size: Any, ndim: int) -> tuple[int, ...]:
-    values = (size,) * ndim if isinstance(size, int) else tuple(size)
-    if len(values) != ndim:
-        raise ValueError(f"size={size!r}: expected {ndim} numbers, one per axis of {', '.join(AXES[ndim])}")
+    values = tuple(size) if isinstance(size, Iterable) else (size,) * ndim
+    if len(values) != ndim or any(type(v) is not int or v < 1 for v in values):
+        raise ValueError(
+            f"size={size!r}: expected {ndim} positive whole numbers, one per axis of {', '.join(AXES[ndim])}"
+        )
     return values
 
 
 def _observe(model: nn.Module, mixers: dict[str, CHASM], example: Any) -> dict[str, tuple[int, ...]]:
-    """Run the model once on the example and note the spatial size each mixer saw."""
+    """Run the copy once on the example and note the spatial size each mixer saw."""
     sizes: dict[str, tuple[int, ...]] = {}
 
     def note(name: str) -> Any:
@@ -155,12 +157,9 @@ def _observe(model: nn.Module, mixers: dict[str, CHASM], example: Any) -> dict[s
         return hook
 
     handles = [m.register_forward_pre_hook(note(name)) for name, m in mixers.items()]
-    was_training = model.training
     try:
-        model.eval()
         model(*example) if isinstance(example, tuple) else model(example)
     finally:
-        model.train(was_training)
         for handle in handles:
             handle.remove()
     unseen = sorted(set(mixers) - set(sizes))
