@@ -19,24 +19,28 @@ def param_groups(
     Groups are named "decay", "plain" (biases, norms, other vectors and what a module lists in
     ``no_decay_parameters``) and "spectral" (what mixers list in ``spectral_parameters``). Empty ones are left out.
     """
-    spectral, exempt = (set(_listed(model, name)) for name in ("spectral_parameters", "no_decay_parameters"))
+    spectral, exempt = (
+        {id(p) for p in _listed(model, name)} for name in ("spectral_parameters", "no_decay_parameters")
+    )
     groups: dict[str, dict[str, Any]] = {
         "decay": {"params": [], "lr": lr, "weight_decay": weight_decay},
         "plain": {"params": [], "lr": lr, "weight_decay": 0.0},
         "spectral": {"params": [], "lr": lr if spectral_lr is None else spectral_lr, "weight_decay": 0.0},
     }
-    for name, p in model.named_parameters():
+    for p in model.parameters():
         if not p.requires_grad:
             continue
-        kind = "spectral" if name in spectral else "plain" if name in exempt or p.ndim <= 1 else "decay"
+        kind = "spectral" if id(p) in spectral else "plain" if id(p) in exempt or p.ndim <= 1 else "decay"
         groups[kind]["params"].append(p)
     return [{"name": name, **group} for name, group in groups.items() if group["params"]]
 
 
-def _listed(model: nn.Module, attribute: str) -> Iterator[str]:
-    """Full names of the parameters that some module lists by its own name for them (or for a container of them)."""
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    for prefix, module in model.named_modules(remove_duplicate=False):
+def _listed(model: nn.Module, attribute: str) -> Iterator[nn.Parameter]:
+    """The parameters that some module lists by its own name for them, or for a container of them."""
+    for module in model.modules():
         for own in getattr(module, attribute, ()):
-            full = f"{prefix}.{own}" if prefix else own
-            yield from (n for n in names if n == full or n.startswith(full + "."))
+            item = getattr(module, own)
+            if isinstance(item, nn.Module):
+                yield from item.parameters()
+            elif item is not None:
+                yield item
