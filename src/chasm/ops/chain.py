@@ -108,16 +108,18 @@ class _Chain(torch.autograd.Function):
         )
         bins = lambda t: transform.bins(t, shape)  # noqa: E731
 
-        # inputs[j]: what gain j+1 multiplies. What the matrices multiply is made from it in place, when its turn comes.
-        inputs = [mix(mats[0], X)]
-        for g, A in zip(gains[:-1], mats[1:-1], strict=True):
-            inputs.append(mix(A, _scaled(inputs[-1].clone(), g, bins)))
+        def before_gain(j: int) -> Tensor:
+            """What gain j multiplies, made again from X: an extra product is cheaper than one more tensor kept."""
+            P = mix(mats[0], X)
+            for g, A in zip(gains[: j - 1], mats[1:j], strict=True):
+                P = mix(A, _scaled(P, g, bins))
+            return P
 
         G = transform.inverse_adjoint(gy.contiguous())
         grad_gain: list[Tensor | None] = [None] * m
         grad_mat: list[Tensor | None] = [None] * (m + 1)
         for j in range(m, 0, -1):
-            A, g, P = mats[j], gains[j - 1], inputs.pop()
+            A, g, P = mats[j], gains[j - 1], before_gain(j)
             H = mix(None if A is None else A.mT, G)
             if need_gain[j - 1]:
                 grad_gain[j - 1] = _gain_gradient(bins(P), bins(H), g) * transform.weight
