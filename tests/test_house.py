@@ -1,0 +1,161 @@
+"""The package as its users meet it: cheap to import, typed, documented by examples that run, tied to no machine."""
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chasm
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+TIMED = """
+import sys, time
+import torch
+start = time.perf_counter()
+{statement}
+print(time.perf_counter() - start)
+"""
+
+
+def seconds(statement: str, tries: int = 5) -> float:
+    """The least time a statement takes in a new process after `import torch`; stops early when it is quick."""
+    best = float("inf")
+    for _ in range(tries):
+        run = subprocess.run(
+            [sys.executable, "-c", TIMED.format(statement=statement)], capture_output=True, text=True, check=True
+        )
+        best = min(best, float(run.stdout))
+        if best < 0.15:
+            break
+    return best
+
+
+def test_import_is_cheap() -> None:
+    assert seconds("import chasm") <= 0.3
+
+
+def test_the_first_mixer_is_cheap() -> None:
+    assert seconds("import chasm; chasm.CHASM(4, bins=3)") <= 0.6
+
+
+def test_import_brings_no_optional_package() -> None:
+    """The core works with the core dependencies alone."""
+    names = [
+        "h5py",
+        "nibabel",
+        "matplotlib",
+        "skimage",
+        "rich",
+        "typer",
+        "pydantic",
+        "yaml",
+        "accelerate",
+        "ray",
+        "onnx",
+    ]
+    code = f"""
+import sys, torch
+present = set(sys.modules)
+import chasm
+for name in {["CHASM", "param_groups", "fold", "create_mixer", "batched_bases"]}:
+    getattr(chasm, name)
+print(sorted(set({names}) & (set(sys.modules) - present)))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_public_names_are_importable() -> None:
+    assert {"CHASM", "fold", "export_onnx", "param_groups", "batched_bases", "create_mixer"} <= set(chasm.__all__)
+    for name in chasm.__all__:
+        assert getattr(chasm, name) is not None, name
+    assert set(chasm.__all__) <= set(dir(chasm))
+    with pytest.raises(AttributeError, match="no attribute 'CHASMM'"):
+        _ = chasm.CHASMM
+
+
+def test_three_lines_put_a_mixer_into_a_network() -> None:
+    import torch
+
+    mixer = chasm.CHASM(96, size=(128, 128))
+    assert mixer.gain_table["ch"].shape == (65, 96)
+    x = torch.zeros(1, 96, 16, 12)
+    assert mixer(x).shape == x.shape
+
+
+def test_version_and_name() -> None:
+    assert PROJECT["name"] == "chasm-mixer"
+    assert chasm.__version__ == PROJECT["version"] == version("chasm-mixer")
+
+
+def test_what_is_declared() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[\s<>=;\[]", r)[0] for r in requirements}
+
+    assert names(PROJECT["dependencies"]) == {"torch", "numpy", "einops", "safetensors"}
+    assert "torch>=2.9" in PROJECT["dependencies"]
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert PROJECT["license"] == "MIT"
+    assert "MIT" in (ROOT / "LICENSE").read_text()
+    assert set(PROJECT["optional-dependencies"]) == {"train", "data", "report", "export", "cluster", "dev"}
+
+
+def test_typed() -> None:
+    assert (Path(chasm.__file__).parent / "py.typed").is_file()
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "py.typed" in config["tool"]["setuptools"]["package-data"]["chasm"]
+
+
+def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
+    script = ROOT / ".ci" / "run"
+    lines = [line.strip() for line in script.read_text().splitlines()]
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["make test"]
+    assert script.stat().st_mode & 0o111
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert {"demo", "test", "lint", "bench"} <= set(targets)
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    # Put together from parts, so that this file does not match itself.
+    pattern = re.compile("|".join("/" + folder + "/" for folder in ("work", "root", "tmp" + "/chasm", "home")))
+    found = []
+    for path in tracked_files():
+        if path.suffix in {".png", ".jpg", ".npz", ".gz", ".bin", ".safetensors"}:
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    assert not found, "\n".join(found)
+
+
+def modules() -> list[str]:
+    package = Path(chasm.__file__).parent
+    return sorted(
+        ".".join(("chasm", *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")
+        for path in package.rglob("*.py")
+        if ">>>" in path.read_text()
+    )
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_docstrings_run(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.attempted > 0
+    assert result.failed == 0
