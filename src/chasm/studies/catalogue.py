@@ -58,7 +58,7 @@ def _seeds() -> tuple[tuple[Grid, ...], Quotes]:
 
 def _costs() -> Quotes:
     return {
-        ("cc359-x8", host, arm): {"gmacs": Quote(value)}
+        ("cc359-x8", host, arm): {"gmacs_paper": Quote(value)}
         for host, arms in paper.FLOPS.items()
         for arm, value in arms.items()
     }

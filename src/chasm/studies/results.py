@@ -23,7 +23,7 @@
  "paper": what it prints beside the cells: {"falsification", "gain", "largest_spread"}}
 
 Comparisons are every arm against "baseline", and "chasm" against every other arm, on the cases and seeds both have.
-Rows of a cost study hold single numbers: {"gmacs": {"mean": 24.8}, ..}. Values that are not finite are null.
+Rows of a cost study hold single numbers: {"gmacs_paper": {"mean": 24.8}, ..}. Values that are not finite are null.
 """
 
 import json
@@ -38,6 +38,7 @@ from chasm.studies.plan import Cell, Plan
 from chasm.studies.state import state
 from chasm.studies.statistics import spread
 from chasm.studies.vocabulary import ARMS, HOSTS, SETTINGS
+from chasm.studies.worker import COSTS
 
 
 def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
         "protocol": plan.protocol,
         "seeds": None if plan.seeds is None else list(plan.seeds),
         "overrides": list(plan.overrides),
-        "settings": {s: _setting(s) for s in dict.fromkeys(c.setting for c in plan.cells)},
+        "settings": {s: _setting(s, study.kind) for s in dict.fromkeys(c.setting for c in plan.cells)},
         "hosts": {h: HOSTS[h].label for h in dict.fromkeys(c.host for c in plan.cells)},
         "arms": {a: _arm(a) for a in dict.fromkeys(c.arm for c in plan.cells)},
         "counts": dict(Counter(c["status"] for c in cells)),
@@ -60,18 +61,17 @@ def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
         "rows": rows,
         "references": _references(cells),
         "comparisons": comparisons(plan, rows, cells),
-        "falsification": falsification(rows, cells),
+        "falsification": falsification(plan, rows, cells),
         "paper": paper_extras(study),
     }
     finite: dict[str, Any] = _finite(found)
     return finite
 
 
-def _setting(name: str) -> dict[str, Any]:
+def _setting(name: str, kind: str) -> dict[str, Any]:
     s = SETTINGS[name]
-    return {k: getattr(s, k) for k in ("title", "dataset", "task", "acceleration", "mask")} | {
-        "metrics": list(s.metrics)
-    }
+    metrics = COSTS if kind == "cost" else s.metrics
+    return {k: getattr(s, k) for k in ("title", "dataset", "task", "acceleration", "mask")} | {"metrics": list(metrics)}
 
 
 def _arm(name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _arm(name: str) -> dict[str, Any]:
 
 def _cell(plan: Plan, root: str | Path, cell: Cell) -> dict[str, Any]:
     folder = plan.folder(root, cell)
-    status, error = state(folder)
+    status, error = state(folder, cell.config)
     return {
         "key": cell.key,
         **cell.factors,

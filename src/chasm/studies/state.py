@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from chasm.train.config import RunConfig, load_recipe
 from chasm.train.files import write_json, write_text
 
 STATES = ("done", "running", "failed", "interrupted", "missing")
@@ -30,8 +31,10 @@ def working_on(folder: Path) -> Iterator[None]:
         yield
 
 
-def state(folder: Path) -> tuple[str, str | None]:
+def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
     """(one of STATES, what went wrong)."""
+    if (folder / "config.yaml").is_file() and load_recipe(folder / "config.yaml") != config:
+        return "failed", "its folder holds a run with another config: choose another folder, or remove that run"
     if (folder / "metrics.json").is_file():
         return "done", None
     if _held(folder / "lock"):

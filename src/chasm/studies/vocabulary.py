@@ -149,7 +149,7 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
     dataset = DATASETS[setting.dataset]
     data: dict[str, Any]
     if scale == "tiny":
-        data = {"name": "embedded", "options": {"content": dataset.tiny, "size": 32, "cases": 12, "slices": 2}}
+        data = {"name": "embedded", "options": {"content": dataset.tiny, "size": 32, "cases": 30, "slices": 1}}
         training = {"steps": 6, "batch": 4, "val_every": 3, "save_every": 3, "log_every": 1}
     elif scale == "proxy":
         data = {"name": "proxy", "path": paths.get("proxy"), "options": {"part": dataset.proxy}}

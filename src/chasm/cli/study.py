@@ -1,0 +1,176 @@
+"""`chasm study`: the paper's tables and ablations as grids of runs: list, look at the cost, run, see how far they are.
+
+The commands are thin: `chasm.studies` does the work.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
+
+NAME = typer.Argument(..., help="A study of `chasm study list`.")
+SCALE = typer.Option("tiny", help="tiny (drawn data, seconds), proxy (the proxy bundle) or full (the paper's data).")
+PROTOCOL = typer.Option("matched", help="matched: one step size. tuned: the spectral one chosen on validation.")
+OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
+SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
+PATHS = typer.Option([], "--path", help="proxy=FOLDER, or at full scale cc359=FOLDER, fastmri=FOLDER, ..")
+SET = typer.Option([], "--set", help="train.steps=500 and so on, for every run alike.")
+
+
+@app.command("list")
+def list_studies() -> None:
+    """Name every study, what it asks and how many runs it has."""
+    from chasm.studies import STUDIES, make_plan
+
+    for name, study in STUDIES.items():
+        runs = [len(make_plan(name, "full", protocol).cells) for protocol in ("matched", "tuned")]
+        count = f"{runs[0]} runs" if runs[0] == runs[1] else f"{runs[0]} runs, {runs[1]} tuned"
+        typer.echo(f"{name:12s} {study.title} [{study.source}; {count}]\n{'':12s} {study.question}")
+
+
+@app.command()
+def show(
+    name: str = NAME,
+    scale: str = SCALE,
+    protocol: str = PROTOCOL,
+    seeds: int = SEEDS,
+    path: list[str] = PATHS,
+    overrides: list[str] = SET,
+    gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
+    limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models; 0: do not time."),
+) -> None:
+    """Print the grid with the paper's numbers, and what it will cost by a short measurement on this machine."""
+    plan = _plan(name, scale, protocol, seeds, path, overrides)
+    study = plan.study
+    typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
+    for place in dict.fromkeys((c.setting, c.host) for c in plan.cells):
+        typer.echo(f"{place[0]} in {place[1]}")
+        here = [c for c in plan.cells if (c.setting, c.host) == place]
+        for arm in dict.fromkeys(c.arm for c in here):
+            _show_arm(plan, [c for c in here if c.arm == arm])
+    if study.kind == "cost":
+        typer.echo(f"\n{len(plan.cells)} models to count; nothing is trained")
+    elif limit > 0:
+        _show_cost(plan, gpus, limit)
+
+
+@app.command()
+def run(
+    name: str = NAME,
+    scale: str = SCALE,
+    protocol: str = PROTOCOL,
+    out: Path = OUT,
+    seeds: int = SEEDS,
+    path: list[str] = PATHS,
+    overrides: list[str] = SET,
+    at_once: int = typer.Option(1, min=1, help="Runs at once on this machine; several may share a GPU."),
+    ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
+    address: str = typer.Option(None, help="Of the Ray cluster; default: one on this machine."),
+    cpus: float = typer.Option(1.0, help="CPUs of a run under Ray."),
+    gpus: float = typer.Option(0.0, help="GPUs of a run under Ray; 0.25 lets four share one."),
+) -> None:
+    """Run what is missing. Interrupt at any time and start again; failed runs are recorded and tried again."""
+    from chasm.studies.runner import run as run_study
+
+    plan = _plan(name, scale, protocol, seeds, path, overrides)
+    try:
+        outcomes = run_study(
+            plan,
+            out,
+            executor="ray" if ray else "local",
+            at_once=at_once,
+            address=address,
+            cpus=cpus,
+            gpus=gpus,
+            say=typer.echo,
+        )
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the runs have saved their place; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, OSError) as e:
+        raise _one_line(e) from None
+    count = Counter(outcomes.values())
+    typer.echo(", ".join(f"{n} {outcome}" for outcome, n in count.items()) or "nothing to do: all runs are done")
+    if count["failed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT) -> None:
+    """Say how far every run is, and what went wrong."""
+    from chasm.studies import load_plan
+    from chasm.studies.state import state
+
+    try:
+        plan = load_plan(out, name, scale, protocol)
+    except (ValueError, OSError) as e:
+        raise _one_line(e) from None
+    states = [state(plan.folder(out, cell), cell.config) for cell in plan.cells]
+    for cell, (word, error) in zip(plan.cells, states, strict=True):
+        where = f": {error} ({plan.folder(out, cell) / 'traceback.txt'})" if error else ""
+        typer.echo(f"{word:11s} {cell.key}{where}")
+    count = Counter(word for word, _ in states)
+    typer.echo(f"{len(states)} runs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
+
+
+def _plan(name: str, scale: str, protocol: str, seeds: int | None, path: list[str], overrides: list[str]) -> Any:
+    from chasm.studies import make_plan
+
+    paths = {}
+    for entry in path:
+        key, equals, folder = entry.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--path {entry!r}: write it as name=folder")
+        paths[key] = str(Path(folder).expanduser().resolve())
+    try:
+        plan = make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides)
+        _ = plan.cells  # made here, where wrong overrides show
+    except ValueError as e:
+        raise _one_line(e) from None
+    return plan
+
+
+def _one_line(error: Exception) -> typer.Exit:
+    typer.echo(f"chasm: {error}", err=True)
+    return typer.Exit(2)
+
+
+def _show_arm(plan: Any, cells: list[Any]) -> None:
+    from chasm.studies.vocabulary import ARMS
+
+    first = cells[0]
+    quotes = plan.study.quotes.get((first.setting, first.host, first.arm), {})
+    printed = ", ".join(f"{m} {q.mean:g}" + (f" ± {q.spread:g}" if q.spread else "") for m, q in quotes.items())
+    seeds = sorted({c.seed for c in cells})
+    factors = (
+        f"step size x {'/'.join(str(m) for m in sorted({c.multiplier for c in cells}))}, " if len(cells) > 1 else ""
+    )
+    runs = f"{factors}seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if plan.study.kind == "train" else ""
+    mixer = first.config.mixer
+    options = ", ".join(f"{k}={v}" for k, v in mixer.options.items())
+    slot = f"{mixer.name}({options})" if options else mixer.name
+    typer.echo(f"  {ARMS[first.arm].label:36s} {slot:34s} {runs:24s} {'paper: ' + printed if printed else ''}".rstrip())
+
+
+def _show_cost(plan: Any, gpus: int, limit: float) -> None:
+    from chasm.studies.estimate import estimate
+
+    try:
+        cost = estimate(plan, gpus, limit)
+    except (ValueError, OSError) as e:
+        raise _one_line(e) from None
+    typer.echo(f"\nCost, timed on {cost.device}:")
+    for (setting, host, arm), p in cost.probes.items():
+        mark = "" if p.measured else "  (assumed)"
+        typer.echo(
+            f"  {setting} {host} {arm}: {1000 * p.step:.1f} ms a step, {p.parameters / 1e6:.2f}M parameters{mark}"
+        )
+    steps = "steps unknown" if cost.steps is None else f"{cost.steps:,} steps"
+    typer.echo(f"{cost.runs} runs, {steps}, {cost.disk / 2**30:.2f} GiB of disk")
+    if cost.hours is not None and cost.wall_hours is not None:
+        typer.echo(f"{cost.hours:.3g} device-hours; {cost.wall_hours:.3g} hours on {gpus} device{'s' * (gpus > 1)}")
+    for note in cost.notes:
+        typer.echo(f"note: {note}")

@@ -1,0 +1,150 @@
+"""Where the cells of a study run: on this machine, several at once, or over a Ray cluster.
+
+An executor takes jobs and yields (key, outcome) as they end: "done", "failed", "running" (someone else has it) or
+"interrupted". Closing the generator stops what is under way; a stopped run has saved its place.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chasm.studies.state import failed
+from chasm.studies.worker import Job, run_cell
+
+PATIENCE = 60  # seconds a stopped run gets to save
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may be set to, one entry per GPU; asked without starting CUDA here."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [g.strip() for g in named.split(",") if g.strip() not in ("", "-1")]
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+def environment_of(slot: int, at_once: int, gpus: Sequence[str]) -> dict[str, str]:
+    """The variables of the worker in a slot: its share of the cores, and GPUs dealt out in turn."""
+    threads = str(max(1, (os.cpu_count() or 1) // at_once))
+    found = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if gpus:
+        found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return found
+
+
+def local(jobs: Sequence[Job], at_once: int = 1, gpus: Sequence[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Each cell in a process of its own, `at_once` of them; several may share a GPU."""
+    gpus = visible_gpus() if gpus is None else gpus
+    waiting, running = list(reversed(jobs)), dict[int, _Process]()
+    try:
+        while waiting or running:
+            for slot in range(at_once):
+                if waiting and slot not in running:
+                    running[slot] = _Process(waiting.pop(), environment_of(slot, at_once, gpus))
+            for slot, process in list(running.items()):
+                outcome = process.poll()
+                if outcome is not None:
+                    del running[slot]
+                    yield process.job["key"], outcome
+            time.sleep(0.05)
+    finally:
+        for process in running.values():
+            process.stop()
+        deadline = time.monotonic() + PATIENCE
+        for process in running.values():
+            process.end(deadline)
+
+
+class _Process:
+    """A worker; what it prints goes to output.txt of its cell, for the case that it dies without a word."""
+
+    def __init__(self, job: Job, environment: dict[str, str]) -> None:
+        self.job = job
+        self.folder = Path(job["folder"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "output.txt", "wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "chasm.studies.worker"],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C is for us: we stop the workers in order
+            )
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it died at once: `poll` says how
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")  # left open: its end says that we are gone
+
+    def poll(self) -> str | None:
+        code = self.process.poll()
+        if code is None:
+            return None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        if code in (143, -signal.SIGTERM):
+            return "interrupted"
+        known = {0: "done", 1: "failed", 2: "running"}
+        if code in known and (code != 1 or (self.folder / "failed.json").is_file()):
+            return known[code]
+        last = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
+        failed(self.folder, f"the worker ended with code {code}{hint}: {last[0]}")
+        return "failed"
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def end(self, deadline: float) -> None:
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def on_ray(
+    jobs: Sequence[Job], address: str | None = None, cpus: float = 1, gpus: float = 0
+) -> Iterator[tuple[str, str]]:
+    """Each cell as a task with that share of CPUs and GPUs; `address` of a cluster, None for one on this machine.
+
+    The folder of the runs, and the data, must be at the same path on every machine.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("the ray executor needs ray: pip install 'chasm-mixer[cluster]'") from None
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    # A process per cell (max_calls), as with the local executor: no memory or thread setting is left to the next.
+    task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(run_cell)
+    keys = {task.remote(job): job for job in jobs}
+    waiting = list(keys)
+    try:
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            job = keys[ready]
+            try:
+                yield job["key"], ray.get(ready)
+            except ray.exceptions.TaskCancelledError:
+                yield job["key"], "interrupted"
+            except ray.exceptions.RayError as e:  # the worker or its machine died
+                failed(Path(job["folder"]), f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
+                yield job["key"], "failed"
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)
+        if started:
+            ray.shutdown()

@@ -1,0 +1,94 @@
+"""One cell, run to its end: what every executor calls, here or on another machine.
+
+As a program it reads the job from its standard input and lives no longer than that stays open: when whoever started it
+is gone, however that came about, it saves and stops.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from chasm.studies.state import BusyError, clear_failure, failed, working_on
+from chasm.train.config import RunConfig, load_recipe
+from chasm.train.files import write_json
+
+COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
+Job = dict[str, Any]  # key, folder, kind, config: plain values, so that it can travel
+
+
+def run_cell(job: Job) -> str:
+    """Train (or count) and leave the result in the cell's folder; "done", "failed" or "running" (by someone else)."""
+    folder = Path(job["folder"])
+    try:
+        with working_on(folder):
+            clear_failure(folder)
+            try:
+                config = load_recipe(job["config"])
+                if job["kind"] == "cost":
+                    write_json(folder / "metrics.json", measure(config, tuple(job["size"])))
+                else:
+                    from chasm.train import train
+
+                    train(config, folder, quiet=True)
+                return "done"
+            except Exception as e:
+                failed(folder, e)
+                return "failed"
+    except BusyError:
+        return "running"
+
+
+def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
+    """Multiply-adds (in G) of the model for one complex image, and parameters (in M); on no device: shapes suffice.
+
+    `gmacs_paper`: by the rule the paper's table seems to follow [reading], CHASM as its equations are written. `core`:
+    one mixer at 96 channels on a 128x128 map, as in the paper's Core Params; complex numbers once, and as two.
+    """
+    import torch
+
+    from chasm.backbones import create_backbone
+    from chasm.cost import count, count_parameters
+    from chasm.mixers import create_mixer
+
+    def model(**form: str) -> Any:
+        with torch.device("meta"):
+            options = {**config.mixer.options, **form}
+            return create_backbone(
+                config.backbone.name, config.mixer.name, options, size=size, **config.backbone.options
+            )
+
+    x, mask = torch.empty(1, 2, *size, device="meta"), torch.ones(1, 1, 1, size[1], device="meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a scan is slow matters to nobody here
+        host = model()
+        cost = count(host, x, mask=mask)
+        literal = count(model(form="reference"), x, mask=mask) if config.mixer.name == "chasm" else cost
+    core = count_parameters(create_mixer(config.mixer.name, 96, (128, 128), device="meta", **config.mixer.options))
+    slots = count_parameters(host.slots)
+    return {
+        "status": "done",
+        "costs": dict(zip(COSTS, (literal.paper / 1e9, cost.total / 1e9, core[0] / 1e6, core[1] / 1e6), strict=True)),
+        "macs": cost.total,
+        "parameters": {"model": cost.params, "slots_complex_once": slots[0], "slots_real": slots[1]},
+    }
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock would be held when the interpreter ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    return {"done": 0, "failed": 1, "running": 2}[run_cell(job)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

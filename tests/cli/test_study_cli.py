@@ -1,0 +1,80 @@
+"""`chasm study`: list, show, run, status."""
+
+import pytest
+from typer.testing import CliRunner
+
+from chasm.cli.study import app
+from chasm.studies import STUDIES, runner, worker
+
+
+@pytest.fixture
+def chasm_study(monkeypatch):
+    monkeypatch.setattr(worker, "measure", lambda config, size: {"status": "done"})
+    monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], worker.run_cell(j)) for j in jobs))
+    return lambda *words: CliRunner().invoke(app, [str(w) for w in words])
+
+
+def test_list_names_every_study(chasm_study):
+    found = chasm_study("list")
+    assert found.exit_code == 0
+    for name in STUDIES:
+        assert f"{name} " in found.output
+
+
+def test_show_prints_the_grid_beside_the_paper(chasm_study):
+    found = chasm_study("show", "basis", "--protocol", "tuned", "--probe", 0)
+    assert found.exit_code == 0
+    assert "Untied basis" in found.output
+    assert "chasm(basis=untied)" in found.output
+    assert "step size x 1/10/30/100" in found.output
+    assert "paper: psnr 28.43, ssim 0.833" in found.output
+
+
+def test_show_prints_the_cost(chasm_study, monkeypatch):
+    from chasm.studies import estimate
+    from chasm.studies.estimate import Probe
+
+    monkeypatch.setattr(estimate, "probe", lambda *_: Probe(3600.0, 0.0, 10**6))
+    found = chasm_study("show", "basis", "--gpus", 2, "--set", "train.steps=10")
+    assert "5 runs, 50 steps" in found.output
+    assert "50 device-hours; 25 hours on 2 devices" in found.output
+
+
+def test_run_then_status(chasm_study, tmp_path):
+    missing = chasm_study("status", "parameters", "--out", tmp_path)
+    assert missing.exit_code == 2
+    assert "chasm study run parameters" in missing.output
+    done = chasm_study("run", "parameters", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "9 done" in done.output
+    again = chasm_study("run", "parameters", "--out", tmp_path)
+    assert "nothing to do" in again.output
+    status = chasm_study("status", "parameters", "--out", tmp_path)
+    assert "9 runs: 9 done" in status.output
+
+
+def test_a_failed_run_gives_exit_code_one(chasm_study, tmp_path):
+    found = chasm_study("run", "seeds-basis", "--seeds", 1, "--out", tmp_path, "--set", "data.options.content=brian")
+    assert found.exit_code == 1
+    assert "2 failed" in found.output
+    assert "did you mean 'brain'" in found.output
+    status = chasm_study("status", "seeds-basis", "--out", tmp_path)
+    assert "traceback.txt" in status.output
+    assert "2 runs: 2 failed" in status.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "bassis"), "did you mean 'basis'"),
+        (("run", "basis", "--scale", "full"), "--path cc359=FOLDER"),
+        (("show", "basis", "--set", "mixer.name=ffc"), "differ in"),
+        (("show", "basis", "--set", "train.stepz=3"), "did you mean 'steps'"),
+        (("show", "basis", "--path", "here"), "name=folder"),
+    ],
+)
+def test_errors_are_one_line(chasm_study, words, message, tmp_path):
+    found = chasm_study(*words, *(("--out", tmp_path) if words[0] == "run" else ()))
+    assert found.exit_code == 2
+    assert message in found.output
+    assert "Traceback" not in found.output

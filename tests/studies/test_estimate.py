@@ -1,0 +1,71 @@
+"""The arithmetic of a cost estimate, with times that are known."""
+
+import pytest
+
+from chasm.studies import estimate as module
+from chasm.studies import make_plan
+from chasm.studies.estimate import Probe, estimate, probe
+
+
+@pytest.fixture
+def known_times(monkeypatch):
+    """A step takes 36 s (CHASM: 72), scoring a batch 18; a million parameters."""
+    asked = []
+
+    def fake(config, modalities, size, device, seconds):
+        asked.append((config.name, modalities, size))
+        return Probe(72.0 if config.mixer.name == "chasm" else 36.0, 18.0, 10**6)
+
+    monkeypatch.setattr(module, "probe", fake)
+    return asked
+
+
+def test_hours_steps_and_disk(known_times):
+    plan = make_plan("cc359", overrides=["train.steps=100", "train.val_every=50"])
+    found = estimate(plan, gpus=4, limit=1e9)
+    scored = (2 * 3 + 6) / 4 * 18  # 3 slices validated twice, 6 tested, in batches of 4
+    total = (48 * 100 * 36 + 6 * 100 * 72 + 54 * scored) / 3600
+    assert (found.runs, found.steps) == (54, 5400)
+    assert found.hours == pytest.approx(total)
+    assert found.wall_hours == pytest.approx(total / 4)
+    assert found.disk == 54 * (10**6 * 4 * 7 + 2**21)
+    assert len(known_times) == 27  # x4 and x8 are the same models
+
+
+def test_no_faster_than_the_longest_run(known_times):
+    found = estimate(make_plan("basis"), gpus=1000, limit=1e9)
+    assert found.wall_hours == pytest.approx(found.hours / 5)
+
+
+def test_models_without_time_take_the_mean_of_their_host(known_times):
+    found = estimate(make_plan("wrapper"), limit=-1)
+    assert len(known_times) == 3  # one per host in any case
+    assert sum(not p.measured for p in found.probes.values()) == 6
+    assert "6 of 9 models" in found.notes[0]
+
+
+def test_unknown_sizes_are_said_to_be_unknown(known_times):
+    found = estimate(make_plan("fastmri", "full"))
+    assert found.steps is found.hours is found.wall_hours is None
+    assert any("give its path" in note for note in found.notes)
+    found = estimate(make_plan("basis", "full"))
+    assert found.steps == 5 * round(100 * 2754 / 8)
+    assert any("2,754 training slices assumed" in note for note in found.notes)
+
+
+def test_modalities_and_sizes_of_the_probes(known_times):
+    for study, modalities, size in (("brats", 4, 240), ("ade20k", 3, 256), ("fastmri", 1, 320)):
+        known_times.clear()
+        estimate(make_plan(study, "full"), limit=1e9)
+        assert {asked[1:] for asked in known_times} == {(modalities, size)}
+
+
+@pytest.mark.parametrize("study", ["brats", "ade20k", "evidence"])
+def test_a_real_probe(study):
+    import torch
+
+    cell = make_plan(study).cells[-1]
+    found = probe(cell.config, {"brats": 4, "ade20k": 3, "evidence": 1}[study], 32, torch.device("cpu"), 0.0)
+    assert found.step > 0
+    assert found.forward > 0
+    assert found.parameters > 1000

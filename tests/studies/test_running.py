@@ -1,0 +1,190 @@
+"""Cells are run once, resumed, and kept apart: locks, failures, interruption, this machine and a local Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from chasm.studies import collect, executors, make_plan, runner, worker
+from chasm.studies.executors import environment_of, local, on_ray, visible_gpus
+from chasm.studies.runner import jobs_of, run
+from chasm.studies.state import BusyError, clear_failure, failed, state, working_on
+from chasm.studies.worker import run_cell
+
+TINY = make_plan("parameters").cells[0].config
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Cells without the start of a process each, and nothing to count."""
+    monkeypatch.setattr(worker, "measure", lambda config, size: {"status": "done"})
+    monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], run_cell(j)) for j in jobs))
+
+
+def job(folder, kind="cost", **config):
+    changed = {**TINY.model_dump(mode="json"), **config}
+    return {"key": folder.name, "folder": str(folder), "kind": kind, "config": changed, "size": [32, 32]}
+
+
+def broken(folder):
+    return job(folder, mixer={"name": "nonsense", "options": {}})
+
+
+def endless(folder):
+    train = {**TINY.train.model_dump(mode="json"), "steps": 10**6}
+    data = {"name": "embedded", "options": {"size": 32, "cases": 10, "slices": 1}}
+    return job(folder, "train", train=train, data=data)
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def test_states_of_a_cell(tmp_path):
+    folder = tmp_path / "cell"
+    assert state(folder, TINY) == ("missing", None)
+    with working_on(folder):
+        assert state(folder, TINY) == ("running", None)
+        with pytest.raises(BusyError), working_on(folder):
+            pass
+    assert state(folder, TINY) == ("interrupted", None)
+    failed(folder, ValueError("two\nlines"))
+    assert state(folder, TINY) == ("failed", "ValueError: two lines")
+    clear_failure(folder)
+    (folder / "metrics.json").write_text("{}")
+    assert state(folder, TINY) == ("done", None)
+
+
+def test_a_folder_with_another_config_is_not_mistaken_for_this_run(tmp_path, in_process):
+    plan = make_plan("parameters")
+    folder = plan.folder(tmp_path, plan.cells[0])
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text("{}")
+    (folder / "config.yaml").write_text("train: {steps: 77}\n")
+    word, error = state(folder, plan.cells[0].config)
+    assert word == "failed"
+    assert "another config" in error
+
+
+def test_done_cells_are_skipped_and_shared_between_studies(tmp_path, in_process):
+    said = []
+    first = run(make_plan("parameters"), tmp_path, say=said.append)
+    assert set(first.values()) == {"done"}
+    assert len(first) == 9
+    assert run(make_plan("parameters"), tmp_path, say=said.append) == {}
+    flops = run(make_plan("flops"), tmp_path, say=said.append)
+    assert len(flops) == 27 - 9
+    assert "flops: 27 runs, 18 to do" in said
+
+
+def test_costs_beside_those_of_the_paper(tmp_path):
+    plan = make_plan("parameters")
+    for todo in jobs_of(plan, tmp_path):
+        if todo["key"].split(".")[2] in ("baseline", "gfnet", "chasm"):
+            assert run_cell(todo) == "done"
+    found = collect(plan, tmp_path)
+    rows = {r["arm"]: r for r in found["rows"]}
+    assert rows["gfnet"]["scores"]["core_mparams"] == {"mean": 0.79872}
+    assert rows["gfnet"]["paper"]["core_mparams"]["mean"] == 0.80
+    assert rows["baseline"]["scores"]["core_mparams"] == {"mean": 0.0}
+    assert rows["chasm"]["scores"]["gmacs"]["mean"] > rows["baseline"]["scores"]["gmacs"]["mean"]
+    assert found["settings"]["cc359-x8"]["metrics"][0] == "gmacs_paper"
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_failed_cell_is_tried_again(tmp_path, in_process):
+    plan = make_plan("parameters")
+    for cell in plan.cells[1:]:
+        folder = plan.folder(tmp_path, cell)
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text("{}")
+    failed(plan.folder(tmp_path, plan.cells[0]), "power cut")
+    assert [j["key"] for j in jobs_of(plan, tmp_path)] == [plan.cells[0].key]
+    assert run(plan, tmp_path, say=lambda _: None) == {plan.cells[0].key: "done"}
+    assert state(plan.folder(tmp_path, plan.cells[0]), plan.cells[0].config) == ("done", None)
+
+
+def test_a_worker_that_dies_without_a_word(tmp_path, monkeypatch):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho last words\nkill -9 $$\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(executors.sys, "executable", str(script))
+    assert dict(local([job(tmp_path / "cell")], gpus=[])) == {"cell": "failed"}
+    _, error = state(tmp_path / "cell", TINY)
+    assert error == "the worker ended with code -9 (often: out of memory): last words"
+
+
+def test_two_runs_of_a_study_train_and_compare(tmp_path):
+    plan = make_plan("seeds-basis", seeds=(0,), overrides=["train.steps=2", "data.options.cases=10"])
+    assert set(run(plan, tmp_path, at_once=2, say=lambda _: None).values()) == {"done"}
+    found = collect(plan, tmp_path)
+    assert found["counts"] == {"done": 2}
+    assert {r["arm"] for r in found["rows"]} == {"chasm-untied", "chasm"}
+    (pair,) = [c for c in found["comparisons"] if c["metric"] == "psnr"]
+    assert pair["cases"] == len(found["rows"][0]["scores"]["psnr"]["cases"]) == 2
+    assert found["cells"][0]["environment"]["seed"] == 0
+    assert jobs_of(plan, tmp_path) == []
+
+
+def test_a_failure_does_not_stop_the_rest_and_stopping_interrupts_it(tmp_path):
+    stream = local([endless(tmp_path / "long"), broken(tmp_path / "bad")], at_once=2, gpus=[])
+    assert next(stream) == ("bad", "failed")
+    _, error = state(tmp_path / "bad", TINY)
+    assert error.startswith("ValueError: unknown mixer 'nonsense'")
+    assert "\n" not in error
+    assert "Traceback" in (tmp_path / "bad/traceback.txt").read_text()
+    wait_for(lambda: (tmp_path / "long/log.jsonl").exists())
+    stream.close()
+    assert not (tmp_path / "long/failed.json").exists()
+    assert list((tmp_path / "long/checkpoints").glob("0*")), "its place is saved"
+    with working_on(tmp_path / "long"):
+        pass  # nobody holds it any more
+
+
+def test_a_worker_ends_with_whoever_started_it(tmp_path):
+    process = subprocess.Popen([sys.executable, "-m", "chasm.studies.worker"], stdin=subprocess.PIPE)
+    process.stdin.write(json.dumps(endless(tmp_path / "cell")).encode() + b"\n")
+    process.stdin.flush()
+    wait_for(lambda: (tmp_path / "cell/log.jsonl").exists())
+    process.stdin.close()  # as the system does when the other end dies
+    assert process.wait(60) in (143, -signal.SIGTERM)
+
+
+def test_gpus_and_threads_are_shared_out(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    found = [environment_of(slot, 4, ["0", "1", "2"]) for slot in range(4)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["0", "1", "2", "0"]
+    assert {e["OMP_NUM_THREADS"] for e in found} == {"4"}
+    assert environment_of(0, 64, [])["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-abc")
+    assert visible_gpus() == ["3", "GPU-abc"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert visible_gpus() == []
+
+
+def test_data_must_be_there_before_anything_starts(tmp_path):
+    with pytest.raises(ValueError, match="--path cc359=FOLDER"):
+        run(make_plan("basis", "full"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_a_local_ray(tmp_path):
+    ray = pytest.importorskip("ray")
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    except Exception as e:
+        pytest.skip(f"Ray does not start here: {e}")
+    try:
+        outcomes = dict(on_ray([job(tmp_path / "good"), broken(tmp_path / "bad")]))
+    finally:
+        ray.shutdown()
+    assert outcomes == {"good": "done", "bad": "failed"}
+    assert state(tmp_path / "good", TINY) == ("done", None)
+    assert "nonsense" in state(tmp_path / "bad", TINY)[1]
