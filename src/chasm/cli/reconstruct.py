@@ -1,0 +1,54 @@
+"""`chasm reconstruct`: a scan in, a volume out."""
+
+from pathlib import Path
+
+import typer
+
+
+def reconstruct(
+    source: Path = typer.Argument(..., metavar="INPUT", help="fastMRI .h5, CC359 .npy/.h5, or magnitude images."),
+    run: Path = typer.Option(..., "--run", help="Folder of a trained run."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Ends in .h5, .nii, .nii.gz or .png."),
+    mask: Path | None = typer.Option(None, help="Mask of 0s and 1s (.npy or text) instead of the run's own."),
+    device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
+    as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
+) -> None:
+    """Reconstruct a scan with a trained run, slice by slice, and write a side-by-side picture beside the volume.
+
+    Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself; a file that was
+    measured with a mask is reconstructed as it is.
+    """
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from chasm import reconstruct as logic
+
+    console = Console(stderr=True)
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+            task = bar.add_task("slices", total=None)
+            outcome = logic.reconstruct(
+                source,
+                run,
+                out,
+                mask=mask,
+                device=place,
+                on_slice=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except (ValueError, OSError) as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(3) from None
+    if as_json:
+        typer.echo(logic.as_json(outcome))
+        return
+    typer.echo(f"sampling: {outcome.sampling}")
+    for note in outcome.notes:
+        typer.echo(f"note: {note}")
+    for volume in outcome.volumes:
+        typer.echo(f"{volume.file}: {volume.slices} slices; picture {volume.picture.name}")
+        for name, scores in (("reconstruction", volume.scores), ("zero-filled", volume.reference)):
+            if scores:
+                values = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())
+                typer.echo(f"  {name}: {values} ({outcome.protocol})")

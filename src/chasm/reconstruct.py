@@ -1,0 +1,375 @@
+"""Reconstruct a scan with a trained run: k-space or magnitude images in, a volume and a side-by-side picture out.
+
+What goes through the network is one slice at a time, and a volume is written as it is made: neither has to fit the GPU,
+or memory (scores of the `fastmri` protocol need the whole volume, and keep it). Two kinds of input:
+
+- fully sampled (CC359, fastMRI with its reconstruction, magnitude images): undersampled by the run's mask, or by a mask
+  file, exactly as in training; the full data is the target, and the scores are those of the run's protocol.
+- measured with a mask (fastMRI's test files): the lines there are, are all there is. No target, no scores. The scale
+  is the maximum of the zero-filled image (reading: training scales by the target, which nobody has here).
+"""
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from chasm.data.base import Case, FileDataset, existing, fault
+from chasm.data.cc359 import CC359
+from chasm.data.fastmri import FastMRI
+from chasm.data.files import H5Files, fit, open_npy
+from chasm.data.folder import Folder
+from chasm.mri import Operator, estimate_maps, fft2c, ifft2c, mask_from_array, to_channels, to_complex
+from chasm.tasks import Meter
+from chasm.train import Run, load_run
+from chasm.train.files import write_atomic, write_json
+
+SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".png")
+PICTURED = 3  # slices of a volume in the side-by-side picture
+
+
+class _FastMRIFile(FastMRI):
+    @classmethod
+    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+        return [Case(path.stem, "test", (path,))], "one file"
+
+
+class _CC359File(CC359):
+    @classmethod
+    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+        return [Case(path.stem, "test", (path,))], "one file"
+
+
+@dataclass
+class Result:
+    """One reconstructed slice in the units of the data: (H, W) each."""
+
+    image: np.ndarray
+    zero_filled: np.ndarray
+    target: np.ndarray | None = None
+
+
+@dataclass
+class Volume:
+    """What was written for one case."""
+
+    case: str
+    file: Path
+    picture: Path
+    slices: int
+    scores: dict[str, float] = field(default_factory=dict)
+    reference: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    volumes: list[Volume]
+    protocol: str
+    meaning: str
+    sampling: str
+    notes: list[str]
+    seconds: float
+
+
+def reconstruct(
+    source: str | Path,
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    mask: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    on_slice: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Reconstruct every slice of `source` with a run, into `out` (HDF5, NIfTI or PNG by its suffix).
+
+    `source` is a fastMRI .h5, a CC359 .npy or .h5, or a file or folder of magnitude images. Several cases in a folder
+    go to one file each, with the case's name added. Beside the volume: a picture, and a JSON record with the scores.
+    """
+    started, device = time.monotonic(), torch.device(device)
+    path = existing(source)
+    out = Path(out).expanduser() if out is not None else Path(f"{path.name.split('.')[0]}-reconstructed.h5")
+    suffix = _suffix(out)
+    trained = load_run(run, device)
+    if trained.config.task.name != "reconstruction":
+        raise ValueError(
+            f"{trained.folder}: trained for {trained.config.task.name}: give a run of a reconstruction task"
+        )
+    if mask is not None:
+        trained = _with_mask(trained, existing(mask))
+    scan = _Scan(path, trained, device, mask is not None)
+    volumes: list[Volume] = []
+    for case, rows in scan.cases.items():
+        name = out.name[: -len(suffix)] + (f"-{_plain(case)}" if len(scan.cases) > 1 else "")
+        before = sum(v.slices for v in volumes)
+        say = partial(_forward, on_slice, before, scan.total)
+        volumes.append(_volume(scan, case, rows, out.with_name(name + suffix), suffix, say))
+    return Outcome(
+        volumes,
+        trained.task.protocol.name,
+        trained.task.protocol.meaning,
+        scan.sampling,
+        scan.notes,
+        round(time.monotonic() - started, 2),
+    )
+
+
+def _forward(on_slice: Callable[[int, int], None], before: int, total: int, i: int) -> None:
+    on_slice(before + i, total)
+
+
+# --- input --------------------------------------------------------------------------------------------------------
+
+
+class _Scan:
+    """The slices of an input, and what the run makes of each."""
+
+    def __init__(self, path: Path, run: Run, device: torch.device, own_mask: bool) -> None:
+        self.run, self.device, self.notes = run, device, list[str]()
+        complex_ = bool(getattr(run.task, "complex", False))
+        self.kind = _kind(path)
+        self.prospective = self.kind == "fastmri" and _holds_mask(path)
+        self.data: FileDataset
+        if self.kind == "fastmri":
+            whole = {"acquisition": None, "slices": None}
+            target = "kspace" if complex_ or self.prospective else run.config.data.options.get("target", "rss")
+            self.data = _FastMRIFile(path, "all", target=target, **whole)  # type: ignore[arg-type]
+        elif self.kind == "cc359":
+            self.data = _CC359File(path, "all", skip=0, combine="coils" if complex_ else "rss")
+        else:
+            self.data = Folder(path, "all")
+        if self.prospective and own_mask:
+            raise ValueError(f"{path}: holds undersampled k-space with its own mask: leave out --mask")
+        if self.prospective and not complex_:
+            self.notes.append(
+                "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "
+                "expect less than the scores of the run"
+            )
+        self.total = len(self.data)
+        self.cases: dict[str, list[int]] = {}
+        for row, (case, _) in enumerate(self.data._rows):  # known without reading a slice
+            self.cases.setdefault(self.data._cases[case].name, []).append(row)
+        self.sampling = self._sampling()
+
+    def _sampling(self) -> str:
+        if isinstance(self.data, FastMRI) and self.prospective:
+            kept = self.data.raw(0).mask
+            assert kept is not None
+            return f"as measured: {mask_from_array(kept.numpy())}"
+        width = self.data[0].image.shape[-1]
+        return str(self.run.task.sampling.mask(width))  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def result(self, row: int, meters: tuple[Meter, Meter]) -> Result:
+        return self._measured(row) if self.prospective else self._simulated(row, meters)
+
+    def _simulated(self, row: int, meters: tuple[Meter, Meter]) -> Result:
+        """Fully sampled: prepared, and scored, as in training."""
+        task, s = self.run.task, self.data[row]
+        batch = task.prepare(s.image[None].to(self.device), None, [s.case])
+        output = self.run.model(batch.input, **batch.physics).float()
+        meters[0].add(task.scores(output, batch), [s.case])
+        meters[1].add(task.scores(batch.input, batch), [s.case])
+        image, plain = (batch.in_units(to_complex(x).abs()) for x in (output, batch.input))
+        return Result(_array(image), _array(plain), _array(batch.in_units(batch.target)))
+
+    def _measured(self, row: int) -> Result:
+        """The lines that were measured. The readout is cropped first: the mask is the same in every row."""
+        assert isinstance(self.data, FastMRI)
+        raw = self.data.raw(row)
+        assert raw.mask is not None
+        H, W = (min(a, b) for a, b in zip(raw.header.recon, raw.kspace.shape[-2:], strict=True))
+        mask = raw.mask.to(self.device, torch.float32)[None, None, None]
+        coils = fit(ifft2c(raw.kspace[None].to(self.device)), (H, raw.kspace.shape[-1]))
+        y = mask * fft2c(coils)
+        maps = None
+        if y.shape[1] > 1:
+            maps = estimate_maps(y, mask_from_array(raw.mask.numpy()).center)
+        plain = Operator(mask, maps).adjoint(y)
+        scale = plain.abs().amax()
+        scale = torch.where(scale > 0, scale, 1)
+        measured = None if maps is None else y / scale
+        output = self.run.model(to_channels(plain / scale), mask=mask, maps=maps, measured=measured).float()
+        image, plain = (fit(x, (H, W)) for x in (to_complex(output).abs() * scale, plain.abs()))
+        return Result(_array(image), _array(plain))
+
+
+def _kind(path: Path) -> str:
+    if path.is_file() and path.suffix == ".h5":
+        files = H5Files()
+        handle = files[path]
+        if "kspace" not in handle:
+            raise fault(path, "kspace", f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
+        kind = "fastmri" if handle["kspace"].dtype.kind == "c" else "cc359"
+        files.close()
+        return kind
+    if path.is_file() and path.suffix == ".npy":
+        array = open_npy(path)
+        return "cc359" if array.ndim == 4 and array.shape[-1] == 2 else "folder"
+    return "folder"
+
+
+def _holds_mask(path: Path) -> bool:
+    files = H5Files()
+    found = "mask" in files[path]
+    files.close()
+    return found
+
+
+def _with_mask(run: Run, mask: Path) -> Run:
+    options = {**run.config.task.options, "sampling": {"kind": "file", "file": str(mask)}}
+    part = run.config.task.model_copy(update={"options": options})
+    return Run(run.model, part.create(), run.config, run.folder)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    """(1, M, H, W) -> (H, W), modalities as root-sum-of-squares."""
+    x = x[0].float()
+    return np.asarray((x[0] if len(x) == 1 else x.square().sum(0).sqrt()).cpu().numpy())
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+def _suffix(out: Path) -> str:
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if out.name.lower().endswith(suffix) and out.name.lower() != suffix:
+            return out.name[-len(suffix) :]
+    raise ValueError(f"{out}: expected a name that ends in {', '.join(SUFFIXES)}: the suffix says the format")
+
+
+def _plain(case: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in case.split(".")[0])
+
+
+def _volume(scan: _Scan, case: str, rows: list[int], out: Path, suffix: str, on_slice: Callable[[int], None]) -> Volume:
+    meters = (Meter(scan.run.task.protocol), Meter(scan.run.task.protocol))
+    pictured = {rows[int(i)] for i in np.linspace(0, len(rows) - 1, PICTURED + 2)[1:-1].round()}
+    kept: dict[int, Result] = {}
+    shape: tuple[int, ...] = ()
+
+    def results() -> Iterator[np.ndarray]:
+        nonlocal shape
+        for i, row in enumerate(rows):
+            result = scan.result(row, meters)
+            shape = shape or result.image.shape
+            if result.image.shape != shape:
+                raise ValueError(f"{case} slice {i}: {result.image.shape} differs from {shape}: a volume has one shape")
+            if row in pictured:
+                kept[i] = result
+            on_slice(i + 1)
+            yield result.image
+
+    writers = {".h5": _write_h5, ".hdf5": _write_h5, ".nii": _write_nifti, ".nii.gz": _write_nifti, ".png": _write_png}
+    writers[suffix.lower()](out, len(rows), results())
+    scores, reference = {}, {}
+    if not scan.prospective:
+        scores, reference = (next(iter(m.summary().per_case.values())) for m in meters)
+    stem = out.name[: -len(suffix)]
+    picture = out.with_name(f"{stem}.side-by-side.png")
+    _side_by_side(picture, case, kept)
+    volume = Volume(case, out, picture, len(rows), scores, reference)
+    record = {
+        "case": case,
+        "slices": len(rows),
+        "run": scan.run.folder.name,
+        "sampling": scan.sampling,
+        "protocol": scan.run.task.protocol.name,
+        "meaning": scan.run.task.protocol.meaning,
+        "scores": scores or None,
+        "zero-filled": reference or None,
+        "notes": scan.notes,
+    }
+    write_json(out.with_name(f"{stem}.json"), record)
+    return volume
+
+
+def _write_h5(out: Path, n: int, images: Iterator[np.ndarray]) -> None:
+    """`reconstruction` (slices, H, W) float32, in the units of the input; one chunk per slice."""
+    import h5py
+
+    def write(unfinished: Path) -> None:
+        with h5py.File(unfinished, "w") as f:
+            item = None
+            for i, image in enumerate(images):
+                if item is None:
+                    item = f.create_dataset("reconstruction", (n, *image.shape), "f4", chunks=(1, *image.shape))
+                item[i] = image
+
+    write_atomic(out, write)
+
+
+def _write_nifti(out: Path, n: int, images: Iterator[np.ndarray]) -> None:
+    """Axial slices, written one after another as the format stores them; voxels of 1 mm (k-space files say no more)."""
+    import nibabel
+
+    @contextmanager
+    def opened(unfinished: Path) -> Iterator[Any]:
+        if out.name.lower().endswith(".gz"):
+            with open(unfinished, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as f:
+                yield f
+        else:
+            with open(unfinished, "wb") as f:
+                yield f
+
+    def write(unfinished: Path) -> None:
+        with opened(unfinished) as f:
+            for i, image in enumerate(images):
+                if i == 0:
+                    header = nibabel.Nifti1Header()
+                    header.set_data_dtype(np.float32)
+                    header.set_data_shape((image.shape[1], image.shape[0], n))
+                    header.set_sform(np.eye(4), code=1)
+                    header["magic"], header["vox_offset"] = b"n+1", 352
+                    f.write(header.binaryblock + b"\0\0\0\0")
+                # x runs along a row, y from the last row up: as our reader of NIfTI turns them
+                f.write(np.ascontiguousarray(image[::-1]).astype(f"{header.endianness}f4").tobytes())
+
+    write_atomic(out, write)
+
+
+def _write_png(out: Path, n: int, images: Iterator[np.ndarray]) -> None:
+    """16-bit grey, 0 to the maximum of the slice; a volume of several slices gets a number in each name."""
+    from PIL import Image
+
+    for i, image in enumerate(images):
+        top = float(image.max())
+        scaled = np.clip(image / (top if top > 0 else 1) * 65535, 0, 65535).round().astype(np.uint16)
+        name = out if n == 1 else out.with_name(f"{out.name[:-4]}-{i:0{len(str(n - 1))}d}{out.name[-4:]}")
+        write_atomic(name, lambda p, a=scaled: Image.fromarray(a).save(p, format="PNG"))  # type: ignore[misc]
+
+
+def _side_by_side(path: Path, case: str, kept: dict[int, Result]) -> None:
+    """Zero-filled, reconstruction and, where there is one, target and error; one row per slice."""
+    from matplotlib.figure import Figure
+
+    first = next(iter(kept.values()))
+    columns = 2 if first.target is None else 4
+    h, w = first.image.shape
+    figure = Figure(figsize=(2.8 * columns, 2.8 * len(kept) * h / w + 0.5), layout="constrained", facecolor="white")
+    for row, (i, r) in zip(figure.subplots(len(kept), columns, squeeze=False), kept.items(), strict=True):
+        top = float((r.image if r.target is None else r.target).max()) or 1.0
+        grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": top}
+        panels = [("zero-filled", r.zero_filled, grey), (f"reconstruction, slice {i}", r.image, grey)]
+        if r.target is not None:
+            error = np.abs(r.image - r.target)
+            panels += [("target", r.target, grey), ("error x 5", 5 * error, {**grey, "cmap": "inferno"})]
+        for ax, (title, image, options) in zip(row, panels, strict=True):
+            ax.imshow(image, **options)
+            ax.set_title(title, fontsize=9)
+            ax.set_axis_off()
+    figure.suptitle(case, fontsize=10)
+    write_atomic(path, lambda p: figure.savefig(p, format="png", dpi=120))
+
+
+def as_json(outcome: Outcome) -> str:
+    """The outcome as one JSON object."""
+    return json.dumps(asdict(outcome), indent=2, default=str)

@@ -1,0 +1,244 @@
+"""`chasm reconstruct` on files in the formats of the field, with models whose output is known."""
+
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import h5py
+import nibabel
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent / "data"))
+import writers
+
+from chasm.cli.reconstruct import reconstruct as command
+from chasm.data.folder import Folder
+from chasm.mri import create_mask
+from chasm.reconstruct import reconstruct
+from chasm.train.config import dump, load_recipe
+from chasm.train.run import build_model
+
+
+def make_run(folder: Path, size: int = 16, weights: str = "zero", **task: Any) -> Path:
+    """A run folder without training. Zero weights leave y = x: the reconstruction is then the zero-filled image."""
+    options = {"sampling": {"kind": "equispaced", "acceleration": 4}, **task}
+    recipe = {
+        "task": {"options": options},
+        "backbone": {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0]}},
+        "mixer": {"name": "chasm"},
+        "train": {"steps": 1},
+    }
+    config = load_recipe(recipe)
+    model = build_model(config, config.task.create(), (1, size, size))
+    state = {k: torch.zeros_like(v) if weights == "zero" else v for k, v in model.state_dict().items()}
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump(config))
+    (folder / "environment.json").write_text(json.dumps({"image_shape": [1, size, size]}))
+    save_file(state, folder / "weights.safetensors")
+    return folder
+
+
+def zero_filled(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Magnitude of (.., H, W) after its k-space lost the unmeasured columns."""
+    k = writers.centred_fft(image) * mask
+    back = np.fft.ifft2(np.fft.ifftshift(k, axes=(-2, -1)), norm="ortho")
+    return np.abs(np.fft.fftshift(back, axes=(-2, -1)))
+
+
+def as_trained(images: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """What a run of zero weights makes of magnitudes: each slice to [0, 1], undersampled, and back."""
+    low, high = (f(images, axis=(-2, -1), keepdims=True) for f in (np.min, np.max))
+    return zero_filled((images - low) / (high - low), mask) * (high - low) + low
+
+
+def columns(n: int) -> np.ndarray:
+    return create_mask("equispaced", n, 4).tensor()[0, 0, 0].numpy()
+
+
+def test_fastmri_with_its_reconstruction(tmp_path: Path) -> None:
+    file = tmp_path / "file1.h5"
+    writers.write_fastmri(file, slices=5, size=(24, 20), recon=16)
+    outcome = reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5")
+    with h5py.File(file) as f, h5py.File(tmp_path / "out.h5") as g:
+        target, found = f["reconstruction_rss"][()], g["reconstruction"][()]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, as_trained(target, columns(16)), atol=1e-5)
+    (volume,) = outcome.volumes
+    peak, low = (f(target, axis=(1, 2), keepdims=True) for f in (np.max, np.min))
+    a, b = ((x - low) / (peak - low) for x in (found, target))
+    psnr = (10 * np.log10(1 / ((a.clip(0, 1) - b) ** 2).mean((1, 2)))).mean()
+    assert volume.scores["psnr"] == pytest.approx(psnr, abs=1e-3)
+    assert volume.scores == pytest.approx(volume.reference)  # zero weights add nothing
+    assert outcome.protocol == "hifi"
+    with Image.open(volume.picture) as picture:
+        assert picture.width > 3 * picture.height / 4
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["scores"]["psnr"] == volume.scores["psnr"]
+    assert "4 of 16 columns" in record["sampling"]
+
+
+def test_a_trained_model_changes_the_image(tmp_path: Path) -> None:
+    file = tmp_path / "file1.h5"
+    writers.write_fastmri(file, slices=3, size=(24, 20), recon=16)
+    outcome = reconstruct(file, make_run(tmp_path / "run", weights="random"), tmp_path / "out.h5")
+    (volume,) = outcome.volumes
+    assert volume.scores["psnr"] != pytest.approx(volume.reference["psnr"], abs=1e-3)
+
+
+@pytest.mark.parametrize("coils", [None, 3])
+def test_fastmri_measured_with_a_mask(tmp_path: Path, coils: int | None) -> None:
+    file = tmp_path / "file2.h5"
+    images = writers.write_fastmri(file, slices=4, size=(24, 20), recon=16, coils=coils, test=True)
+    if coils:  # a calibration centre, for the coil sensitivities
+        with h5py.File(file, "a") as f:
+            mask = np.ones(20, dtype=np.uint8)
+            mask[[1, 3, 17]] = 0
+            f["mask"][...] = mask
+            f["kspace"][...] = writers.centred_fft(images) * mask
+    outcome = reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as g:
+        found = g["reconstruction"][()]
+    assert found.shape == (4, 16, 16)
+    (volume,) = outcome.volumes
+    assert volume.scores == {}
+    assert "as measured" in outcome.sampling
+    assert any("phase" in note for note in outcome.notes)
+    if coils is None:
+        mask = (np.arange(20) % 2 == 0).astype(float)
+        np.testing.assert_allclose(found, zero_filled(images, mask)[:, 4:20, 2:18], rtol=1e-4, atol=1e-5)
+    else:  # nearly all lines: close to the root-sum-of-squares
+        rss = np.sqrt((np.abs(images[..., 4:20, 2:18]) ** 2).sum(1))
+        assert np.abs(found - rss).mean() < 0.15 * rss.mean()
+
+
+def test_complex_run_takes_the_phase(tmp_path: Path) -> None:
+    file = tmp_path / "file3.h5"
+    images = writers.write_fastmri(file, slices=3, size=(16, 16), recon=16)
+    reconstruct(file, make_run(tmp_path / "run", complex=True), tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as g:
+        np.testing.assert_allclose(g["reconstruction"][()], zero_filled(images, columns(16)), rtol=1e-4, atol=1e-5)
+
+
+def test_cc359_single_and_multi_channel(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    images = writers.write_cc359(tmp_path / "e1.npy", slices=4, size=16)
+    reconstruct(tmp_path / "e1.npy", run, tmp_path / "one.h5")
+    with h5py.File(tmp_path / "one.h5") as g:
+        scale = 16  # the files hold an unnormalised transform, the reader an orthonormal one
+        np.testing.assert_allclose(
+            g["reconstruction"][()], scale * as_trained(images, columns(16)), rtol=1e-3, atol=1e-3
+        )
+    coils = writers.write_cc359_multi(tmp_path / "e2.h5", slices=3, coils=2, size=(16, 12))
+    outcome = reconstruct(tmp_path / "e2.h5", run, tmp_path / "two.h5")
+    assert outcome.volumes[0].slices == len(coils) == 3
+    assert outcome.volumes[0].scores["psnr"] > 0
+
+
+def test_magnitude_folder_with_a_mask_to_nifti(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    volumes = {name: writers.blob(rng, 3, 16, 20).astype(np.float32) for name in ("a", "b")}
+    (tmp_path / "images").mkdir()
+    for name, volume in volumes.items():
+        np.save(tmp_path / "images" / f"{name}.npy", volume)
+    mask = np.ones(20)
+    mask[[0, 3, 4, 15, 18]] = 0
+    np.savetxt(tmp_path / "mask.txt", mask)
+    outcome = reconstruct(
+        tmp_path / "images", make_run(tmp_path / "run"), tmp_path / "out.nii.gz", mask=tmp_path / "mask.txt"
+    )
+    assert [v.file.name for v in outcome.volumes] == ["out-a.nii.gz", "out-b.nii.gz"]
+    assert "15 of 20 columns" in outcome.sampling
+    for volume, wanted in zip(outcome.volumes, volumes.values(), strict=True):
+        assert nibabel.load(volume.file).shape == (20, 16, 3)
+        back = Folder(volume.file, "all")
+        found = np.stack([back[i].image[0].numpy() for i in range(3)])
+        np.testing.assert_allclose(found, as_trained(wanted, mask), atol=1e-5)
+
+
+def test_png(tmp_path: Path) -> None:
+    volume = writers.blob(np.random.default_rng(0), 11, 16, 16)
+    np.save(tmp_path / "scan.npy", volume)
+    reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.png")
+    names = sorted(p.name for p in tmp_path.glob("out-*.png"))
+    assert names[0] == "out-00.png"
+    assert len(names) == 11
+    with Image.open(tmp_path / "out-03.png") as image:
+        pixels = np.asarray(image).astype(float)
+    wanted = as_trained(volume, columns(16))[3]
+    np.testing.assert_allclose(pixels / 65535, wanted / wanted.max(), atol=1e-4)
+
+
+def test_memory_does_not_grow_with_the_volume(tmp_path: Path) -> None:
+    run, peaks = make_run(tmp_path / "run", size=64), []
+    for slices in (4, 4, 34):  # the first call pays for imports
+        file = tmp_path / f"scan{slices}.npy"
+        np.save(file, writers.blob(np.random.default_rng(0), slices, 64, 64).astype(np.float32))
+        tracemalloc.start()
+        reconstruct(file, run, tmp_path / "out.nii")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 30 * 64 * 64 * 4 / 2
+
+
+def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
+    volume = writers.blob(np.random.default_rng(0), 4, 16, 16)
+    volume[2, 5, 5] = np.nan
+    np.save(tmp_path / "scan.npy", volume)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match=r"scan.npy: image 2: 1 of 256 values are NaN"):
+        reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out" / "x.h5")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def call(*words: object) -> Any:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def test_command(tmp_path: Path) -> None:
+    file, run = tmp_path / "file1.h5", make_run(tmp_path / "run")
+    writers.write_fastmri(file, slices=3, size=(24, 20), recon=16)
+    found = call(file, "--run", run, "-o", tmp_path / "out.h5", "--device", "cpu")
+    assert found.exit_code == 0, found.output
+    assert "psnr" in found.output
+    assert "(hifi)" in found.output
+    found = call(file, "--run", run, "-o", tmp_path / "out.h5", "--device", "cpu", "--json")
+    assert json.loads(found.output)["volumes"][0]["slices"] == 3
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    file, run = tmp_path / "file1.h5", make_run(tmp_path / "run")
+    writers.write_fastmri(file, slices=2, size=(24, 20), recon=16, test=True)
+    np.savetxt(tmp_path / "mask.txt", np.ones(20))
+    np.savetxt(tmp_path / "short.txt", np.ones(7))
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    (tmp_path / "broken.h5").write_bytes(b"no HDF5")
+    with h5py.File(tmp_path / "other.h5", "w") as f:
+        f["data"] = 1
+    other = make_run(tmp_path / "other")
+    recipe = load_recipe({"task": {"name": "superres"}, "train": {"steps": 1}})
+    (other / "config.yaml").write_text(dump(recipe))
+    save_file(build_model(recipe, recipe.task.create(), (1, 16, 16)).state_dict(), other / "weights.safetensors")
+    for words, expected in (
+        ((tmp_path / "none.h5", "--run", run), "no such file"),
+        ((file, "--run", tmp_path / "norun"), "config.yaml"),
+        ((file, "--run", run, "-o", tmp_path / "out.jpg"), "the suffix says the format"),
+        ((file, "--run", run, "-o", tmp_path / "o.h5", "--mask", tmp_path / "mask.txt"), "leave out --mask"),
+        ((tmp_path / "scan.npy", "--run", run, "--mask", tmp_path / "short.txt"), "7 columns"),
+        ((tmp_path / "broken.h5", "--run", run), "broken.h5"),
+        ((tmp_path / "scan.npy", "--run", other), "trained for superres"),
+        ((tmp_path / "other.h5", "--run", run), "kspace: missing"),
+    ):
+        found = call(*words)
+        assert found.exit_code == 3, found.output
+        assert expected in found.output
+        assert len(found.output.strip().splitlines()) == 1
