@@ -58,6 +58,7 @@ def test_states_of_a_cell(tmp_path):
     failed(folder, ValueError("two\nlines"))
     assert state(folder, TINY) == ("failed", "ValueError: two lines")
     clear_failure(folder)
+    assert state(folder, TINY) == ("interrupted", None)
     (folder / "metrics.json").write_text("{}")
     assert state(folder, TINY) == ("done", None)
 
@@ -152,9 +153,12 @@ def test_a_worker_ends_with_whoever_started_it(tmp_path):
     process = subprocess.Popen([sys.executable, "-m", "chasm.studies.worker"], stdin=subprocess.PIPE)
     process.stdin.write(json.dumps(endless(tmp_path / "cell")).encode() + b"\n")
     process.stdin.flush()
-    wait_for(lambda: (tmp_path / "cell/log.jsonl").exists())
-    process.stdin.close()  # as the system does when the other end dies
-    assert process.wait(60) in (143, -signal.SIGTERM)
+    try:
+        wait_for(lambda: (tmp_path / "cell/log.jsonl").exists())
+        process.stdin.close()  # as the system does when the other end dies
+        assert process.wait(60) in (143, -signal.SIGTERM)
+    finally:
+        process.kill()
 
 
 def test_gpus_and_threads_are_shared_out(monkeypatch):
