@@ -51,7 +51,7 @@ def report_runs(runs: Mapping[str, str | Path] | Sequence[str | Path], out: str 
     A folder needs metrics.json; config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors are
     used where they are, so that a method without training can stand beside the others.
     """
-    return write_report(as_results(runs, title), out, root="/", command=title)
+    return write_report(as_results(runs, title), out, root=".", command=title)
 
 
 def _report(results: dict[str, Any], root: Path | None, command: str | None) -> Report:

@@ -153,7 +153,9 @@ def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> st
         left.set_ylim(min(values) - pad, max(values) + pad)
     left.set_ylabel(f"validation {metric}", fontsize=9.5)
     right.set_ylabel("training loss", fontsize=9.5)
-    right.set_yscale("log")
+    losses = [v for c in curves for v in c.loss if v > 0]
+    if losses and max(losses) > 10 * min(losses):
+        right.set_yscale("log")
     for ax in (left, right):
         ax.set_xlabel("step", fontsize=9.5)
         _plain(ax)

@@ -79,7 +79,7 @@ def _cell(label: str, folder: Path) -> dict[str, Any]:
         "arm": _SHORT.get(word, word),
         "multiplier": f"{config['train']['spectral_multiplier']:g}" if config else None,
         "seed": metrics.get("seed", 0),
-        "folder": str(folder).lstrip("/"),  # relative to the root of the file system
+        "folder": str(folder),  # absolute: joined to any root it stays what it is
         "status": "done",
         "error": None,
         "config": config,

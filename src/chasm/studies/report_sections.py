@@ -258,7 +258,7 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
     rows = [Row([row.cells[i] for i in kept], row.kind) for row in rows]
     note = (
         "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
-        "interval excludes zero; everything else is level."
+        "interval excludes zero; everything else is level, or has too few cases to say."
     )
     return Table(f"Paired differences, {NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
 
@@ -312,7 +312,7 @@ def _panel(results: Results, setting: str, rows: list[dict[str, Any]], root: Pat
     word = data_word(results, setting)
     caption = (
         f"Test slice {name}{f' ({word})' if word else ''}, first seed. Below each image: the box {rule}, and the error "
-        f"({scale}). Numbers: of this slice alone."
+        f"({scale}). Numbers: of this slice alone{', all classes as one' if said['labelled'] else ''}."
     )
     return Picture(source, "target, reference and each method with zoomed boxes and errors", caption)
 
