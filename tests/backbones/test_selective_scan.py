@@ -5,10 +5,12 @@ import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import chasm.backbones.selective_scan as package
 from chasm.backbones.selective_scan import choose_form, chunked, selective_scan
@@ -175,18 +177,30 @@ def test_autocast_changes_nothing_inside(form):
     with torch.autocast("cpu", torch.bfloat16):
         found = run(inputs, grad, form)
     assert found["y"].dtype == torch.bfloat16
+    assert found["u"].dtype == torch.bfloat16
+    assert found["A"].dtype == torch.float32
     for name, want in expected.items():
         torch.testing.assert_close(found[name], want.to(found[name].dtype), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_the_users_matmul_precision_changes_nothing_inside(precision):
+@pytest.mark.parametrize(("precision", "multiplies"), [("highest", True), ("medium", False)])
+def test_no_matrix_product_when_the_user_made_them_inexact(precision, multiplies):
+    class Record(TorchDispatchMode):
+        names: ClassVar[set[str]] = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        assert_matches_oracle(make(2, 64, 40, 16), "chunked", torch.float32, 1e-5)
+        assert_matches_oracle(make(2, 3, 40, 4), "chunked", torch.float32, 1e-5)
+        with Record() as record, torch.no_grad():
+            chunked.forward(*make(2, 3, 40, 4), True)
     finally:
         torch.set_float32_matmul_precision(before)
+    assert ("bmm" in record.names) == multiplies, record.names
 
 
 def test_saves_a_state_per_chunk_and_no_graph_over_time():
@@ -253,6 +267,7 @@ def test_a_large_scan_on_the_fallback_warns_once(monkeypatch):
         selective_scan(*large)  # said once
         package._warn_once.cache_clear()
         selective_scan(*large, form="chunked")  # chosen by the caller
+        selective_scan(*make(1, 2, 3, 2))  # on a CPU it is what there is
         monkeypatch.setattr(package, "LARGE", 13)
         selective_scan(*large)  # small
 

@@ -31,7 +31,7 @@ Steps = tuple[Tensor, ...]  # a (T, ...) tensor, unbound
 
 
 class Plan(NamedTuple):
-    """G groups of P chunks of T steps: G * P * T >= L, the rest is filled with steps that change nothing."""
+    """G groups of P chunks of T steps: G * P * T >= L."""
 
     groups: int
     steps: int
@@ -57,7 +57,7 @@ def forward(
     """-> y (B, L, D), and the start state of every chunk (G, P, B, N, D)."""
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
-    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias, softplus)
+    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias)
     skip = None if D is None else D.to(x.dtype)
     dot = _row_times_matrix(u.device)
     starts = x.new_empty(p.groups, p.lanes, batch, *At.shape)
@@ -65,11 +65,12 @@ def forward(
     carry = x.new_zeros(batch, *At.shape)
     decay = x.new_empty(p.steps, p.lanes, batch, *At.shape)
     h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)  # from the state before the first step
-    decay_t, h_t = decay.unbind(), h.unbind()  # once: making the views costs as much as using them
-    for x_g, raw_g, B_g, C_g, start, out in zip(x, raw, Bs, Cs, starts, y_groups, strict=True):
+    # Views are made once: making one costs as much as using it.
+    decay_t, h_t, h_now = decay.unbind(), h.unbind(), h[1:]
+    for x_g, raw_g, B_g, C_g, start, out in zip(x, raw, Bs.mT, Cs, starts, y_groups, strict=True):
         dt = F.softplus(raw_g) if softplus else raw_g
         torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
-        torch.mul((dt * x_g).unsqueeze(-2), B_g.mT, out=h[1:])
+        torch.mul((dt * x_g).unsqueeze(-2), B_g, out=h_now)
         if p.lanes == 1:
             start.copy_(carry)
             h_t[0].copy_(carry)
@@ -79,9 +80,9 @@ def forward(
             _recur(decay_t, h_t)
             total = (dt.cumsum(0).unsqueeze(-2) * At).exp_()  # (T, P, B, N, D): decay since the start
             _chain(carry, total[-1], h_t[-1], start)
-            h[1:].addcmul_(total, start)
+            h_now.addcmul_(total, start)
         carry.copy_(h_t[-1][-1])
-        out.copy_(dot(C_g, h[1:]))
+        out.copy_(dot(C_g, h_now))
         if skip is not None:
             out.addcmul_(x_g, skip)
     return y[:, :length].to(u.dtype).contiguous(), starts
@@ -102,7 +103,7 @@ def backward(
     """grad (B, L, D) -> the gradients of u, delta (B, L, D), A (N, D), B, C (B, L, N), D, bias (D,)."""
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
-    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias, softplus)
+    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias)
     dy = _group(p, grad.transpose(1, 2).to(x.dtype))
     dot = _row_times_matrix(u.device)
     (du, du_groups), (ddelta, ddelta_groups) = _output(p, x), _output(p, x)
@@ -111,18 +112,18 @@ def backward(
     carry = x.new_zeros(batch, *At.shape)
     decay, adjoint, work = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(3))
     h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)
-    decay_t, h_t, adjoint_t = decay.unbind(), h.unbind(), adjoint.unbind()
-    sources = [v.unbind() for v in (x, raw, Bs, Cs, dy.unsqueeze(-2), starts)]
+    decay_t, h_t, h_before, h_now, adjoint_t = decay.unbind(), h.unbind(), h[:-1], h[1:], adjoint.unbind()
+    sources = [v.unbind() for v in (x, raw, Bs, Bs.mT, Cs.mT, dy.unsqueeze(-2), starts)]
     for g in reversed(range(p.groups)):
-        x_g, raw_g, B_g, C_g, dy_g, start = (v[g] for v in sources)
+        x_g, raw_g, B_g, B_column, C_column, dy_g, start = (v[g] for v in sources)
         dt = F.softplus(raw_g) if softplus else raw_g
         dt_n, dtx = dt.unsqueeze(-2), (dt * x_g).unsqueeze(-2)
         torch.mul(dt_n, At, out=decay).exp_()
-        torch.mul(dtx, B_g.mT, out=h[1:])
+        torch.mul(dtx, B_column, out=h_now)
         h_t[0].copy_(start)
         _recur(decay_t, h_t)
 
-        torch.mul(dy_g, C_g.mT, out=adjoint)
+        torch.mul(dy_g, C_column, out=adjoint)
         if p.lanes == 1:
             adjoint_t[-1].add_(carry)
             _recur_back(decay_t, adjoint_t)
@@ -135,13 +136,13 @@ def backward(
             _chain(carry, total.flip(0), (decay_t[0] * adjoint_t[0]).flip(0), enters)
             adjoint.addcmul_((rest.unsqueeze(-2) * At).exp_(), enters.flip(0))
 
-        dC_groups[g] = dot(dy_g, h[1:].mT)
+        dC_groups[g] = dot(dy_g, h_now.mT)
         dB_groups[g] = dot(dtx, adjoint.mT)
         ddtx = dot(B_g, adjoint)
         torch.mul(dt, ddtx, out=du_groups[g])
         adjoint.mul_(decay)  # now of the state before each step
         carry.copy_(adjoint_t[0][0])
-        log_decay = adjoint.mul_(h[:-1])  # and now of delta * A
+        log_decay = adjoint.mul_(h_before)  # and now of delta * A
         dA += torch.mul(log_decay, dt_n, out=work).sum((0, 1, 2))
         ddt = torch.mul(log_decay, At, out=work).sum(-2).addcmul_(x_g, ddtx)
         ddelta_groups[g] = torch.ops.aten.softplus_backward(ddt, raw_g, 1, 20) if softplus else ddt
@@ -152,25 +153,24 @@ def backward(
 
 
 def _prepare(
-    p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, softplus: bool
+    p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
     """-> u, delta + bias (G, T, P, B, D), A (N, D), B, C (G, T, P, B, 1, N)."""
     dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
     delta = delta.to(dtype)
     if bias is not None:
         delta = delta + bias.to(dtype)[:, None]
-    raw = _group(p, delta, -torch.inf if softplus else 0)  # a step of size 0 behind the end
-    u, B, C = (_group(p, v.to(dtype)) for v in (u, B, C))
-    return u, raw, A.t().to(dtype).contiguous(), B.unsqueeze(-2), C.unsqueeze(-2)
+    u, delta, B, C = (_group(p, v.to(dtype)) for v in (u, delta, B, C))
+    return u, delta, A.t().to(dtype).contiguous(), B.unsqueeze(-2), C.unsqueeze(-2)
 
 
-def _group(p: Plan, x: Tensor, fill: float = 0) -> Tensor:
-    """(B, M, L) -> (G, T, P, B, M)"""
+def _group(p: Plan, x: Tensor) -> Tensor:
+    """(B, M, L) -> (G, T, P, B, M). Zeros behind the end: with u = C = 0 there, nothing comes back from it."""
     batch, width, length = x.shape
     # Two ways to (L, B, M): torch transposes a matrix fast, and copies rows fast where M is already last.
     x = x.reshape(batch * width, length).t() if x.is_contiguous() else x.permute(2, 0, 1)
     x = x.reshape(length, batch, width)
-    x = F.pad(x, (0, 0, 0, 0, 0, p.groups * p.lanes * p.steps - length), value=fill)
+    x = F.pad(x, (0, 0, 0, 0, 0, p.groups * p.lanes * p.steps - length))
     return x.reshape(p.groups, p.lanes, p.steps, batch, width).transpose(1, 2).contiguous()
 
 

@@ -33,7 +33,10 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _live(index, size, t, L):
-    """index < size, and nowhere for a step behind the end of the sequence."""
+    """index < size, and nowhere for a step behind the end of the sequence.
+
+    What is not loaded is 0, and with u = B = C = dy = 0 nothing comes back from behind the end.
+    """
     return index < tl.where(t < L, size, 0)
 
 
@@ -43,14 +46,14 @@ def _load(at, live):
 
 
 @triton.jit
-def _delta(raw, live, SOFTPLUS: tl.constexpr):
-    """The step size from delta + bias; 0 outside, where a step must change nothing."""
+def _delta(raw, SOFTPLUS: tl.constexpr):
+    """The step size from delta + bias."""
     if SOFTPLUS:
         e = tl.exp(tl.minimum(raw, 20.0))
         w = 1.0 + e
         log1p = tl.where(w == 1.0, e, tl.log(w) * (e / tl.where(w == 1.0, 1.0, w - 1.0)))
         raw = tl.where(raw > 20.0, raw, log1p)
-    return tl.where(live, raw, 0.0)
+    return raw
 
 
 @triton.jit
@@ -60,7 +63,7 @@ def _step(h, t, u_at, delta_at, B_at, A, bias, L, D, N, d, n, SOFTPLUS: tl.const
     x = _load(u_at + t * D, in_d)
     raw = _load(delta_at + t * D, in_d)
     bt = _load(B_at + t * N, in_n)
-    dt = _delta(raw + bias, in_d, SOFTPLUS)
+    dt = _delta(raw + bias, SOFTPLUS)
     return tl.exp2(A * dt[None, :]) * h + bt[:, None] * (dt * x)[None, :]
 
 
@@ -93,7 +96,7 @@ def _forward_kernel(
         bt = _load(B_at + t * N, in_n)
         if LAST:
             ct = _load(C_at + t * N, in_n)
-        dt = _delta(raw + bias, in_d, SOFTPLUS)
+        dt = _delta(raw + bias, SOFTPLUS)
         h = tl.exp2(A * dt[None, :]) * h + bt[:, None] * (dt * x)[None, :]
         if LAST:
             tl.store(y_at + t * D, tl.sum(h * ct[:, None], 0) + skip * x, mask=in_d)
@@ -156,7 +159,7 @@ def _adjoint_kernel(
         g = _load(dy_at + t * D, in_d)
         raw = _load(delta_at + t * D, in_d)
         ct = _load(C_at + t * N, in_n)
-        dt = _delta(raw + bias, in_d, SOFTPLUS)
+        dt = _delta(raw + bias, SOFTPLUS)
         adjoint = tl.exp2(A * dt[None, :]) * (adjoint + ct[:, None] * g[None, :])
         total += dt
     tl.store(adjoint_ptr + ((b * J + j) * N + n[:, None]) * D + d[None, :], adjoint, mask=inside)
@@ -224,7 +227,7 @@ def _backward_kernel(
             raw = _load(delta_at + t * D, in_d) + bias
             bt = _load(B_at + t * N, in_n)
             ct = _load(C_ptr + cols + t * N, in_n)
-            dt = _delta(raw, in_d, SOFTPLUS)
+            dt = _delta(raw, SOFTPLUS)
             decay = tl.exp2(A * dt[None, :])
             decayed = decay * before
             state = decayed + bt[:, None] * (dt * x)[None, :]
@@ -237,7 +240,6 @@ def _backward_kernel(
             ddt = tl.sum(log_decay * A, 0) * 0.6931471805599453 + x * dx
             if SOFTPLUS:
                 ddt = tl.where(raw > 20.0, ddt, ddt * tl.sigmoid(raw))
-            ddt = tl.where(in_d, ddt, 0.0)
             tl.store(du_ptr + rows + t * D, dt * dx + skip * g, mask=in_d)
             tl.store(ddelta_ptr + rows + t * D, ddt, mask=in_d)
             dD += g * x

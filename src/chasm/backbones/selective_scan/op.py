@@ -69,7 +69,7 @@ def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]
     du, ddelta, dA, dB, dC, dD, dbias = scan_backward(dy, states, *tensors, ctx.softplus, ctx.form)
     du, ddelta, dB, dC = (x.transpose(1, 2) for x in (du, ddelta, dB, dC))
     gradients = zip((du, ddelta, dA.t(), dB, dC, dD, dbias), tensors, strict=True)
-    return *(None if x is None else dx.to(x.dtype) for dx, x in gradients), None, None
+    return *(None if x is None else dx for dx, x in gradients), None, None
 
 
 scan.register_autograd(_backward, setup_context=_save)
