@@ -160,7 +160,7 @@ def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
 
 def _first(error: ValidationError) -> str:
     """The first problem in one line, with the near key where one was mistyped."""
-    problem = error.errors()[0]
+    problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     place = ".".join(str(p) for p in problem["loc"])
     if problem["type"] != "extra_forbidden":
         got = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
