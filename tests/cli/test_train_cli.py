@@ -1,0 +1,80 @@
+"""`chasm train` and `chasm eval`: what they print, what they leave, how they fail."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+from chasm.cli import train as commands
+
+RECIPE = """
+name: small
+data: {name: embedded, options: {size: 16, cases: 10, slices: 1}}
+backbone: {name: unet, options: {width: 4, depth: 1, levels: [0]}}
+mixer: {name: chasm}
+train: {steps: 2, batch: 2}
+"""
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    app = typer.Typer()
+    app.command("train")(commands.train)
+    app.command("eval")(commands.evaluate)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "small.yaml").write_text(RECIPE)
+
+    def run(*words: str, code: int = 0) -> Result:
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, words, catch_exceptions=False)
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+def test_train_then_eval(call, tmp_path):
+    said = call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet", "--tensorboard").output
+    folder = tmp_path / "runs" / "small"
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert f"model: psnr {metrics['mean']['psnr']:.4g}" in said
+    assert f"zero-filled: psnr {metrics['reference']['mean']['psnr']:.4g}" in said
+    assert "test split, 2 cases, protocol hifi" in said
+    assert "run folder: runs/small" in said
+    config = (folder / "config.yaml").read_text()
+    assert "lr: 0.001" in config
+    assert "name: gfnet" in config
+    assert list((folder / "tensorboard").iterdir())
+
+    again = json.loads(call("eval", "runs/small", "--json").stdout)
+    assert again == {k: metrics[k] for k in again}
+    assert "val split, 1 cases" in call("eval", "runs/small", "--split", "val").output
+
+    # finished: skipped, and nothing is computed again
+    before = (folder / "metrics.json").stat().st_mtime_ns
+    call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet")
+    assert (folder / "metrics.json").stat().st_mtime_ns == before
+    refused = call("train", "small.yaml", code=3).stderr
+    assert "holds a run with another config" in refused
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("train", "none.yaml"), "no such recipe"),
+        (("train", "small.yaml", "--set", "train.stesp=1"), "unknown key 'train.stesp': did you mean 'steps'?"),
+        (("train", "small.yaml", "--set", "mixer.options.bin=1"), "has no option 'bin': did you mean 'bins'"),
+        (("train", "small.yaml", "--set", "data.name=cc359"), "give the folder it was downloaded to"),
+        (("train", "small.yaml", "-o", "small.yaml/run"), "could not be written (Not a directory)"),
+        (("eval", "."), "give the folder of a run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_3(call, words, expected):
+    said = call(*words, code=3).stderr
+    assert said.startswith("error: ")
+    assert expected in said
+    assert said.count("\n") == 1

@@ -1,0 +1,72 @@
+"""Every recipe runs: two steps, with a small host, on tiny files in the formats it names."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "data"))
+from writers import write_brats, write_cc359, write_photo
+
+from chasm.train import load_recipe, train
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+HOSTS = {
+    "unet": ["backbone.options={width: 4, depth: 1, levels: [0]}"],
+    "hifi-mamba": ["backbone.options={width: 8, groups: 1, blocks: 1, state: 2}"],
+    "vit": ["backbone.options={width: 8, depth: 2, heads: 2, patch: 4, head_width: 4, slot_blocks: [2]}"],
+}
+
+
+def cc359(root: Path) -> list[str]:
+    for i, split in enumerate(("Train", "Val", "Test")):
+        write_cc359(root / split / f"e{i}.npy", slices=64, seed=i)
+    return []
+
+
+def brats(root: Path) -> list[str]:
+    for i in range(10):
+        write_brats(root, f"BraTS2021_{i:05d}")
+    return []
+
+
+def images(root: Path) -> list[str]:
+    for split, n in (("training", 3), ("validation", 2)):
+        for i in range(n):
+            write_photo(root / "images" / split / f"{split}{i}.png", seed=i)
+    return ["data.options.size=16"]
+
+
+WRITERS: dict[str, Callable[[Path], list[str]]] = {"cc359": cc359, "brats": brats, "images": images}
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 4
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_a_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    config = load_recipe(path)
+    changes = ["train.epochs=null", "train.steps=2", "train.batch=2", *HOSTS[config.backbone.name]]
+    if config.data.name == "embedded":
+        changes.append("data.options={size: 32, cases: 10, slices: 1}")
+    else:
+        changes += [f"data.path={tmp_path / 'data'}", *WRITERS[config.data.name](tmp_path / "data")]
+    metrics = train(load_recipe(path, changes), tmp_path / "run", quiet=True)
+    assert metrics["steps"] == 2
+    assert all(torch.tensor(v).isfinite() for v in metrics["mean"].values())
+    assert (tmp_path / "run" / "pictures" / "1.png").is_file()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_the_real_host_can_be_built(path: Path) -> None:
+    """At full size, without storage: options of hosts and mixers are right too."""
+    from chasm.train.run import build_model
+
+    config = load_recipe(path)
+    modalities = {"brats": 4, "images": 3}.get(config.data.name, 1)
+    with torch.device("meta"):
+        build_model(config, config.task.create(), (modalities, 256, 256))

@@ -1,0 +1,106 @@
+"""Recipes: what they say is what runs, and a mistake is one line that names the near word."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small  # noqa: F401
+
+from chasm.mri import Sampling
+from chasm.train import RunConfig, load_recipe
+from chasm.train.config import dump
+
+BASE: dict[str, Any] = {
+    "data": {"name": "tiny"},
+    "task": {"options": {"sampling": {"acceleration": 8}}},
+    "train": {"steps": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sed=1", "unknown key 'sed': did you mean 'seed'?"),
+        ("train.stesp=1", "unknown key 'train.stesp': did you mean 'steps'?"),
+        ("mixer.option={}", "unknown key 'mixer.option': did you mean 'options'?"),
+        ("train.lr=-1", "train.lr: Input should be greater than 0, got -1"),
+        ("train.lr=fast", "train.lr: Input should be a valid number, unable to parse string as a number, got 'fast'"),
+        ("train.precision=fp16", "train.precision: Input should be 'float32' or 'bf16', got 'fp16'"),
+        ("train.epochs=2", "train: give either train.steps or train.epochs, got both: set the other to null"),
+        ("train.steps=null", "train: give either train.steps or train.epochs, got neither: set the other to null"),
+        ("train.accumulate=3", "train: train.batch 8 must be a multiple of train.accumulate 3"),
+        ("train=null", "train: Input should be a valid dictionary or instance of Training, got None"),
+        ("seed=-1", "seed: Input should be greater than or equal to 0, got -1"),
+        ("data.name=embeded", "unknown dataset 'embeded': did you mean 'embedded'?"),
+        ("task.name=reconstrucion", "unknown task 'reconstrucion': did you mean 'reconstruction'?"),
+        ("backbone.name=unett", "unknown backbone 'unett': did you mean 'unet'?"),
+        ("mixer.name=chasmm", "unknown mixer 'chasmm': did you mean 'chasm'?"),
+        ("task.options.protocl=hifi", "task 'reconstruction' has no option 'protocl': did you mean 'protocol'?"),
+        ("task.options.sampling=4", "task.options.sampling: expected keys (kind, "),
+        (
+            "task.options.sampling.aceleration=8",
+            "unknown key 'task.options.sampling.aceleration': did you mean 'acceleration'",
+        ),
+        ("task.options.sampling.kind=equispace", "unknown mask kind 'equispace': did you mean 'equispaced'"),
+        ("train.steps", "--set 'train.steps': write it as key.subkey=value"),
+        ("train.steps=[1", "--set 'train.steps=[1': not YAML ("),
+        ("data.name.x=1", "--set data.name.x: 'name' holds a value, not more keys"),
+    ],
+)
+def test_a_mistake_is_one_line(override: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)) as e:
+        load_recipe(BASE, [override])
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("train: {steps: 3\nx", "not YAML"),
+        ("- 1", "expected a mapping of keys, got list"),
+        ("", "train: Field required"),
+    ],
+)
+def test_a_file_that_is_no_recipe(content: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=expected) as e:
+        load_recipe(path)
+    assert str(e.value).startswith(str(path))
+    assert "\n" not in str(e.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such recipe: give the path of a YAML file"):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_set_changes_what_it_names_and_nothing_else() -> None:
+    content = {**BASE, "mixer": {"name": "gfnet"}, "backbone": {"name": "unet"}}
+    changes = ["train.lr=1e-3", "mixer.options.a=[1, 2]", "task.options.sampling.seed=[1, 2]", "backbone.options.p=2e1"]
+    config = load_recipe(content, changes)
+    assert config.train.lr == 1e-3
+    assert config.mixer.options == {"a": [1, 2]}
+    assert config.backbone.options == {"p": 20.0}  # YAML 1.1 would read text
+    assert content == {
+        **BASE,
+        "mixer": {"name": "gfnet"},
+        "backbone": {"name": "unet"},
+    }  # the caller's own is left alone
+    assert BASE["task"] == {"options": {"sampling": {"acceleration": 8}}}
+    task: Any = config.task.create()
+    assert task.sampling == Sampling(acceleration=8, seed=(1, 2))
+    task.sampling.mask(16)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    options = {"levels": (0, 1), "text": "1e-3", "small": 1e-7, "none": None}
+    config = load_recipe({**BASE, "name": "1e4", "backbone": {"name": "unet", "options": options}})
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config))
+    again = load_recipe(path)
+    assert dump(again) == dump(config)
+    assert again.name == "1e4"
+    assert again.backbone.options == {**options, "levels": [0, 1]}
+    assert set(RunConfig.model_fields) == {"name", "seed", "data", "task", "backbone", "mixer", "train"}

@@ -1,0 +1,395 @@
+"""What a run does: rows, step sizes, groups, selection, precision, and what it refuses."""
+
+import errno
+import json
+import math
+import os
+import threading
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import HIFI, UNET, _one_thread, assert_same_run, checkpoint, recipe  # noqa: F401
+
+from chasm.mixers import chasm as chasm_mixer
+from chasm.tasks import Summary
+from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, loop, train
+from chasm.train.loop import Trainer, learning_rate, rows_of_step
+
+
+def rows_logged(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    torch.set_num_threads(1)
+    train(recipe(), folder, quiet=True)
+    return folder
+
+
+# --- rows and step sizes ----------------------------------------------------------------------------
+
+
+def test_an_epoch_shows_every_slice_once_and_epochs_differ() -> None:
+    epochs = [[r for step in range(3 * e, 3 * e + 3) for r in rows_of_step(step, 10, 3, seed=1)] for e in range(2)]
+    assert all(len(set(e)) == 9 and set(e) <= set(range(10)) for e in epochs)
+    assert epochs[0] != epochs[1]
+    assert rows_of_step(0, 10, 3, seed=1) != rows_of_step(0, 10, 3, seed=2)
+
+
+def test_fewer_slices_than_a_batch_fill_it_evenly() -> None:
+    counts = Counter(rows_of_step(7, 3, 8, seed=0))
+    assert sum(counts.values()) == 8
+    assert sorted(counts.values()) == [2, 3, 3]
+
+
+def test_step_sizes_exactly() -> None:
+    sizes = [learning_rate(s, 101, 10, 1.0, 0.01) for s in range(101)]
+    assert sizes[:10] == pytest.approx([(s + 1) / 10 for s in range(10)], abs=0)
+    assert sizes[10] == 1.0
+    assert sizes[55] == pytest.approx(0.01 + 0.99 / 2)
+    assert sizes[100] == 0.01
+    assert all(a > b for a, b in pairwise(sizes[10:]))
+    assert learning_rate(0, 1, 0, 1.0, 0.01) == 1.0  # a run of one step moves
+
+
+def test_groups_and_their_step_sizes(tmp_path: Path) -> None:
+    config = recipe(HIFI, spectral_multiplier=30, weight_decay=0.1, steps=20, warmup=0.1, lr=0.01)
+    trainer = Trainer(config, tmp_path, quiet=True)
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    groups = {g["name"]: g for g in trainer.optimizer.param_groups}
+    found = {k: [names[id(p)] for p in g["params"]] for k, g in groups.items()}
+    assert sorted(n for v in found.values() for n in v) == sorted(names.values())
+    assert groups["spectral"]["weight_decay"] == groups["plain"]["weight_decay"] == 0
+    assert groups["decay"]["weight_decay"] == 0.1
+    assert {n.split(".")[-2] for n in found["spectral"]} == {"theta", "gain_table"}
+    assert any(n.endswith("A_log") for n in names.values())
+    for name in found["decay"]:
+        assert not any(word in name for word in ("A_log", "norm", "bias", "theta", "table")), name
+    seen = []
+    trainer.model.train()
+    trainer.wrapped = trainer.model
+    for micro, step in trainer._stream():
+        trainer._update(micro, step)
+        seen.append([g["lr"] for g in (groups["decay"], groups["spectral"])])
+        trainer.step += 1
+        if trainer.step == 3:
+            break
+    assert seen[0] == [0.005, 0.15]
+    assert seen[1] == seen[2] == [0.01, 0.3]
+    assert trainer.warmup == 2
+
+
+# --- what an update is ------------------------------------------------------------------------------
+
+
+def one_update(tmp_path: Path, **train_: Any) -> Trainer:
+    """A trainer after its first update; its gradients are still there."""
+    trainer = Trainer(recipe(**{"steps": 9, "warmup": 0, **train_}), tmp_path, quiet=True)
+    trainer.model.train()
+    trainer.wrapped = trainer.model
+    trainer._update(*next(trainer._stream()))
+    return trainer
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    one, two = (one_update(tmp_path, batch=4, accumulate=a) for a in (1, 2))
+    for p, q in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_clipping(tmp_path: Path) -> None:
+    free, clipped = (one_update(tmp_path, clip=clip) for clip in (None, 1e-3))
+    norm = torch.nn.utils.get_total_norm([p.grad for p in free.model.parameters()])
+    for p, q in zip(free.model.parameters(), clipped.model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad * 1e-3 / norm, q.grad, rtol=1e-3, atol=1e-9)
+
+
+def test_average_of_the_weights(tmp_path: Path) -> None:
+    trainer = one_update(tmp_path, ema=0.9, lr=0.1)
+    start = Trainer(trainer.config, tmp_path, quiet=True).model.state_dict()
+    assert trainer.ema is not None
+    assert any(not torch.equal(v, start[k]) for k, v in trainer.model.state_dict().items())
+    for name, value in trainer.model.state_dict().items():
+        torch.testing.assert_close(trainer.ema[name], start[name] + 0.9 * (value - start[name]))  # step 0: 1 / 10
+    trainer._average(10_000)
+    expected = {k: 0.9 * (start[k] + 0.9 * (v - start[k])) + 0.1 * v for k, v in trainer.model.state_dict().items()}
+    torch.testing.assert_close(trainer.ema, expected)
+
+
+def test_averaged_weights_are_the_ones_that_are_validated_and_kept(tmp_path: Path) -> None:
+    metrics = train(recipe(ema=0.5, lr=0.01), tmp_path, quiet=True)
+    tensors, _ = checkpoint(tmp_path)
+    assert metrics["best_step"] == 6
+    for name, value in load_run(tmp_path).model.state_dict().items():
+        assert torch.equal(value, tensors[f"ema.{name}"])
+        assert torch.equal(value, tensors[f"best.{name}"])
+    assert any(not torch.equal(v, tensors[f"model.{k}"]) for k, v in load_run(tmp_path).model.state_dict().items())
+    assert evaluate(tmp_path, "val")["mean"] == metrics["best_val"]
+
+
+def test_bases_are_built_once_per_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.Size] = []
+    original = chasm_mixer.ops.orthogonal_basis
+
+    def counted(theta: torch.Tensor) -> torch.Tensor:
+        calls.append(theta.shape)
+        return original(theta)
+
+    monkeypatch.setattr(chasm_mixer.ops, "orthogonal_basis", counted)
+    one_update(tmp_path, backbone=HIFI)
+    assert calls == [(2, 8 * 7 // 2)]  # both axes of the slot in one call
+
+
+def test_the_balance_loss_counts_once(tmp_path: Path) -> None:
+    """A host weighs its own loss: V2's balance enters as it comes."""
+    options = {k: v for k, v in HIFI["options"].items() if k != "blocks"}
+    v2 = {"name": "hifi-mamba-v2", "options": {**options, "blocks": 1, "dropout": 0.0, "drop_path": 0.0}}
+    trainer = Trainer(recipe(v2, steps=3), tmp_path, quiet=True)
+    trainer.model.train()
+    trainer.wrapped = trainer.model
+    micro, step = next(trainer._stream())
+    batch = trainer.task.prepare(micro[0].image)
+    with torch.no_grad():
+        output, aux = trainer.model(batch.input, **batch.physics, return_aux=True)
+    expected = trainer.task.loss(output, batch) + aux
+    assert float(aux) > 1e-4
+    value, _ = trainer._update(micro, step)
+    assert value == pytest.approx(float(expected), abs=2e-6)
+
+
+# --- a whole run ------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_curve_other_seed_other_curve(done: Path, tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "again", quiet=True)
+    assert_same_run(done, tmp_path / "again")
+    train(recipe().model_copy(update={"seed": 1}), tmp_path / "other", quiet=True)
+    assert rows_logged(tmp_path / "other")[0]["loss"] != rows_logged(done)[0]["loss"]
+
+
+def test_the_run_folder(done: Path) -> None:
+    assert sorted(p.name for p in done.iterdir()) == [
+        "checkpoints",
+        "config.yaml",
+        "environment.json",
+        "examples.npz",
+        "log.csv",
+        "log.jsonl",
+        "metrics.json",
+        "pictures",
+        "weights.safetensors",
+    ]
+    metrics = json.loads((done / "metrics.json").read_text())
+    assert metrics["status"] == "done"
+    assert metrics["split"] == "test"
+    assert set(metrics["cases"]) == {"test0", "test1", "test2"}  # disjoint from train and val
+    assert metrics["reference"]["name"] == "zero-filled"
+    assert metrics["parameters"]["model"] == sum(p.numel() for p in load_run(done).model.parameters())
+    assert {"protocol", "meaning", "source", "proxy", "task", "macs", "seconds", "device", "peak_memory"} < set(metrics)
+    for key, values in metrics["mean"].items():
+        assert values == pytest.approx(np.mean([c[key] for c in metrics["cases"].values()]))
+    header, *lines = (done / "log.csv").read_text().splitlines()
+    assert header == "step,loss,grad_norm,lr,val_psnr,val_ssim,val_nmse"
+    assert len(lines) == len(rows_logged(done)) == 6 + 3
+    examples = np.load(done / "examples.npz")
+    assert examples["target"].shape == examples["output"].shape == examples["reference"].shape == (4, 16, 16)
+    assert list(examples["slices"]) == ["test0:0", "test1:0", "test1:1", "test2:1"]
+    assert len(list((done / "pictures").glob("*.png"))) == 4
+    assert load_recipe(done / "config.yaml") == recipe()
+
+
+def test_evaluate_gives_the_metrics_of_the_run_and_writes_nothing(done: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in done.rglob("*")}
+    metrics = json.loads((done / "metrics.json").read_text())
+    again = evaluate(done)
+    assert again == {k: metrics[k] for k in again}
+    assert set(evaluate(done, "val")["cases"]) == {"val0", "val1", "val2"}
+    assert before == {p: p.stat().st_mtime_ns for p in done.rglob("*")}
+
+
+def test_loading_a_run_leaves_the_random_state_alone(done: Path) -> None:
+    state = torch.get_rng_state()
+    run = load_run(done)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not run.model.training
+
+
+def test_a_finished_run_is_skipped(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "Trainer", None)
+    assert train(recipe(), done) == json.loads((done / "metrics.json").read_text())
+
+
+def test_another_config_in_the_same_folder_is_refused(done: Path) -> None:
+    with pytest.raises(ValueError, match="holds a run with another config: choose another folder"):
+        train(recipe(lr=2e-3), done)
+    # the same one, written in another way, is not another one
+    train(recipe({**UNET, "options": {**UNET["options"], "levels": (0, 1)}}), done)
+
+
+def test_the_best_on_validation_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([1.0, math.nan, 5.0, 3.0, 5.0, 4.0])
+
+    def rigged(*args: Any, **kwargs: Any) -> Summary:
+        return Summary("hifi", "", {"val0": {"psnr": next(scores), "ssim": 0.0, "nmse": 0.0}})
+
+    monkeypatch.setattr(loop, "score", rigged)
+    monkeypatch.setattr("chasm.train.files.Checkpoints.KEPT", 100)
+    metrics = train(recipe(val_every=1, save_every=1), tmp_path, quiet=True)
+    assert metrics["best_step"] == 3
+    assert metrics["best_val"]["psnr"] == 5
+    kept = load_run(tmp_path).model.state_dict()
+    then, after = checkpoint(tmp_path, 3)[0], checkpoint(tmp_path, 4)[0]
+    assert all(torch.equal(v, then[f"model.{k}"]) for k, v in kept.items())
+    assert not all(torch.equal(v, after[f"model.{k}"]) for k, v in kept.items())
+
+
+def test_scores_that_are_not_numbers_do_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([math.nan, -3.0, math.nan])
+    rigged = lambda *a, **k: Summary("hifi", "", {"val0": {"psnr": next(scores)}})  # noqa: E731
+    monkeypatch.setattr(loop, "score", rigged)
+    assert train(recipe(), tmp_path, quiet=True)["best_step"] == 4
+
+
+@pytest.mark.parametrize("options", [{"resident": False}, {"resident": False, "workers": 1}])
+def test_resident_or_not_the_run_is_the_same(options: dict[str, Any], done: Path, tmp_path: Path) -> None:
+    train(recipe(**options), tmp_path, quiet=True)
+    assert_same_run(done, tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_that_changes_with_the_epoch(workers: int, tmp_path: Path) -> None:
+    """Every slice comes as its own epoch has it, however far a loader reads ahead."""
+    config = recipe(data={"changing": True}, workers=workers, steps=7)  # 3 steps per epoch
+    trainer = Trainer(config, tmp_path, quiet=True)
+    data: Any = loop.open_split(config, "train")
+    for micro, step in trainer._stream():
+        trainer.step = step + 1
+        data.set_epoch(step // 3)
+        expected = torch.stack([data[i].image for i in rows_of_step(step, 6, 2, 0)])
+        assert torch.equal(micro[0].image, expected)
+    assert trainer.step == 7
+
+
+def test_epochs(tmp_path: Path) -> None:
+    assert Trainer(recipe(steps=None, epochs=2.5), tmp_path, quiet=True).steps == 8  # of 6 slices, by 2
+
+
+def test_runs_of_both_precisions_in_one_process(done: Path, tmp_path: Path) -> None:
+    train(recipe(precision="bf16"), tmp_path / "bf16", quiet=True)
+    train(recipe(), tmp_path / "float32", quiet=True)
+    assert_same_run(done, tmp_path / "float32")
+    half, full = (rows_logged(f)[0]["loss"] for f in (tmp_path / "bf16", done))
+    assert half != full
+    assert half == pytest.approx(full, rel=0.02)
+    assert all(v.dtype == torch.float32 for v in load_run(tmp_path / "bf16").model.state_dict().values())
+    metrics = json.loads((tmp_path / "bf16" / "metrics.json").read_text())
+    assert evaluate(tmp_path / "bf16")["cases"] == metrics["cases"]
+
+
+def test_a_thread_may_train(done: Path, tmp_path: Path) -> None:
+    """Signals belong to the main thread; a run in another one goes without."""
+    thread = threading.Thread(target=train, args=(recipe(), tmp_path), kwargs={"quiet": True})
+    thread.start()
+    thread.join()
+    assert_same_run(done, tmp_path)
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(recipe(), tmp_path, quiet=True, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    rows = rows_logged(tmp_path)
+    for name in ("loss", "lr", "val_psnr"):
+        expected = [(r["step"], r[name]) for r in rows if name in r]
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, pytest.approx(v)) for s, v in expected]
+
+
+# --- what goes wrong --------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_slices(tmp_path: Path) -> None:
+    config = recipe(data={"bad": "train1"})
+    step = next(s for s in range(3) if 2 in rows_of_step(s, 6, 2, 0))
+    with pytest.raises(NonFiniteError, match=f"step {step}: loss nan.*stopped; its slices are in") as e:
+        train(config, tmp_path, quiet=True)
+    assert "\n" not in str(e.value)
+    record = json.loads((tmp_path / f"nonfinite-step-{step}.json").read_text())
+    expected = [[f"train{r // 2}", r % 2] for r in rows_of_step(step, 6, 2, 0)]
+    assert record["slices"] == expected
+    assert ["train1", 0] in expected
+
+
+def test_or_skips_by_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = recipe(data={"bad": "train1"}, on_nonfinite="skip", ema=0.9)
+    metrics = train(config, tmp_path)
+    assert metrics["status"] == "done"
+    assert len(list(tmp_path.glob("nonfinite-step-*.json"))) == 2  # once an epoch
+    assert capsys.readouterr().err.count("skipped; its slices are in") == 2
+    tensors, _ = checkpoint(tmp_path)
+    assert all(v.isfinite().all() for k, v in tensors.items() if not k.startswith("rng"))
+    assert tensors["optimizer.0.step"] == 4
+
+
+def test_a_case_in_two_splits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"case 'same' \(1 in all\) is in the train and the val split"):
+        train(recipe(data={"shared": "same"}), tmp_path)
+
+
+def test_a_wrong_option_is_found_before_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "resident", lambda *a: pytest.fail("the data was read"))
+    wrong = {"name": "unet", "options": {"widht": 4}}
+    with pytest.raises(ValueError, match="backbone 'unet' has no option 'widht': did you mean 'width'"):
+        train(recipe(wrong), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("where", ["log.jsonl", "state.safetensors", "weights.safetensors", "metrics.json"])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_last_save(
+    where: str, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third write of that file (or its only one) finds no space; later there is some again."""
+    writes, full = Counter[str](), 1 if where == "metrics.json" else 3
+
+    def refuse(path: Any) -> None:
+        writes[where] += (name := str(path)).endswith(where) or name.endswith(f".{where}.partial")
+        if writes[where] == full and where in name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def guarded(original: Any, place: int) -> Any:
+        def write(*args: Any, **kwargs: Any) -> Any:
+            refuse(args[place])
+            return original(*args, **kwargs)
+
+        return write
+
+    monkeypatch.setattr("chasm.train.files.save_file", guarded(loop.save_tensors.__globals__["save_file"], 1))
+    monkeypatch.setattr(Path, "write_text", guarded(Path.write_text, 0))
+    monkeypatch.setattr(loop, "open", guarded(open, 0), raising=False)
+    with pytest.raises(OSError, match="could not be written \\(No space left on device\\): free space") as e:
+        train(recipe(), tmp_path, quiet=True)
+    assert where in str(e.value)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "metrics.json").exists()
+    monkeypatch.undo()
+    torch.set_num_threads(1)
+    train(recipe(), tmp_path, quiet=True)
+    assert_same_run(done, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match=r"config\.yaml: could not be written \(Not a directory\)"):
+        train(recipe(), tmp_path / "file" / "run", quiet=True)
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="give the folder of a run that has validated at least once"):
+        load_run(tmp_path)
