@@ -2,14 +2,20 @@
 
 import typer
 
-from chasm.cli import data, mixers
+from chasm.cli import data, demo, mixers, reconstruct, report, study, train
 
 app = typer.Typer(
     name="chasm",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Spectral mixing for images: compare the mixers, check and preview data, see it learn.",
+    help="Spectral mixing for images: see it learn, compare the mixers, train, run the paper's studies, reconstruct.",
 )
+app.command("demo")(demo.demo)
 app.command("mixers")(mixers.mixers)
 app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("eval")(train.evaluate)
+app.add_typer(study.app, name="study")
+app.command("report")(report.report)
+app.command("reconstruct")(reconstruct.reconstruct)
