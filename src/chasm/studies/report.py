@@ -12,7 +12,7 @@ from typing import Any
 
 from chasm.studies import report_sections as sections
 from chasm.studies.report_runs import as_results
-from chasm.studies.report_sections import Section, Table
+from chasm.studies.report_words import Section, Table, places
 from chasm.train.files import write_text
 
 
@@ -59,7 +59,7 @@ def _report(results: dict[str, Any], root: Path | None, command: str | None) -> 
     scale, protocol = results.get("scale"), results.get("protocol")
     told = command or f"chasm report {study['name']} --scale {scale} --protocol {protocol}"
     found = [sections.summary(results)]
-    for setting, host in sections.places(results):
+    for setting, host in places(results):
         found.append(sections.place(results, setting, host, root))
     found += [
         s

@@ -1,8 +1,6 @@
 """The sections of a report: from the structure of `results` to text, tables and figures, in the order they are read."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,77 +8,14 @@ import numpy as np
 
 from chasm.studies import report_figures as figures
 from chasm.studies import report_learned
-
-Results = dict[str, Any]
-DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3, "gmacs_paper": 2, "gmacs": 2}
-DECIMALS |= {"core_mparams": 2, "core_mparams_real": 2}
-NAMES = {"psnr": "PSNR", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice", "iou": "IoU"}
-NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs, all counted"}
-NAMES |= {"core_mparams": "parameters, M (complex once)", "core_mparams_real": "real numbers, M"}
-UNITS = {"psnr": "dB"}
-FOCUS, BASE = "chasm", "baseline"
-
-
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    kind: str = ""  # best, paper, win or loss
-
-
-@dataclass(frozen=True)
-class Row:
-    cells: list[Cell]
-    kind: str = ""  # focus or reference
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: list[str]
-    rows: list[Row]
-    note: str = ""
-    words: bool = False  # text rather than numbers: everything to the left
-
-
-@dataclass(frozen=True)
-class Picture:
-    source: str
-    alt: str
-    caption: str
-
-
-@dataclass
-class Section:
-    title: str
-    text: list[str] = field(default_factory=list)
-    points: list[str] = field(default_factory=list)
-    items: list[Table | Picture] = field(default_factory=list)
-
-
-# --- what is known ------------------------------------------------------------------------------------------------
-
-
-def places(results: Results) -> list[tuple[str, str]]:
-    """(setting, host) with at least one finished run."""
-    return list(dict.fromkeys((r["setting"], r["host"]) for r in results["rows"]))
-
-
-def data_word(results: Results, setting: str | None = None) -> str:
-    """What kind of data the numbers are on, where it is not the dataset the setting is named after."""
-    sources = {
-        str(c["metrics"].get("source", ""))
-        for c in results["cells"]
-        if c["metrics"] and setting in (None, c["setting"]) and "cases" in c["metrics"]
-    }
-    if any("proxy" in s for s in sources):
-        return "proxy data"
-    return "embedded data" if any(s.startswith("embedded") for s in sources) else ""
+from chasm.studies import report_words as w
+from chasm.studies.report_words import Cell, Picture, Results, Row, Section, Table
 
 
 def facts(results: Results) -> list[str]:
     counts = results["counts"]
     seeds = sorted({c["seed"] for c in results["cells"] if c["status"] == "done"})
-    found = [results["study"]["source"], data_word(results)]
+    found = [results["study"]["source"], w.data_word(results)]
     found += [f"{k} {results[k]}" for k in ("scale", "protocol") if results.get(k)]
     found.append(f"{counts.get('done', 0)} of {sum(counts.values())} runs finished")
     if seeds and results["study"]["kind"] == "train":
@@ -90,7 +25,7 @@ def facts(results: Results) -> list[str]:
 
 def notices(results: Results) -> list[str]:
     """What a reader must know before any number."""
-    found, word = [], data_word(results)
+    found, word = [], w.data_word(results)
     titles = ", ".join(s["title"] for s in results["settings"].values())
     if word == "proxy data":
         found.append(
@@ -115,20 +50,20 @@ def notices(results: Results) -> list[str]:
 
 def summary(results: Results) -> Section:
     section = Section("In short")
-    for setting, host in places(results):
-        rows = _rows(results, setting, host)
-        metric = _metrics(results, setting, rows)[0]
+    for setting, host in w.places(results):
+        rows = w.rows_of(results, setting, host)
+        metric = w.metrics_of(results, setting, rows)[0]
         if results["study"]["kind"] == "cost":
             least = min(rows, key=lambda r: r["scores"][metric]["mean"])
             section.points.append(
-                f"{_place(results, setting, host)}: least {NAMES.get(metric, metric)} {_label(results, least)}, "
-                f"{_number(least['scores'][metric]['mean'], metric)}."
+                f"{w.place_name(results, setting, host)}: least {w.NAMES.get(metric, metric)} "
+                f"{w.label(results, least)}, {w.number(least['scores'][metric]['mean'], metric)}."
             )
             continue
         best = max(rows, key=lambda r: r["scores"][metric]["mean"])
         text = (
-            f"{_place(results, setting, host)}: highest mean {NAMES.get(metric, metric)} "
-            f"{_label(results, best)}, {_with_unit(best['scores'][metric]['mean'], metric)}."
+            f"{w.place_name(results, setting, host)}: highest mean {w.NAMES.get(metric, metric)} "
+            f"{w.label(results, best)}, {w.with_unit(best['scores'][metric]['mean'], metric)}."
         )
         section.points.append(text + _verdicts(results, setting, host, metric))
     if not section.points:
@@ -138,12 +73,12 @@ def summary(results: Results) -> Section:
 
 def _verdicts(results: Results, setting: str, host: str, metric: str) -> str:
     """CHASM against the Baseline, and against all others, in words."""
-    ours = [c for c in _comparisons(results, setting, host, metric) if c["arm"] == FOCUS]
+    ours = [c for c in w.comparisons_of(results, setting, host, metric) if c["arm"] == w.FOCUS]
     text = ""
     for c in ours:
-        if c["against"] == BASE:
-            text += f" CHASM against the Baseline: {_interval(c, metric)}, {c['verdict']}."
-    others = [c["verdict"] for c in ours if c["against"] != BASE]
+        if c["against"] == w.BASE:
+            text += f" CHASM against the Baseline: {w.interval(c, metric)}, {c['verdict']}."
+    others = [c["verdict"] for c in ours if c["against"] != w.BASE]
     if others:
         words = {"win": ("win", "wins"), "level": ("level", "level"), "loss": ("loss", "losses")}
         words["too few cases"] = ("without a verdict", "without a verdict")
@@ -156,16 +91,16 @@ def _verdicts(results: Results, setting: str, host: str, metric: str) -> str:
 
 
 def place(results: Results, setting: str, host: str, root: Path | None) -> Section:
-    rows = _rows(results, setting, host)
-    metrics = _metrics(results, setting, rows)
-    section = Section(_place(results, setting, host))
+    rows = w.rows_of(results, setting, host)
+    metrics = w.metrics_of(results, setting, rows)
+    section = Section(w.place_name(results, setting, host))
     section.items.append(_scores(results, setting, host, rows, metrics))
     labels = {a: v["label"] for a, v in results["arms"].items()}
     if results["study"]["kind"] == "cost":
         return section
     first = metrics[0]
-    name = f"{NAMES.get(first, first)}{', ' + UNITS[first] if first in UNITS else ''}"
-    ours = [c for c in _comparisons(results, setting, host, first) if c["arm"] == FOCUS]
+    name = f"{w.NAMES.get(first, first)}{', ' + w.UNITS[first] if first in w.UNITS else ''}"
+    ours = [c for c in w.comparisons_of(results, setting, host, first) if c["arm"] == w.FOCUS]
     if ours:
         caption = (
             "Paired difference per test case, with its 95 % bootstrap interval (cases and seeds resampled). Filled: "
@@ -179,7 +114,7 @@ def place(results: Results, setting: str, host: str, root: Path | None) -> Secti
         caption = "Mean test score against cost; whether a difference holds is said above, not here."
         section.items.append(Picture(figures.cost(points, labels, name), "score against cost", caption))
     if root is not None:
-        curves = [c for c in (_curve(root, cell, first) for cell in _cells(results, rows)) if c is not None]
+        curves = [c for c in (_curve(root, cell, first) for cell in w.cells_of(results, rows)) if c is not None]
         if any(c.val for c in curves):
             caption = "Learning curves: validation score (it selects the weights that are tested) and training loss."
             section.items.append(Picture(figures.learning(curves, labels, name), "learning curves", caption))
@@ -193,7 +128,7 @@ def _scores(results: Results, setting: str, host: str, rows: list[dict[str, Any]
     paper = {m: any(m in r["paper"] for r in rows) for m in metrics}
     columns, training = ["Mixer"], results["study"]["kind"] == "train"
     for m in metrics:
-        columns += [NAMES.get(m, m), *(["paper"] if paper[m] else [])]
+        columns += [w.NAMES.get(m, m), *(["paper"] if paper[m] else [])]
     columns += ["slot numbers", "GMACs", "train time"] if training else []
     tuned = any(r["chosen_from"] for r in rows)
     columns += ["step size ×"] if tuned else []
@@ -201,31 +136,31 @@ def _scores(results: Results, setting: str, host: str, rows: list[dict[str, Any]
     for reference in (r for r in results["references"] if r["setting"] == setting):
         cells = [Cell(str(reference["name"]))]
         for m in metrics:
-            cells.append(Cell(f"{_number(reference['mean'][m], m)} ± {_number(reference['std'][m], m)}"))
+            cells.append(Cell(f"{w.number(reference['mean'][m], m)} ± {w.number(reference['std'][m], m)}"))
             cells += [Cell("")] if paper[m] else []
         found.append(Row(cells + [Cell("")] * (len(columns) - len(cells)), "reference"))
     best = {m: max(r["scores"][m]["mean"] for r in rows) for m in metrics}
     for r in rows:
-        cells = [Cell(_label(results, r))]
+        cells = [Cell(w.label(results, r))]
         for m in metrics:
             top = training and r["scores"][m]["mean"] == best[m] and len(rows) > 1
-            cells.append(Cell(_score(r["scores"][m], m), "best" if top else ""))
-            cells += [Cell(_quote(r["paper"].get(m), m), "paper")] if paper[m] else []
+            cells.append(Cell(w.score_text(r["scores"][m], m), "best" if top else ""))
+            cells += [Cell(w.quote(r["paper"].get(m), m), "paper")] if paper[m] else []
         if training:
-            cells += [Cell(_thousands((r["parameters"] or {}).get("slots_real"))), Cell(_giga(r["macs"]))]
-            cells.append(Cell(_time(r["seconds"])))
+            cells += [Cell(w.thousands((r["parameters"] or {}).get("slots_real"))), Cell(w.giga(r["macs"]))]
+            cells.append(Cell(w.duration(r["seconds"])))
         cells += [Cell(f"{r['multiplier']}" if r["chosen_from"] else "–")] if tuned else []
-        found.append(Row(cells, "focus" if r["arm"] == FOCUS else ""))
+        found.append(Row(cells, "focus" if r["arm"] == w.FOCUS else ""))
     return Table("", columns, found, _scores_note(results, setting, rows, any(paper.values())))
 
 
 def _scores_note(results: Results, setting: str, rows: list[dict[str, Any]], paper: bool) -> str:
     if results["study"]["kind"] == "cost":
         return "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs)."
-    cells = _cells(results, rows)
+    cells = w.cells_of(results, rows)
     cases = len(next(iter(rows[0]["scores"].values()))["cases"])
     m = cells[0]["metrics"]
-    word = data_word(results, setting)
+    word = w.data_word(results, setting)
     seeds = max(len(r["seeds"]) for r in rows)
     text = f"Mean ± standard deviation over {cases} test cases"
     text += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
@@ -239,28 +174,28 @@ def _scores_note(results: Results, setting: str, rows: list[dict[str, Any]], pap
 
 def _differences(results: Results, setting: str, host: str, metric: str) -> Table:
     """One line per mixer: it against the Baseline, and CHASM against it."""
-    found = {(c["arm"], c["against"]): c for c in _comparisons(results, setting, host, metric)}
+    found = {(c["arm"], c["against"]): c for c in w.comparisons_of(results, setting, host, metric)}
     printed = any(c["paper"] is not None for c in found.values())
     columns, rows = ["Mixer"], []
     for side in ("it − Baseline", "CHASM − it"):
         columns += [side, *(["paper"] if printed else [])]
-    for r in _rows(results, setting, host):
-        cells = [Cell(_label(results, r))]
-        for pair in ((r["arm"], BASE), (FOCUS, r["arm"])):
+    for r in w.rows_of(results, setting, host):
+        cells = [Cell(w.label(results, r))]
+        for pair in ((r["arm"], w.BASE), (w.FOCUS, r["arm"])):
             c = found.get(pair)
             kind = c["verdict"] if c and c["verdict"] in ("win", "loss") else ""
-            cells.append(Cell("" if c is None else f"{_interval(c, metric)} {c['verdict']}", kind))
+            cells.append(Cell("" if c is None else f"{w.interval(c, metric)} {c['verdict']}", kind))
             if printed:
-                cells.append(Cell("" if c is None or c["paper"] is None else _signed(c["paper"], metric, 0), "paper"))
+                cells.append(Cell("" if c is None or c["paper"] is None else w.signed(c["paper"], metric, 0), "paper"))
         if any(c.text for c in cells[1:]):
-            rows.append(Row(cells, "focus" if r["arm"] == FOCUS else ""))
+            rows.append(Row(cells, "focus" if r["arm"] == w.FOCUS else ""))
     kept = [i for i in range(len(columns)) if i == 0 or any(row.cells[i].text for row in rows)]
     rows = [Row([row.cells[i] for i in kept], row.kind) for row in rows]
     note = (
         "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
         "interval excludes zero; everything else is level, or has too few cases to say."
     )
-    return Table(f"Paired differences, {NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
+    return Table(f"Paired differences, {w.NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
 
 
 def _point(row: dict[str, Any], metric: str) -> figures.Point:
@@ -287,7 +222,7 @@ def _curve(root: Path, cell: dict[str, Any], metric: str) -> figures.Curve | Non
 def _panel(results: Results, setting: str, rows: list[dict[str, Any]], root: Path) -> Picture | None:
     """The middle one of the slices every run kept."""
     outputs, notes, first, name = {}, {}, None, ""
-    for row, cell in zip(rows, _cells(results, rows, first_seed=True), strict=True):
+    for row, cell in zip(rows, w.cells_of(results, rows, first_seed=True), strict=True):
         path = root / cell["folder"] / "examples.npz"
         if not path.is_file():
             continue
@@ -298,7 +233,7 @@ def _panel(results: Results, setting: str, rows: list[dict[str, Any]], root: Pat
         if first is None:
             first, name = here, slice_
         if slice_ == name:
-            label = _label(results, row)
+            label = w.label(results, row)
             outputs[label] = here["output"]
             notes[label] = _slice_score(here["output"], here["target"])
     if first is None:
@@ -309,7 +244,7 @@ def _panel(results: Results, setting: str, rows: list[dict[str, Any]], root: Pat
     source, said = figures.panel(first["target"], (plain, first["reference"]), outputs, notes)
     rule = "where the target has labels" if said["labelled"] else f"where the {plain} image errs most"
     scale = "wrong pixels" if said["labelled"] else "absolute, one scale"
-    word = data_word(results, setting)
+    word = w.data_word(results, setting)
     caption = (
         f"Test slice {name}{f' ({word})' if word else ''}, first seed. Below each image: the box {rule}, and the error "
         f"({scale}). Numbers: of this slice alone{', all classes as one' if said['labelled'] else ''}."
@@ -336,11 +271,11 @@ def falsification(results: Results) -> Section | None:
     found = []
     for f in results["falsification"]:
         m, paper = f["metric"], f["paper"] or {}
-        cells = [Cell(_place(results, f["setting"], f["host"]))]
+        cells = [Cell(w.place_name(results, f["setting"], f["host"]))]
         for side in ("structured", "random"):
             rival = results["arms"][f["rival" if side == "structured" else "rival_random"]]["label"]
             kind = f[side]["verdict"] if f[side]["verdict"] in ("win", "loss") else ""
-            cells += [Cell(rival), Cell(f"{_interval(f[side], m)}", kind), Cell(_quote_plain(paper.get(side)), "paper")]
+            cells += [Cell(rival), Cell(f"{w.interval(f[side], m)}", kind), Cell(w.gain(paper.get(side)), "paper")]
         d = f["drop"]
         open_ended = d["low"] is None or d["high"] is None
         cells.append(Cell("undefined" if open_ended else f"{d['mean']:.0f} % [{d['low']:.0f}, {d['high']:.0f}]"))
@@ -360,15 +295,15 @@ def learned(results: Results, root: Path | None) -> Section | None:
     if root is None:
         return None
     section = Section("What CHASM learned")
-    for row in (r for r in results["rows"] if r["arm"] == FOCUS):
-        cell = _cells(results, [row], first_seed=True)[0]
+    for row in (r for r in results["rows"] if r["arm"] == w.FOCUS):
+        cell = w.cells_of(results, [row], first_seed=True)[0]
         weights = root / cell["folder"] / "weights.safetensors"
         if not weights.is_file():
             continue
         found = report_learned.read(weights, results["arms"][row["arm"]]["options"].get("gain", "positive"))
         if not found:
             continue
-        title = _place(results, row["setting"], row["host"])
+        title = w.place_name(results, row["setting"], row["host"])
         caption = (
             f"{title}, first slots, seed {cell['seed']}. U starts as the identity and all gains at 1. Each row of a "
             "gain picture is one direction (column of U) over frequency, ordered by how it leans from low to high."
@@ -417,11 +352,11 @@ def unfinished(results: Results) -> Section | None:
 def protocol(results: Results) -> Section | None:
     """What every run of a setting in a host had in common."""
     done = [c for c in results["cells"] if c["metrics"] and c.get("config")]
-    if not done:
+    if not done or results["study"]["kind"] == "cost":
         return None
     section = Section("Protocol")
     section.text.append("Within a setting and host, runs differ in the slot, its step size and the seed, nothing else.")
-    for setting, host in places(results):
+    for setting, host in w.places(results):
         cells = [c for c in done if (c["setting"], c["host"]) == (setting, host)]
         if not cells:
             continue
@@ -429,19 +364,19 @@ def protocol(results: Results) -> Section | None:
         t = {k: v for k, v in config["train"].items() if v is not None and k != "spectral_multiplier"}
         multipliers = sorted({c["config"]["train"]["spectral_multiplier"] for c in cells})
         lines = {
-            "data": f"{config['data']['name']} {_options(config['data']['options'])}",
+            "data": f"{config['data']['name']} {w.options_text(config['data']['options'])}",
             "source": f"{metrics.get('source', '')}{' (proxy)' if metrics.get('proxy') else ''}",
             "test cases": str(len(metrics.get("cases", {}))),
-            "task": f"{config['task']['name']} {_options(config['task']['options'])}",
-            "mask": _options(metrics.get("task", {}).get("mask", {})) or "none",
+            "task": f"{config['task']['name']} {w.options_text(config['task']['options'])}",
+            "mask": w.options_text(metrics.get("task", {}).get("mask", {})) or "none",
             "metric protocol": f"{metrics.get('protocol', '')}: {metrics.get('meaning', '')}",
-            "host": f"{config['backbone']['name']} {_options(config['backbone']['options'])}",
-            "training": _options(t),
+            "host": f"{config['backbone']['name']} {w.options_text(config['backbone']['options'])}",
+            "training": w.options_text(t),
             "spectral step size": ", ".join(f"×{m:g}" for m in multipliers) + " the learning rate",
             "selection": "best validation score; the test split is read once, at the end",
         }
         rows = [Row([Cell(k), Cell(v)]) for k, v in lines.items() if v.strip()]
-        section.items.append(Table(_place(results, setting, host), ["", ""], rows, words=True))
+        section.items.append(Table(w.place_name(results, setting, host), ["", ""], rows, words=True))
     return section
 
 
@@ -451,19 +386,19 @@ def runs(results: Results) -> Section | None:
         return None
     seconds = sum(c["metrics"].get("seconds") or 0 for c in done)
     machines = sorted({c["environment"]["device"] for c in done if c["environment"]})
-    versions = sorted({_versions(c["environment"]) for c in done if c["environment"]})
-    commits = sorted({_commit(c["environment"]) for c in done if c["environment"]})
+    versions = sorted({w.versions(c["environment"]) for c in done if c["environment"]})
+    commits = sorted({w.commit(c["environment"]) for c in done if c["environment"]})
     commands = sorted({c["environment"].get("command", "") for c in done if c["environment"]})
     made = {"hardware": machines, "versions": versions, "commit": commits, "command": commands}
     rows = [Row([Cell(k), Cell("; ".join(v))]) for k, v in made.items() if any(v)]
-    rows.append(Row([Cell("time"), Cell(f"{_time(seconds)} of training over {len(done)} runs")]))
+    rows.append(Row([Cell("time"), Cell(f"{w.duration(seconds)} of training over {len(done)} runs")]))
     columns = ["run", "seed", "step size ×", "best step", "steps", "time", "peak memory", "device"]
     table = []
     for c in done:
         m = c["metrics"]
         memory = f"{m['peak_memory'] / 2**30:.2f} GiB" if m.get("peak_memory") else "–"
         values = [c["key"], c["seed"], c["multiplier"], m.get("best_step", "–"), m.get("steps", "–")]
-        cells = [*values, _time(m.get("seconds")), memory, m.get("device", "–")]
+        cells = [*values, w.duration(m.get("seconds")), memory, m.get("device", "–")]
         table.append(Row([Cell("–" if v is None else str(v)) for v in cells]))
     return Section("Runs", items=[Table("", ["", ""], rows, words=True), Table("", columns, table)])
 
@@ -477,7 +412,7 @@ def score_rows(results: Results) -> list[dict[str, Any]]:
             found.append(
                 {
                     **{k: r[k] for k in ("setting", "host", "arm")},
-                    "data": data_word(results, r["setting"]) or "as named",
+                    "data": w.data_word(results, r["setting"]) or "as named",
                     "metric": metric,
                     **{k: score.get(k) for k in ("mean", "std_cases", "std_seeds")},
                     "cases": len(score.get("cases", {})) or None,
@@ -491,108 +426,3 @@ def score_rows(results: Results) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-# --- small words --------------------------------------------------------------------------------------------------
-
-
-def _rows(results: Results, setting: str, host: str) -> list[dict[str, Any]]:
-    return [r for r in results["rows"] if (r["setting"], r["host"]) == (setting, host)]
-
-
-def _cells(results: Results, rows: Sequence[dict[str, Any]], first_seed: bool = False) -> list[dict[str, Any]]:
-    by_key = {c["key"]: c for c in results["cells"]}
-    return [by_key[k] for r in rows for k in (r["cells"][:1] if first_seed else r["cells"])]
-
-
-def _comparisons(results: Results, setting: str, host: str, metric: str) -> list[dict[str, Any]]:
-    return [c for c in results["comparisons"] if (c["setting"], c["host"], c["metric"]) == (setting, host, metric)]
-
-
-def _metrics(results: Results, setting: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    wanted = results["settings"][setting]["metrics"] if results["study"]["kind"] == "train" else []
-    return [m for m in wanted if m in rows[0]["scores"]] or list(rows[0]["scores"])
-
-
-def _place(results: Results, setting: str, host: str) -> str:
-    word = data_word(results, setting)
-    title, kind = results["settings"][setting]["title"], word.partition(" ")[0]
-    parts = (title, word if kind not in title else "", results["hosts"][host])
-    return ", ".join(p for p in parts if p)
-
-
-def _label(results: Results, row: dict[str, Any]) -> str:
-    return str(results["arms"][row["arm"]]["label"])
-
-
-def _number(value: float | None, metric: str) -> str:
-    return "–" if value is None else f"{value:.{DECIMALS.get(metric, 3)}f}"
-
-
-def _with_unit(value: float | None, metric: str) -> str:
-    return f"{_number(value, metric)} {UNITS.get(metric, '')}".rstrip()
-
-
-def _signed(value: float, metric: str, more: int = 1) -> str:
-    """With the digits of the score itself and one more, since differences are small."""
-    return f"{value:+.{DECIMALS.get(metric, 3) + more}f}".replace("-", "−")
-
-
-def _interval(c: dict[str, Any], metric: str, unit: bool = True) -> str:
-    of = f" {UNITS[metric]}" if unit and metric in UNITS else ""
-    return f"{_signed(c['mean'], metric)}{of} [{_signed(c['low'], metric)}, {_signed(c['high'], metric)}]"
-
-
-def _score(score: dict[str, Any], metric: str) -> str:
-    text = _number(score["mean"], metric)
-    if score.get("std_cases") is not None:
-        text += f" ± {_number(score['std_cases'], metric)}"
-    if score.get("std_seeds") is not None:
-        text += f" ± {score['std_seeds']:.{DECIMALS.get(metric, 3)}f}"
-    return text
-
-
-def _quote(quote: dict[str, Any] | None, metric: str) -> str:
-    if quote is None:
-        return "–"
-    spread = "" if quote["spread"] is None else f" ± {_number(quote['spread'], metric)}"
-    return f"{_number(quote['mean'], metric)}{spread}"
-
-
-def _quote_plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"
-
-
-def _thousands(n: int | None) -> str:
-    return "–" if n is None else f"{n:,}".replace(",", "\u202f")
-
-
-def _giga(n: float | None) -> str:
-    return "–" if n is None else f"{n / 1e9:.3g}"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def _options(options: dict[str, Any]) -> str:
-    words = []
-    for key, value in options.items():
-        inner = f"({_options(value)})" if isinstance(value, dict) else value
-        words.append(f"{key.replace('_', ' ')} {inner}")
-    return ", ".join(words)
-
-
-def _versions(environment: dict[str, Any]) -> str:
-    return ", ".join([f"Python {environment['python']}", *(f"{k} {v}" for k, v in environment["versions"].items())])
-
-
-def _commit(environment: dict[str, Any]) -> str:
-    if not environment.get("commit"):
-        return "unknown"
-    return environment["commit"][:12] + (" with uncommitted changes" if environment.get("modified") else "")
