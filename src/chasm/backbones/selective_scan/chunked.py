@@ -110,7 +110,7 @@ def backward(
     (dB, dB_groups), (dC, dC_groups) = _output(p, Bs.squeeze(-2)), _output(p, Cs.squeeze(-2))
     dA = torch.zeros_like(At)
     carry = x.new_zeros(batch, *At.shape)
-    decay, adjoint, work = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(3))
+    decay, adjoint = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(2))
     h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)
     decay_t, h_t, h_before, h_now, adjoint_t = decay.unbind(), h.unbind(), h[:-1], h[1:], adjoint.unbind()
     sources = [v.unbind() for v in (x, raw, Bs, Bs.mT, Cs.mT, dy.unsqueeze(-2), starts)]
@@ -142,9 +142,9 @@ def backward(
         torch.mul(dt, ddtx, out=du_groups[g])
         adjoint.mul_(decay)  # now of the state before each step
         carry.copy_(adjoint_t[0][0])
-        log_decay = adjoint.mul_(h_before)  # and now of delta * A
-        dA += torch.mul(log_decay, dt_n, out=work).sum((0, 1, 2))
-        ddt = torch.mul(log_decay, At, out=work).sum(-2).addcmul_(x_g, ddtx)
+        adjoint.mul_(h_before)  # and now of delta * A
+        dA += torch.mul(adjoint, dt_n, out=decay).sum((0, 1, 2))
+        ddt = adjoint.mul_(At).sum(-2).addcmul_(x_g, ddtx)
         ddelta_groups[g] = torch.ops.aten.softplus_backward(ddt, raw_g, 1, 20) if softplus else ddt
     if D is not None:
         du_groups.addcmul_(dy, D.to(x.dtype))
