@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,10 @@ def at_step(step: int, act: Callable[[], None]) -> Iterator[None]:
 
 def run_signalled(config: RunConfig, folder: Path, step: int, number: int, group: bool = False) -> None:
     def send() -> None:
-        os.killpg(0, number) if group else os.kill(os.getpid(), number)
+        if group:  # from outside, as a scheduler does: a loader's worker takes no offence at its own parent's signal
+            subprocess.run(["kill", f"-{number}", "--", f"-{os.getpgrp()}"], start_new_session=True, check=True)
+        else:
+            os.kill(os.getpid(), number)
 
     with at_step(step, send):
         run(config, folder)
