@@ -33,8 +33,8 @@ def two(work: Any, config: RunConfig, folder: Path, *args: Any) -> list[int]:
 
 
 def assert_close(a: Path, b: Path) -> None:
-    """Within rounding, measured by how far the weights have moved: theta starts with gradients that are nothing but
-    rounding (no basis matters while all gains are one), and Adam takes full steps along them."""
+    """Within rounding, measured by how far the weights have moved. Not by their size: while all gains are near one no
+    basis matters, so the gradient of theta is tiny, mostly rounding in places, and Adam takes full steps all the same."""
     (tensors, record), (others, other) = checkpoint(a), checkpoint(b)
     start = Trainer(load_recipe(a / "config.yaml"), a, quiet=True).model.state_dict()
     for name, first in start.items():
