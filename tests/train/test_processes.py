@@ -34,7 +34,7 @@ def two(work: Any, config: RunConfig, folder: Path, *args: Any) -> list[int]:
 
 def assert_close(a: Path, b: Path) -> None:
     """Within rounding, measured by how far the weights have moved. Not by their size: while all gains are near one no
-    basis matters, so the gradient of theta is tiny, mostly rounding in places, and Adam takes full steps all the same."""
+    basis matters, so the gradient of theta is tiny, in places mostly rounding, and Adam takes full steps even so."""
     (tensors, record), (others, other) = checkpoint(a), checkpoint(b)
     start = Trainer(load_recipe(a / "config.yaml"), a, quiet=True).model.state_dict()
     for name, first in start.items():
