@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chasm import ops
@@ -384,6 +385,18 @@ def test_the_dense_basis_is_usable_in_training_after_inference() -> None:
     x = features(1, 2, 19).requires_grad_()
     apply(x, axes, "dft").sum().backward()
     assert x.grad is not None
+
+
+def test_fake_tensors_and_real_ones_do_not_meet() -> None:
+    """Memory estimators run a model on fake tensors first; constants kept from there would break the real run."""
+    for form in FORMS:
+        for _ in range(2):
+            with FakeTensorMode():
+                axes = axes_of(2, (2,), "shared", "positive")
+                assert apply(torch.randn(1, 2, 17, dtype=torch.float64), axes, form).shape == (1, 2, 17)
+            x = features(1, 2, 17)
+            axes = axes_of(2, (2,), "shared", "positive")
+            close(apply(x, axes, form), oracle(x, axes), 1e-10, form)
 
 
 # --- the choice ------------------------------------------------------------------------------------

@@ -113,7 +113,9 @@ class DenseTransform:
 
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
         for axis in range(-len(self.sizes), 0):
-            Q = dense_basis(self.sizes[axis], x.device, x.dtype)
+            # Tensors that only stand for a value (fake ones) must neither fill the cache nor meet what is in it.
+            basis = dense_basis if type(x) is Tensor else _dense_basis
+            Q = basis(self.sizes[axis], x.device, x.dtype)
             Q = Q.mT if transpose else Q
             if axis == -1:
                 x = x @ Q.mT
