@@ -319,6 +319,15 @@ def test_half_precision_at_awkward_sizes(n: int, dtype: torch.dtype, tolerance: 
                 assert relative(model(inputs), want) <= tolerance
 
 
+def test_under_autocast_features_travel_in_its_dtype() -> None:
+    """The core hands its features to the convolutions, and keeps them for backward, in half the memory."""
+    mixer = CHASM(3, bins=4)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert mixer.core(features(1, 3, 6, 5)).dtype == dtype
+    assert mixer.core(features(1, 3, 6, 5)).dtype == torch.float32
+
+
 def test_float64_input_keeps_its_precision_under_autocast() -> None:
     core = moved(CHASM(3, bins=4, local=False, dtype=torch.float64))
     x = features(1, 3, 6, 5, dtype=torch.float64)

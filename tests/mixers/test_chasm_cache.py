@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chasm
 from chasm import CHASM, batched_bases
@@ -271,6 +272,15 @@ def test_a_model_made_in_inference_mode_is_never_stale() -> None:
         after = mixer(x)
         assert not torch.equal(after, before)
         assert torch.equal(after, fresh(mixer)(x))
+
+
+def test_fake_tensors_keep_out_of_the_cache() -> None:
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert mixer(torch.randn(2, C, *SIZE)).shape == (2, C, *SIZE)
+            assert torch.equal(mixer(features()), fresh(mixer)(features()))
 
 
 def test_copies_do_not_share_constants() -> None:

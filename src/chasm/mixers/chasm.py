@@ -201,7 +201,8 @@ class CHASM(Mixer):
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
         params, grad = self._spectral(), self._wants_backward(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        if self.training or wants_gradient or self._given_bases or torch.compiler.is_compiling():
+        traced = torch.compiler.is_compiling() or type(x) is not Tensor  # fake tensors keep out of the cache
+        if self.training or wants_gradient or self._given_bases or traced:
             return self._build(x, grad)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad)
         found = self._cache.get(key, params)
