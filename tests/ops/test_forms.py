@@ -149,7 +149,7 @@ def features(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
-@pytest.mark.parametrize("size", [(6, 9), (1, 1), (2, 3), (7, 1), (1, 2), (5, 4), (13, 2), (3, 11)])
+@pytest.mark.parametrize("size", [(6, 9), (1, 1), (2, 3), (7, 1), (5, 4), (13, 2)])
 def test_float64_two_axes(form: str, basis: str, gain: str, size: tuple[int, int]) -> None:
     for dims in ((2, 3), (3, 2)):
         check(features(2, 3, *size), axes_of(3, dims, basis, gain), form, 1e-10)
