@@ -25,6 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared
+from chasm.ops._cost import counted_as
+from chasm.ops._cost import counted_as
 from chasm.ops.precision import autocast_dtype
 from chasm.registry import near
 
@@ -112,7 +114,7 @@ class CHASM(Mixer):
 
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
         self.refine = conv(channels, channels, 3, padding=1, groups=channels, **factory) if local else None
-        self.fuse = conv(channels, channels, 1, **factory) if local else None
+        self.fuse = _POINTWISE[ndim](channels, channels, 1, **factory) if local else None
         self._given_bases: dict[str, Tensor] = {}  # set by `batched_bases` for the length of a step
         self._cache = _Cache()
 
@@ -120,7 +122,7 @@ class CHASM(Mixer):
         self._check(x)
         y = self.core(x)
         if self.refine is not None and self.fuse is not None:
-            y = _pointwise(self.fuse, gelu(self.refine(y)))
+            y = self.fuse(gelu(self.refine(y)))
         return x + y if self.residual else y.to(x.dtype)
 
     def core(self, x: Tensor) -> Tensor:
@@ -311,14 +313,29 @@ def batched_bases(model: nn.Module) -> Iterator[None]:
                 module._given_bases = {}
 
 
-def _pointwise(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
-    """The 1x1 convolution; on a CPU as a batched product, which is faster there and needs no temporaries."""
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
-        y: Tensor = conv(x)
-        return y
-    assert conv.bias is not None
-    W = conv.weight.flatten(1).expand(x.shape[0], -1, -1)
-    return torch.baddbmm(conv.bias[:, None], W, x.flatten(2)).view(x.shape)
+class _Pointwise(nn.modules.conv._ConvNd):
+    """A 1x1 convolution that is a batched product on a CPU, which is faster there and needs no temporaries."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
+            y: Tensor = super()._conv_forward(x, weight, bias)
+            return y
+        assert bias is not None
+        with counted_as("conv"):
+            W = weight.flatten(1).expand(x.shape[0], -1, -1)
+            return torch.baddbmm(bias[:, None], W, x.flatten(2)).view(x.shape)
+
+
+class _Pointwise1d(_Pointwise, nn.Conv1d): ...
+
+
+class _Pointwise2d(_Pointwise, nn.Conv2d): ...
+
+
+class _Pointwise3d(_Pointwise, nn.Conv3d): ...
+
+
+_POINTWISE = {1: _Pointwise1d, 2: _Pointwise2d, 3: _Pointwise3d}
 
 
 def _one_of(name: str, value: Any, allowed: Any) -> None:

@@ -1,0 +1,9 @@
+"""Two test processes share the machine: one thread each, for them and for what they start."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
