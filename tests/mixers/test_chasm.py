@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import chasm
@@ -166,6 +166,25 @@ def test_identity_paths() -> None:
     assert not CHASM(4, residual=False).residual
     assert chasm.create_slot("chasm", 4, (6, 5), host_residual=True).residual is False
     assert chasm.create_slot("chasm", 4, (6, 5)).residual is True
+
+
+def test_the_wrapper_is_made_of_ordinary_layers() -> None:
+    """Hooks fire, spectral_norm and the like work, and a layer can be exchanged: also where the 1x1 is a product."""
+    x = features(2, 4, 6, 5)
+    mixer: Any = moved(CHASM(4, size=(6, 5), dtype=torch.float64)).eval()
+    seen: list[Tensor] = []
+    for layer in (mixer.refine, mixer.fuse):
+        assert isinstance(layer, nn.Conv2d)
+        layer.register_forward_hook(lambda _m, _x, out: seen.append(out))
+    y = mixer(x.double())
+    assert len(seen) == 2
+    assert relative(seen[1], y - x) <= 1e-10
+    mixer.fuse = nn.Conv2d(4, 4, 1, bias=False, dtype=torch.float64)
+    assert relative(mixer(x.double()) - x, F.conv2d(F.gelu(seen[0]), mixer.fuse.weight)) <= 1e-10
+    normed: Any = moved(CHASM(4, size=(6, 5)))
+    nn.utils.spectral_norm(normed.fuse)
+    normed(x).sum().backward()
+    assert normed.fuse.weight_orig.grad is not None
 
 
 def test_wrapper_only_control() -> None:
