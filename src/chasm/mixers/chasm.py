@@ -26,7 +26,6 @@ from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared
 from chasm.ops._cost import counted_as
-from chasm.ops._cost import counted_as
 from chasm.ops.precision import autocast_dtype
 from chasm.registry import near
 
