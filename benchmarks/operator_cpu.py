@@ -22,7 +22,7 @@ import chasm
 from literal import LiteralBlock
 
 SHAPES = [(2, 96, 128, 128), (2, 96, 90, 90)]
-REPETITIONS = 10
+REPETITIONS = 20
 
 
 def trained(channels: int, size: tuple[int, ...]) -> chasm.CHASM:
