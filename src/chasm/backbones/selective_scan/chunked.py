@@ -170,7 +170,8 @@ def _group(p: Plan, x: Tensor) -> Tensor:
     # Two ways to (L, B, M): torch transposes a matrix fast, and copies rows fast where M is already last.
     x = x.reshape(batch * width, length).t() if x.is_contiguous() else x.permute(2, 0, 1)
     x = x.reshape(length, batch, width)
-    x = F.pad(x, (0, 0, 0, 0, 0, p.groups * p.lanes * p.steps - length))
+    if missing := p.groups * p.lanes * p.steps - length:
+        x = F.pad(x, (0, 0, 0, 0, 0, missing))
     return x.reshape(p.groups, p.lanes, p.steps, batch, width).transpose(1, 2).contiguous()
 
 
