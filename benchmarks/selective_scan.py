@@ -160,17 +160,25 @@ def sweep(shape: Shape, seed: int) -> list[str]:
         set_chunked, "chunked", True,
     )  # fmt: skip
     blocks = [{"BLOCK_D": d, "num_warps": w} for d, w in ((16, 1), (32, 1), (64, 2))]
-    walks = [{**block, "NOTE": note} for block in (*blocks[:2], {"BLOCK_D": 32, "num_warps": 2}) for note in (4, 8, 16)]
+    walks = [(note, block) for block in ((16, 1), (32, 1), (32, 2), (64, 4)) for note in (4, 8, 16)]
+
+    def set_walk(option: tuple[int, tuple[int, int]]) -> None:
+        kernels.NOTE, (block, warps) = option
+        kernels.BACKWARD.update(BLOCK_D=block, num_warps=warps)
+
     results = []
     for kernels.CHUNK in (32, 64, 128):
         best_of(f"triton CHUNK {kernels.CHUNK}, forward", blocks, kernels.FORWARD.update, "triton", False)
-        best = best_of(f"triton CHUNK {kernels.CHUNK}, both", walks, kernels.BACKWARD.update, "triton", True)
-        results.append((best, kernels.CHUNK, dict(kernels.FORWARD), dict(kernels.BACKWARD)))
-    _, kernels.CHUNK, ahead, back = min(results, key=lambda r: r[0])
+        name = f"triton CHUNK {kernels.CHUNK}, (NOTE, (BLOCK_D, num_warps)) of the backward, forward + backward"
+        best = best_of(name, walks, set_walk, "triton", True)
+        results.append((best, kernels.CHUNK, kernels.NOTE, dict(kernels.FORWARD), dict(kernels.BACKWARD)))
+    _, kernels.CHUNK, kernels.NOTE, ahead, back = min(results, key=lambda r: r[0])
     kernels.FORWARD.update(ahead)
     kernels.BACKWARD.update(back)
-    lines.append(f"best: triton CHUNK {kernels.CHUNK}, FORWARD {kernels.FORWARD}, BACKWARD {kernels.BACKWARD}; "
-                 f"chunked CHUNK {chunked.CHUNK}, STEP_ELEMENTS {chunked.STEP_ELEMENTS}")  # fmt: skip
+    lines.append(
+        f"best: triton CHUNK {kernels.CHUNK}, NOTE {kernels.NOTE}, FORWARD {ahead}, BACKWARD {back}; "
+        f"chunked CHUNK {chunked.CHUNK}, STEP_ELEMENTS {chunked.STEP_ELEMENTS}"
+    )
     print(lines[-1])
     return lines
 

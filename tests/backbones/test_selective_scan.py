@@ -314,10 +314,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(kernels, "CHUNK", 16)
     if INTERPRETED:
-        monkeypatch.setitem(kernels.FORWARD, "BLOCK_D", 2)
-        monkeypatch.setitem(kernels.BACKWARD, "BLOCK_D", 2)
-        monkeypatch.setitem(kernels.CARRY, "BLOCK_D", 2)
-        monkeypatch.setitem(kernels.CARRY, "BLOCK_J", 2)
+        for name, sizes in {"FORWARD": (2,), "BACKWARD": (2,), "CARRY": (2, 2), "ROWS": (2, 8)}.items():
+            blocks = [key for key in getattr(kernels, name) if key.startswith("BLOCK")]
+            monkeypatch.setattr(kernels, name, dict(zip(blocks, sizes, strict=True)))
         _patch_the_language_once(monkeypatch)
     return kernels
 
@@ -341,9 +340,10 @@ def _patch_the_language_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("size", "regime"),
     [
-        ((1, 3, 37, 3), "usual"),  # 3 chunks and 2 blocks of channels, the last ones cut; N padded to 4
-        ((2, 1, 17, 2), "strong decay"),
-        ((1, 1, 17, 2), "delta near 0"),
+        ((2, 5, 37, 3), "usual"),  # 3 chunks and 3 blocks of channels, the last ones filled up; N filled up to 4
+        ((1, 2, 32, 4), "usual"),  # nothing to fill up
+        ((1, 3, 33, 3), "strong decay"),
+        ((1, 3, 33, 3), "delta near 0"),
         ((1, 1, 1, 1), "usual"),
     ],
 )
@@ -356,6 +356,13 @@ def test_kernels_without_skip_bias_or_softplus(kernels):
     inputs = make(1, 2, 17, 2)
     inputs[1] = inputs[1].exp()
     assert_matches_oracle([*inputs[:5], None, None], "triton", torch.float32, 1e-4, softplus=False, device=DEVICE)
+
+
+@kernel_test
+def test_kernels_take_any_strides(kernels):
+    inputs = make(2, 3, 20, 2)
+    rows = [x.mT.contiguous().mT if x.dim() == 3 else x for x in inputs]
+    assert_matches_oracle(rows, "triton", torch.float32, 1e-4, device=DEVICE)
 
 
 @kernel_test
@@ -374,7 +381,7 @@ def test_kernels_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "6 passed, 1 skipped" in done.stdout, done.stdout
+    assert "8 passed, 1 skipped" in done.stdout, done.stdout
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
