@@ -69,7 +69,7 @@ def check(form: str, device: str, seed: int) -> float:
 
 
 def times(run: Callable[[], object], device: str, repeats: int) -> list[float]:
-    """Milliseconds. One CPU thread is timed by its own clock, so that other processes do not count."""
+    """Milliseconds. With --threads 1 it is CPU time, so that other processes do not count."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     found = []
     for _ in range(repeats):
@@ -236,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", type=int, nargs=4, metavar=("B", "D", "L", "N"))
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; default 1")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
     parser.add_argument("--repeats", type=int, help="timed runs (GPU 20; CPU 3 rounds)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="default: a fresh one")
     parser.add_argument("--sweep", action="store_true", help="GPU: try block sizes first and use the best")

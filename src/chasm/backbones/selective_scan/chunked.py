@@ -21,13 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 32  # T: a saved state per T steps
+CHUNK = 64  # T: a saved state per T steps
 # P is chosen so that one time step of a group has about this many elements. A CPU is busy with few of them and
 # then P = 1 saves the correction; a GPU wants many, and a group's T steps are in memory a few times at once.
 STEP_ELEMENTS_CPU = 2**10
 STEP_ELEMENTS = 2**19
 
 Steps = tuple[Tensor, ...]  # a (T, ...) tensor, unbound
+softplus_backward = torch.ops.aten.softplus_backward.default
 
 
 class Plan(NamedTuple):
@@ -57,18 +58,20 @@ def forward(
     """-> y (B, L, D), and the start state of every chunk (G, P, B, N, D)."""
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
-    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias)
+    x, deltas, At, Bs, Cs = _prepare(p, u, delta, A, B, C)
+    bias = None if bias is None else bias.to(x.dtype)
     skip = None if D is None else D.to(x.dtype)
     dot = _row_times_matrix(u.device)
     starts = x.new_empty(p.groups, p.lanes, batch, *At.shape)
     y, y_groups = _output(p, x)
-    carry = x.new_zeros(batch, *At.shape)
+    carry = x.new_zeros(1, batch, *At.shape)
     decay = x.new_empty(p.steps, p.lanes, batch, *At.shape)
     h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)  # from the state before the first step
     # Views are made once: making one costs as much as using it.
-    decay_t, h_t, h_now = decay.unbind(), h.unbind(), h[1:]
-    for x_g, raw_g, B_g, C_g, start, out in zip(x, raw, Bs.mT, Cs, starts, y_groups, strict=True):
-        dt = F.softplus(raw_g) if softplus else raw_g
+    decay_t, h_t, h_now, h_end = decay.unbind(), h.unbind(), h[1:], h[-1, -1:]
+    for x_g, raw, B_g, C_g, start, out in zip(x, deltas, Bs.mT, Cs, starts, y_groups, strict=True):
+        raw = raw if bias is None else raw + bias
+        dt = F.softplus(raw) if softplus else raw
         torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
         torch.mul((dt * x_g).unsqueeze(-2), B_g, out=h_now)
         if p.lanes == 1:
@@ -81,7 +84,7 @@ def forward(
             total = (dt.cumsum(0).unsqueeze(-2) * At).exp_()  # (T, P, B, N, D): decay since the start
             _chain(carry, total[-1], h_t[-1], start)
             h_now.addcmul_(total, start)
-        carry.copy_(h_t[-1][-1])
+        carry.copy_(h_end)
         out.copy_(dot(C_g, h_now))
         if skip is not None:
             out.addcmul_(x_g, skip)
@@ -103,20 +106,23 @@ def backward(
     """grad (B, L, D) -> the gradients of u, delta (B, L, D), A (N, D), B, C (B, L, N), D, bias (D,)."""
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
-    x, raw, At, Bs, Cs = _prepare(p, u, delta, A, B, C, bias)
+    x, deltas, At, Bs, Cs = _prepare(p, u, delta, A, B, C)
+    bias = None if bias is None else bias.to(x.dtype)
     dy = _group(p, grad.transpose(1, 2).to(x.dtype))
     dot = _row_times_matrix(u.device)
     (du, du_groups), (ddelta, ddelta_groups) = _output(p, x), _output(p, x)
     (dB, dB_groups), (dC, dC_groups) = _output(p, Bs.squeeze(-2)), _output(p, Cs.squeeze(-2))
     dA = torch.zeros_like(At)
-    carry = x.new_zeros(batch, *At.shape)
+    carry = x.new_zeros(1, batch, *At.shape)
     decay, adjoint = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(2))
     h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)
-    decay_t, h_t, h_before, h_now, adjoint_t = decay.unbind(), h.unbind(), h[:-1], h[1:], adjoint.unbind()
-    sources = [v.unbind() for v in (x, raw, Bs, Bs.mT, Cs.mT, dy.unsqueeze(-2), starts)]
+    decay_t, h_t, adjoint_t = decay.unbind(), h.unbind(), adjoint.unbind()
+    h_before, h_now, h_columns, adjoint_columns, first = h[:-1], h[1:], h[1:].mT, adjoint.mT, adjoint[0, :1]
+    sources = [v.unbind() for v in (x, deltas, Bs, Bs.mT, Cs.mT, dy.unsqueeze(-2), starts)]
     for g in reversed(range(p.groups)):
-        x_g, raw_g, B_g, B_column, C_column, dy_g, start = (v[g] for v in sources)
-        dt = F.softplus(raw_g) if softplus else raw_g
+        x_g, raw, B_g, B_column, C_column, dy_g, start = (v[g] for v in sources)
+        raw = raw if bias is None else raw + bias
+        dt = F.softplus(raw) if softplus else raw
         dt_n, dtx = dt.unsqueeze(-2), (dt * x_g).unsqueeze(-2)
         torch.mul(dt_n, At, out=decay).exp_()
         torch.mul(dtx, B_column, out=h_now)
@@ -136,30 +142,25 @@ def backward(
             _chain(carry, total.flip(0), (decay_t[0] * adjoint_t[0]).flip(0), enters)
             adjoint.addcmul_((rest.unsqueeze(-2) * At).exp_(), enters.flip(0))
 
-        dC_groups[g] = dot(dy_g, h_now.mT)
-        dB_groups[g] = dot(dtx, adjoint.mT)
+        dC_groups[g] = dot(dy_g, h_columns)
+        dB_groups[g] = dot(dtx, adjoint_columns)
         ddtx = dot(B_g, adjoint)
         torch.mul(dt, ddtx, out=du_groups[g])
         adjoint.mul_(decay)  # now of the state before each step
-        carry.copy_(adjoint_t[0][0])
+        carry.copy_(first)
         adjoint.mul_(h_before)  # and now of delta * A
         dA += torch.mul(adjoint, dt_n, out=decay).sum((0, 1, 2))
         ddt = adjoint.mul_(At).sum(-2).addcmul_(x_g, ddtx)
-        ddelta_groups[g] = torch.ops.aten.softplus_backward(ddt, raw_g, 1, 20) if softplus else ddt
+        ddelta_groups[g] = softplus_backward(ddt, raw, 1, 20) if softplus else ddt
     if D is not None:
         du_groups.addcmul_(dy, D.to(x.dtype))
     du, ddelta, dB, dC = (v[:, :length].contiguous() for v in (du, ddelta, dB, dC))
     return du, ddelta, dA, dB, dC, (dy * x).sum((0, 1, 2, 3)), ddelta.sum((0, 1))
 
 
-def _prepare(
-    p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    """-> u, delta + bias (G, T, P, B, D), A (N, D), B, C (G, T, P, B, 1, N)."""
+def _prepare(p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, ...]:
+    """-> u, delta (G, T, P, B, D), A (N, D), B, C (G, T, P, B, 1, N)."""
     dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
-    delta = delta.to(dtype)
-    if bias is not None:
-        delta = delta + bias.to(dtype)[:, None]
     u, delta, B, C = (_group(p, v.to(dtype)) for v in (u, delta, B, C))
     return u, delta, A.t().to(dtype).contiguous(), B.unsqueeze(-2), C.unsqueeze(-2)
 
@@ -205,6 +206,6 @@ def _recur_back(decay: Steps, x: Steps) -> None:
 
 def _chain(first: Tensor, decay: Tensor, end: Tensor, out: Tensor) -> None:
     """What enters each chunk of a group: S_1 = first, S_{p+1} = decay_p S_p + end_p."""
-    out[0] = first
+    out[:1] = first
     for p in range(1, len(out)):
         torch.addcmul(end[p - 1], decay[p - 1], out[p - 1], out=out[p])
