@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import chasm
-from literal import LiteralBlock
+from chasm.bench.literal import LiteralBlock
 
 SHAPES = [(2, 96, 128, 128), (2, 96, 90, 90)]
 REPETITIONS = 20

@@ -2,7 +2,7 @@
 
 import typer
 
-from chasm.cli import data, demo, mixers, reconstruct, report, study, train
+from chasm.cli import bench, data, demo, mixers, reconstruct, report, study, train
 
 app = typer.Typer(
     name="chasm",
@@ -13,6 +13,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("mixers")(mixers.mixers)
+app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("eval")(train.evaluate)

@@ -1,6 +1,8 @@
 """The precision policy in one place: what autocast must not touch runs inside `full_precision`."""
 
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -23,3 +25,22 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type == "mps":
         return a @ b
     return (a.double() @ b.double()).to(a.dtype)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """For programs, never for modules: may float32 products and convolutions round their inputs to TF32 (10 bits)?
+
+    torch's defaults are a silent mixture: no for matrix products, yes for cuDNN's convolutions. The settings of
+    before come back at the end. They are torch's older ones, because compiled code still reads those, and fails
+    where the newer ones were written.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -6,6 +6,7 @@ from torch.nn.functional import gelu, interpolate, softplus
 
 import chasm
 from chasm.ops import reference
+from chasm.ops.precision import full_precision
 
 
 class LiteralBlock(torch.nn.Module):
@@ -16,13 +17,15 @@ class LiteralBlock(torch.nn.Module):
         self.mixer = mixer
 
     def core(self, x: Tensor) -> Tensor:
-        for dim, axis in ((2, "ch"), (3, "cw")):
-            U = reference.basis(self.mixer.theta[axis])
-            table = self.mixer.gain_table[axis].T[None]  # (1, C, B)
-            bins = x.shape[dim] // 2 + 1
-            gains = softplus(interpolate(table, bins, mode="linear", align_corners=True)[0].T)
-            x = reference.axis_pass(x, U, gains, dim)
-        return x
+        with full_precision(x):  # cuFFT takes no bfloat16, so under autocast too the core is float32
+            z = x.to(torch.promote_types(x.dtype, torch.float32))
+            for dim, axis in ((2, "ch"), (3, "cw")):
+                U = reference.basis(self.mixer.theta[axis])
+                table = self.mixer.gain_table[axis].T[None]  # (1, C, B)
+                bins = x.shape[dim] // 2 + 1
+                gains = softplus(interpolate(table, bins, mode="linear", align_corners=True)[0].T)
+                z = reference.axis_pass(z, U, gains, dim)
+            return z.to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.mixer.refine is not None

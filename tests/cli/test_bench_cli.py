@@ -1,0 +1,47 @@
+"""`chasm bench`: tables on the terminal, and the same in files with their provenance."""
+
+import csv
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+from chasm.cli.app import app
+
+SMALL = ["--device", "cpu", "--seconds", "0.001"]
+
+
+def run(*args: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", *args])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def test_table_and_files(tmp_path: Path) -> None:
+    select = ["--shape", "1,16,8,8", "--shape", "1x16x7x9", "--mixer", "chasm", "--mixer", "gfnet", "--form", "fft"]
+    text = run(*SMALL, *select, "--mode", "step", "--out", str(tmp_path / "results" / "speed"))
+    assert "1x16x8x8" in text
+    assert "gfnet" in text
+    rows = rows_of(tmp_path / "results" / "speed.csv")
+    assert [(r["shape"], r["mixer"], r["form"]) for r in rows] == [
+        (shape, *row)
+        for shape in ("1x16x8x8", "1x16x7x9")
+        for row in (("literal", "eager"), ("chasm", "fft"), ("gfnet", "-"))
+    ]
+    assert all(float(r["time_ms"]) > 0 and float(r["error"]) < 1e-4 for r in rows)
+    page = (tmp_path / "results" / "speed.md").read_text()
+    for fact in ("device", "torch", "triton", "commit", "date", "command", "copy", "float32 matrix product"):
+        assert f"- {fact}: " in page
+    assert f"- torch: {torch.__version__}" in page
+    assert page.count("\n| float32 | step |") == len(rows)
+
+
+def test_mistakes_are_one_line() -> None:
+    assert "8,96,256,256" in run(*SMALL, "--shape", "8,96", code=3)
+    assert "did you mean 'gfnet'" in run(*SMALL, "--mixer", "gfnt", code=3)
+    assert "expected device" in run("--device", "tpu", code=3)
