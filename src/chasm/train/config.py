@@ -57,6 +57,8 @@ class Training(Strict):
     clip: float | None = Field(None, gt=0)
     ema: float | None = Field(None, gt=0, lt=1)
     precision: Literal["float32", "bf16"] = "float32"
+    tf32: bool = False  # may float32 products and convolutions on a GPU round their inputs to TF32?
+    cuda_graph: bool = False  # forward and backward of a step as one CUDA graph; one process on a GPU
     on_nonfinite: Literal["stop", "skip"] = "stop"
     val_every: int | None = Field(None, ge=1)  # steps; default: twenty times per run
     save_every: int = Field(500, ge=1)

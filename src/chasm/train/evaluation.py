@@ -11,6 +11,7 @@ from torch import Tensor
 from chasm.cost import count, count_parameters
 from chasm.data.base import Slice, SliceDataset, collate
 from chasm.mri import to_complex
+from chasm.ops.precision import tf32
 from chasm.tasks import Summary, TaskBatch
 from chasm.train.files import write_atomic
 from chasm.train.run import Run, load_run, open_split, resident, score
@@ -30,7 +31,8 @@ def evaluate(
     config = run.config
     if data_path is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": data_path})})
-    return measure(run, resident(config, open_split(config, split), device), device)
+    with tf32(config.train.tf32):
+        return measure(run, resident(config, open_split(config, split), device), device)
 
 
 def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:

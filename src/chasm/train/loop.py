@@ -9,7 +9,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -23,10 +23,13 @@ from torch import Tensor, nn
 
 from chasm.data.base import SliceDataset
 from chasm.mixers.chasm import batched_bases
+from chasm.ops.precision import tf32
 from chasm.optim import param_groups
+from chasm.tasks import TaskBatch
 from chasm.train.config import RunConfig, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
 from chasm.train.files import Checkpoints, save_tensors, unwritable, write_json, write_text
+from chasm.train.graphed import GraphedGradients
 from chasm.train.progress import Progress
 from chasm.train.run import batches, build_model, environment, load_run, open_split, resident, score
 
@@ -85,6 +88,9 @@ class Trainer:
             raise ValueError(
                 f"train.batch {t.batch} must be a multiple of {world} processes x {t.accumulate} accumulated"
             )
+        if t.cuda_graph and (self.device.type != "cuda" or world > 1):
+            got = f"{world} on {self.device.type}"
+            raise ValueError(f"train.cuda_graph needs one process on a CUDA device, got {got}: set it to false")
         self.task = config.task.create()
         self.data = {split: open_split(config, split) for split in ("train", "val", "test")}
         _check_disjoint(self.data)
@@ -99,6 +105,7 @@ class Trainer:
             self.model, lr=t.lr, weight_decay=t.weight_decay, spectral_lr=t.lr * t.spectral_multiplier
         )
         self.peaks = [group["lr"] for group in groups]
+        self.graphed = GraphedGradients(self._gradients, self.model.parameters()) if t.cuda_graph else None
         self.optimizer = torch.optim.AdamW(groups, lr=t.lr)
         self.ema = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if t.ema else None
         self.step, self.seconds = 0, 0.0
@@ -114,6 +121,16 @@ class Trainer:
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
     def run(self) -> dict[str, Any]:
+        with tf32(self.t.tf32):
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
+        if self.device.type == "cuda":
+            kind = {"float32": "float32", "bf16": "bfloat16 autocast"}[self.t.precision]
+            self.progress.say(
+                f"precision: {kind}, TF32 {'on' if self.t.tf32 else 'off'}, "
+                f"CUDA graph {'on' if self.t.cuda_graph else 'off'}"
+            )
         if self.main:
             write_text(self.folder / "config.yaml", dump(self.config))
         self.resume()
@@ -184,17 +201,12 @@ class Trainer:
     def _update(self, micro_batches: list[Any], step: int) -> tuple[float, float]:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = learning_rate(step, self.steps, self.warmup, peak, self.t.final_lr)
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for i, raw in enumerate(micro_batches):
-            batch = self.task.prepare(raw.image, raw.label, raw.case)
-            last = i == len(micro_batches) - 1
-            with batched_bases(self.model), self._sync(last):
-                with self._precision():
-                    output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
-                loss = (self.task.loss(output.float(), batch) + aux.float()) / len(micro_batches)
-                self.accelerator.backward(loss)
-            total += loss.detach()
+        prepared = (self.task.prepare(raw.image, raw.label, raw.case) for raw in micro_batches)
+        if self.graphed is not None:
+            total = self.graphed(list(prepared))
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            total = self._gradients(prepared)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.t.clip is not None:
             norm = nn.utils.clip_grad_norm_(parameters, self.t.clip)
@@ -209,13 +221,27 @@ class Trainer:
                 self._average(step)
         return value, size
 
+    def _gradients(self, batches: Iterable[TaskBatch]) -> Tensor:
+        """Adds the gradients of a step to those that are there, micro-batch by micro-batch; returns its loss."""
+        total = torch.zeros((), device=self.device)
+        for i, batch in enumerate(batches):
+            with batched_bases(self.model), self._sync(last=i == self.t.accumulate - 1):
+                with self._precision():
+                    output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
+                loss = (self.task.loss(output.float(), batch) + aux.float()) / self.t.accumulate
+                self.accelerator.backward(loss)
+            total += loss.detach()
+        return total
+
     def _sync(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged between processes with the last micro-batch only."""
         return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Of the forward pass in training; scores are always measured in float32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.t.precision == "bf16")
+        enabled, graphed = self.t.precision == "bf16", self.graphed is not None
+        # In a graph every replay has to cast the weights again: none may come from outside it.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=not graphed)
 
     def _agree(self, loss: Tensor) -> float:
         """The loss over all processes. They also learn here whether one was told to stop: all stop at one step."""
@@ -346,7 +372,7 @@ class Trainer:
     def _write_environment(self) -> None:
         """Where the run began; and where it went on, if that was elsewhere or with other code."""
         path = self.folder / "environment.json"
-        now = environment(self.config, self.device, self.shape)
+        now = environment(self.config, self.device, self.shape) | {"tf32": self.t.tf32}
         if self.step > 0 and path.is_file():
             first = json.loads(path.read_text())
             last = (first.get("resumed") or [first])[-1]
