@@ -1,0 +1,315 @@
+"""The kernels of `local`: float32 inside, deterministic (sums over programs go through memory, no atomics).
+
+    forward    _activate_kernel    z -> a = gelu(u), u = the depthwise 3x3 of z
+               _product_kernel     y = x + W a + bias
+    backward   _product_kernel     h = W^T g
+               _activate_kernel    z, h -> a again, and h gelu'(u) in place of h
+               _weight_kernel      parts of g a^T, and of the sum of g
+               _spread_kernel      the adjoint of the depthwise 3x3 on h, and parts of its weights' gradients
+
+A program of a depthwise kernel goes down ROWS rows of a strip of BLOCK_C channels by BLOCK_W columns. A row is loaded
+once, at three shifts, and added to the three output rows it touches: two partly summed rows are all that is carried.
+Sizes come as units * UNIT, so that the compiler knows how far rows are aligned: 170 columns load as pairs.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# (what triton.jit compiles has no Python types)
+
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
+ACTIVATE = {"TILE": 1024, "ROWS": 16, "num_warps": 4}
+ACTIVATE_BACKWARD = {"TILE": 1024, "ROWS": 16, "num_warps": 4}
+SPREAD = {"TILE": 512, "ROWS": 32, "num_warps": 4}
+PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
+WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
+WEIGHT_PROGRAMS = 264  # what the parts of W's gradient are divided among: two for every multiprocessor of an H200
+FLOAT32_PRODUCT = "ieee"  # of float32 features: true float32, not TF32
+
+
+@triton.jit
+def _strip(pid, C, H, W, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
+    """-> number of the strip in its channels; where it starts; its channels, first row, columns; its tile's offsets."""
+    columns, strips, groups = tl.cdiv(W, BLOCK_W), tl.cdiv(H, ROWS), tl.cdiv(C, BLOCK_C)
+    w0 = pid % columns * BLOCK_W
+    h0 = pid // columns % strips * ROWS
+    c0 = pid // (columns * strips) % groups * BLOCK_C
+    b = pid // (columns * strips * groups)
+    part = b * columns * strips + pid % (columns * strips)
+    c = tl.arange(0, BLOCK_C)
+    w = w0 + tl.arange(0, BLOCK_W)
+    start = (tl.cast(b, tl.int64) * C + c0) * H * W
+    return part, start, c0 + c, h0, w[None, :], c[:, None] * (H * W) + w[None, :]
+
+
+@triton.jit
+def _width(row, first, end, W):
+    """Columns there are in this row: none outside first <= row < end."""
+    return tl.where((row >= first) & (row < end), W, 0)
+
+
+@triton.jit
+def _load_row(ptr, row, end, W, w, live):
+    """A row at columns w - 1, w, w + 1; zeros outside the image, and from row `end` on."""
+    width = _width(row, 0, end, W)
+    at = ptr + row * W
+    left = tl.load(at - 1, mask=live & (w >= 1) & (w < width), other=0.0)
+    centre = tl.load(at, mask=live & (w < width), other=0.0)
+    right = tl.load(at + 1, mask=live & (w + 1 < width), other=0.0)
+    return left.to(tl.float32), centre.to(tl.float32), right.to(tl.float32)
+
+
+@triton.jit
+def _load_weights(w_ptr, c, C, FLIP: tl.constexpr):
+    """The three rows of the 3x3 of every channel, or of its adjoint's, as nine columns."""
+    at = w_ptr + c[:, None] * 9
+    step = 1
+    if FLIP:
+        at += 8
+        step = -1
+    live = (c < C)[:, None]
+    k00 = tl.load(at, mask=live, other=0.0).to(tl.float32)
+    k01 = tl.load(at + step, mask=live, other=0.0).to(tl.float32)
+    k02 = tl.load(at + 2 * step, mask=live, other=0.0).to(tl.float32)
+    k10 = tl.load(at + 3 * step, mask=live, other=0.0).to(tl.float32)
+    k11 = tl.load(at + 4 * step, mask=live, other=0.0).to(tl.float32)
+    k12 = tl.load(at + 5 * step, mask=live, other=0.0).to(tl.float32)
+    k20 = tl.load(at + 6 * step, mask=live, other=0.0).to(tl.float32)
+    k21 = tl.load(at + 7 * step, mask=live, other=0.0).to(tl.float32)
+    k22 = tl.load(at + 8 * step, mask=live, other=0.0).to(tl.float32)
+    return k00, k01, k02, k10, k11, k12, k20, k21, k22
+
+
+@triton.jit
+def _activate_kernel(
+    z_ptr, w_ptr, bias_ptr, a_ptr, h_ptr, C, H, W_units,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """a = gelu(u), u = the 3x3 of z; backward also h *= gelu'(u), in place."""
+    W = W_units * UNIT
+    _, start, c, h0, w, tile = _strip(tl.program_id(0), C, H, W, ROWS, BLOCK_C, BLOCK_W)
+    live = (c < C)[:, None]
+    k00, k01, k02, k10, k11, k12, k20, k21, k22 = _load_weights(w_ptr, c, C, False)
+    bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[:, None]
+    z, end = z_ptr + start + tile, tl.minimum(H, h0 + ROWS + 1)
+    left, mid, right = _load_row(z, h0 - 1, end, W, w, live)
+    below = bias + k00 * left + k01 * mid + k02 * right  # of output row h0: what is there so far
+    left, mid, right = _load_row(z, h0, end, W, w, live)
+    here = below + k10 * left + k11 * mid + k12 * right
+    below = bias + k00 * left + k01 * mid + k02 * right
+    left, mid, right = _load_row(z, h0 + 1, end, W, w, live)
+    for row in range(h0, h0 + ROWS):
+        u = here + k20 * left + k21 * mid + k22 * right
+        here = below + k10 * left + k11 * mid + k12 * right
+        below = bias + k00 * left + k01 * mid + k02 * right
+        left, mid, right = _load_row(z, row + 2, end, W, w, live)  # a row ahead
+        out = start + row * W + tile
+        inside = live & (w < _width(row, 0, H, W))
+        half = 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+        if BACKWARD:
+            h = tl.load(h_ptr + out, mask=inside, other=0.0).to(tl.float32)
+            slope = half + u * (tl.exp(-0.5 * u * u) * 0.3989422804014327)
+            tl.store(h_ptr + out, (h * slope).to(h_ptr.dtype.element_ty), mask=inside)
+        tl.store(a_ptr + out, (u * half).to(a_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _spread_kernel(
+    h_ptr, z_ptr, w_ptr, gz_ptr, parts_ptr, C, H, W_units,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """gz[i, j] = sum of k[s, t] h[i+1-s, j+1-t], and with the same values gk[s, t] = sum of z[i, j] h[i+1-s, j+1-t]."""
+    W = W_units * UNIT
+    part, start, c, h0, w, tile = _strip(tl.program_id(0), C, H, W, ROWS, BLOCK_C, BLOCK_W)
+    live = (c < C)[:, None]
+    # The adjoint is the 3x3 with the flipped weights: k00 here is what the forward calls k22.
+    k00, k01, k02, k10, k11, k12, k20, k21, k22 = _load_weights(w_ptr, c, C, True)
+    h, z = h_ptr + start + tile, z_ptr + start + tile
+    h_end, z_end = tl.minimum(H, h0 + ROWS + 1), tl.minimum(H, h0 + ROWS)
+    zero = tl.zeros([BLOCK_C, BLOCK_W], tl.float32)
+    here, below, above_z, here_z = zero, zero, zero, zero
+    g00, g01, g02, g10, g11, g12, g20, g21, g22, total = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
+    below_z = tl.load(z + h0 * W, mask=live & (w < W), other=0.0).to(tl.float32)
+    for row in range(h0 - 1, h0 + ROWS + 1):
+        left, mid, right = _load_row(h, row, h_end, W, w, live)
+        next_z = tl.load(z + (row + 2) * W, mask=live & (w < _width(row + 2, h0, z_end, W)), other=0.0).to(tl.float32)
+        done = here + k20 * left + k21 * mid + k22 * right
+        here = below + k10 * left + k11 * mid + k12 * right
+        below = k00 * left + k01 * mid + k02 * right
+        g00 += above_z * right  # the forward's indices: z[row-1+s, j] with h[row, j+1-t]
+        g01 += above_z * mid
+        g02 += above_z * left
+        g10 += here_z * right
+        g11 += here_z * mid
+        g12 += here_z * left
+        g20 += below_z * right
+        g21 += below_z * mid
+        g22 += below_z * left
+        total += tl.where(w < _width(row, h0, z_end, W), mid, 0.0)
+        above_z, here_z, below_z = here_z, below_z, next_z
+        inside = live & (w < _width(row - 1, h0, z_end, W))
+        tl.store(gz_ptr + start + (row - 1) * W + tile, done.to(gz_ptr.dtype.element_ty), mask=inside)
+    at, live = parts_ptr + tl.cast(part, tl.int64) * 10 * C + c, c < C  # (parts, 10, C)
+    tl.store(at, tl.sum(g00, 1), mask=live)
+    tl.store(at + C, tl.sum(g01, 1), mask=live)
+    tl.store(at + 2 * C, tl.sum(g02, 1), mask=live)
+    tl.store(at + 3 * C, tl.sum(g10, 1), mask=live)
+    tl.store(at + 4 * C, tl.sum(g11, 1), mask=live)
+    tl.store(at + 5 * C, tl.sum(g12, 1), mask=live)
+    tl.store(at + 6 * C, tl.sum(g20, 1), mask=live)
+    tl.store(at + 7 * C, tl.sum(g21, 1), mask=live)
+    tl.store(at + 8 * C, tl.sum(g22, 1), mask=live)
+    tl.store(at + 9 * C, tl.sum(total, 1), mask=live)
+
+
+@triton.jit
+def _product_kernel(
+    W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, stride_m, stride_k,
+    UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out[b] = W a[b] (+ bias) (+ x[b]) for (C, C) on (B, C, N)."""
+    N = N_units * UNIT
+    rows, columns = tl.cdiv(C, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    m0 = pid % rows * BLOCK_M
+    n = pid // rows % columns * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    image = tl.cast(pid // (rows * columns), tl.int64) * C * N
+    i, k = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_K)
+    m = m0 + i
+    out, inside = image + tl.cast(m0, tl.int64) * N + (i * N + n), (m < C) & (n < N)
+    if RESIDUAL:
+        x = tl.load(x_ptr + out, mask=inside, other=0.0)  # under way during the product
+    w_at, a_at = W_ptr + m * stride_m + k[None, :] * stride_k, a_ptr + image + (k[:, None] * N + n)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k0 in range(0, C, BLOCK_K):
+        w = tl.load(w_at, mask=(m < C) & (k[None, :] < C - k0), other=0.0)
+        a = tl.load(a_at, mask=(k[:, None] < C - k0) & (n < N), other=0.0)
+        acc = tl.dot(w, a, acc, input_precision=PRECISION)
+        w_at += BLOCK_K * stride_k
+        a_at += BLOCK_K * N
+    if BIAS:
+        acc += tl.load(bias_ptr + m, mask=m < C, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        acc += x.to(tl.float32)
+    tl.store(out_ptr + out, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weight_kernel(
+    g_ptr, a_ptr, parts_ptr, sums_ptr, C, N_units, blocks, splits,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Parts (splits, C, C) of the sum over b of g[b] a[b]^T, and (splits, C) of that of g."""
+    N = N_units * UNIT
+    rows, columns, per_image = tl.cdiv(C, BLOCK_M), tl.cdiv(C, BLOCK_K), tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    m0, k0 = pid % rows * BLOCK_M, pid // rows % columns * BLOCK_K
+    split = pid // (rows * columns)
+    i, j, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_N)[None, :]
+    m, k = m0 + i, k0 + j
+    step = tl.cast(C, tl.int64) * N
+    g_at, a_at = g_ptr + tl.cast(m0, tl.int64) * N + i[:, None] * N, a_ptr + tl.cast(k0, tl.int64) * N + j[:, None] * N
+    acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    sums = tl.zeros([BLOCK_M, 16], tl.float32)
+    ones = tl.full([BLOCK_N, 16], 1.0, g_ptr.dtype.element_ty)
+    for block in range(split * blocks // splits, (split + 1) * blocks // splits):
+        at = block // per_image * step
+        columns_n = block % per_image * BLOCK_N + n
+        g = tl.load(g_at + at + columns_n, mask=(m < C)[:, None] & (columns_n < N), other=0.0)
+        a = tl.load(a_at + at + columns_n, mask=(k < C)[:, None] & (columns_n < N), other=0.0)
+        acc = tl.dot(g, tl.trans(a), acc, input_precision=PRECISION)
+        sums = tl.dot(g, ones, sums, input_precision=PRECISION)  # a sum over n that needs no second copy of g
+    part = tl.cast(split, tl.int64) * C
+    tl.store(parts_ptr + (part + m[:, None]) * C + k[None, :], acc, mask=(m < C)[:, None] & (k < C)[None, :])
+    tl.store(sums_ptr + part + m, tl.max(sums, 1), mask=m < tl.where(k0 == 0, C, 0))  # sixteen times the same
+
+
+def forward(
+    z: Tensor, x: Tensor | None, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
+) -> Tensor:
+    a = torch.empty_like(z)
+    y = torch.empty_like(z, dtype=z.dtype if x is None else torch.promote_types(x.dtype, z.dtype))
+    with torch.cuda.device_of(z):
+        _activate(z, dw_weight, dw_bias, a)
+        _product(pw_weight.flatten(1).to(z.dtype), a, y, pw_bias, x)
+    return y
+
+
+def backward(
+    g: Tensor, z: Tensor, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """g in z's dtype -> the gradients of z, dw_weight, dw_bias, pw_weight, pw_bias; those of parameters in float32."""
+    h, a, gz = torch.empty_like(z), torch.empty_like(z), torch.empty_like(z)
+    with torch.cuda.device_of(z):
+        _product(pw_weight.flatten(1).to(z.dtype).t(), g, h)
+        _activate(z, dw_weight, dw_bias, a, h)
+        gW, gb = _weight_gradient(g, a)
+        grid, strips, sizes, constants = _strips(z, SPREAD)
+        parts = torch.empty(strips, 10, z.shape[1], device=z.device, dtype=torch.float32)
+        _spread_kernel[grid](h, z, dw_weight.contiguous(), gz, parts, *sizes, **constants)
+    gk = parts.sum(0)
+    return gz, gk[:9].t().reshape(dw_weight.shape), gk[9], gW.reshape(pw_weight.shape), gb
+
+
+def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | None = None) -> None:
+    grid, _, sizes, constants = _strips(z, ACTIVATE if h is None else ACTIVATE_BACKWARD)
+    _activate_kernel[grid](
+        *(z, weight.contiguous(), bias.contiguous(), a, a if h is None else h, *sizes),
+        **constants, BACKWARD=h is not None,
+    )  # fmt: skip
+
+
+def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: Tensor | None = None) -> None:
+    C, N = a.shape[1], a[0, 0].numel()
+    blocks = {**PRODUCT, "BLOCK_M": _block(C, PRODUCT["BLOCK_M"]), "BLOCK_K": _block(C, PRODUCT["BLOCK_K"])}
+    grid = (triton.cdiv(C, blocks["BLOCK_M"]) * triton.cdiv(N, blocks["BLOCK_N"]) * a.shape[0],)
+    unit = gcd(N, 16)
+    _product_kernel[grid](
+        *(W, a, W if bias is None else bias.contiguous(), a if x is None else x, out, C, N // unit, *W.stride()),
+        UNIT=unit, BIAS=bias is not None, RESIDUAL=x is not None, PRECISION=_precision(a), **blocks,
+    )  # fmt: skip
+
+
+def _weight_gradient(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    C, N = a.shape[1], a[0, 0].numel()
+    constants = {**WEIGHT, "BLOCK_M": _block(C, WEIGHT["BLOCK_M"]), "BLOCK_K": _block(C, WEIGHT["BLOCK_K"])}
+    tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
+    blocks = a.shape[0] * triton.cdiv(N, constants["BLOCK_N"])
+    splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
+    parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
+    sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
+    unit = gcd(N, 16)
+    _weight_kernel[(tiles * splits,)](
+        g, a, parts, sums, C, N // unit, blocks, splits, UNIT=unit, PRECISION=_precision(a), **constants
+    )
+    return parts.sum(0), sums.sum(0)
+
+
+def _strips(z: Tensor, options: dict[str, int]) -> tuple[tuple[int], int, tuple[int, int, int], dict[str, Any]]:
+    """-> grid, strips of a channel, size arguments and constants of a depthwise kernel."""
+    batch, C, H, W = z.shape
+    constants = {key: value for key, value in options.items() if key != "TILE"}
+    widths = [256, 128, 64, 32] if W >= 32 else [triton.next_power_of_2(W)]
+    block_w = min(widths, key=lambda width: triton.cdiv(W, width) * width)  # the least beyond the edge, then the widest
+    block_w = min(block_w, options["TILE"])
+    block_c = min(options["TILE"] // block_w, triton.next_power_of_2(C))
+    strips = batch * triton.cdiv(H, options["ROWS"]) * triton.cdiv(W, block_w)
+    unit = gcd(W, 16)
+    constants |= {"UNIT": unit, "BLOCK_C": block_c, "BLOCK_W": block_w}
+    return (strips * triton.cdiv(C, block_c),), strips, (C, H, W // unit), constants
+
+
+def _block(C: int, most: int) -> int:
+    return int(max(16, min(most, triton.next_power_of_2(C))))
+
+
+def _precision(a: Tensor) -> str:
+    return FLOAT32_PRODUCT if a.dtype == torch.float32 else "tf32"  # which half precision does not look at
