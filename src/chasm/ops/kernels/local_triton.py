@@ -24,13 +24,16 @@ import triton.language as tl
 from torch import Tensor
 
 # TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
-ACTIVATE = {"TILE": 1024, "ROWS": 16, "num_warps": 4}
-ACTIVATE_BACKWARD = {"TILE": 1024, "ROWS": 16, "num_warps": 4}
+ACTIVATE = {"TILE": 512, "ROWS": 16, "num_warps": 4}
+ACTIVATE_BACKWARD = {"TILE": 512, "ROWS": 16, "num_warps": 4}
 SPREAD = {"TILE": 512, "ROWS": 32, "num_warps": 4}
-PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
-WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-WEIGHT_PROGRAMS = 264  # what the parts of W's gradient are divided among: two for every multiprocessor of an H200
-FLOAT32_PRODUCT = "ieee"  # of float32 features: true float32, not TF32
+# Products, of half-precision and of float32 features. PRECISION matters to float32 alone: "ieee" is never TF32.
+HALF, FLOAT32 = {"PRECISION": "tf32"}, {"PRECISION": "ieee"}
+PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3, **HALF}
+PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
+WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3, **HALF}
+WEIGHT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_K": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
+WEIGHT_PROGRAMS = 264  # among which W's gradient is divided: two for every multiprocessor of an H200
 
 
 @triton.jit
@@ -87,6 +90,20 @@ def _load_weights(w_ptr, c, C, FLIP: tl.constexpr):
 
 
 @triton.jit
+def _normal(u):
+    """Density phi(u) and distribution function Phi(u) of the standard normal: gelu(u) = u Phi(u).
+
+    Phi(-|u|) = e^{-u^2/2} (a_1 t + ... + a_5 t^5), t = 1 / (1 + p |u|), to 7.5e-8 (Abramowitz and Stegun 7.1.26): half
+    the instructions of erf, and the exponential is the density's.
+    """
+    e = tl.exp2(u * u * -0.7213475204444817)
+    t = 1.0 / (1.0 + 0.23164189 * tl.abs(u))
+    tail = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))
+    tail = tail * t * e
+    return 0.3989422804014327 * e, tl.where(u > 0.0, 1.0 - tail, tail)
+
+
+@triton.jit
 def _activate_kernel(
     z_ptr, w_ptr, bias_ptr, a_ptr, h_ptr, C, H, W_units,
     UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, BACKWARD: tl.constexpr,
@@ -111,11 +128,10 @@ def _activate_kernel(
         left, mid, right = _load_row(z, row + 2, end, W, w, live)  # a row ahead
         out = start + row * W + tile
         inside = live & (w < _width(row, 0, H, W))
-        half = 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+        density, half = _normal(u)
         if BACKWARD:
             h = tl.load(h_ptr + out, mask=inside, other=0.0).to(tl.float32)
-            slope = half + u * (tl.exp(-0.5 * u * u) * 0.3989422804014327)
-            tl.store(h_ptr + out, (h * slope).to(h_ptr.dtype.element_ty), mask=inside)
+            tl.store(h_ptr + out, (h * (half + u * density)).to(h_ptr.dtype.element_ty), mask=inside)
         tl.store(a_ptr + out, (u * half).to(a_ptr.dtype.element_ty), mask=inside)
 
 
@@ -268,29 +284,33 @@ def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | No
 
 
 def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: Tensor | None = None) -> None:
-    C, N = a.shape[1], a[0, 0].numel()
-    blocks = {**PRODUCT, "BLOCK_M": _block(C, PRODUCT["BLOCK_M"]), "BLOCK_K": _block(C, PRODUCT["BLOCK_K"])}
-    grid = (triton.cdiv(C, blocks["BLOCK_M"]) * triton.cdiv(N, blocks["BLOCK_N"]) * a.shape[0],)
+    C, N = a.shape[1], a.shape[2] * a.shape[3]
+    constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)
+    grid = (triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(N, constants["BLOCK_N"]) * a.shape[0],)
     unit = gcd(N, 16)
     _product_kernel[grid](
         *(W, a, W if bias is None else bias.contiguous(), a if x is None else x, out, C, N // unit, *W.stride()),
-        UNIT=unit, BIAS=bias is not None, RESIDUAL=x is not None, PRECISION=_precision(a), **blocks,
+        UNIT=unit, BIAS=bias is not None, RESIDUAL=x is not None, **constants,
     )  # fmt: skip
 
 
 def _weight_gradient(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    C, N = a.shape[1], a[0, 0].numel()
-    constants = {**WEIGHT, "BLOCK_M": _block(C, WEIGHT["BLOCK_M"]), "BLOCK_K": _block(C, WEIGHT["BLOCK_K"])}
+    C, N = a.shape[1], a.shape[2] * a.shape[3]
+    constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else WEIGHT, C)
     tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
     blocks = a.shape[0] * triton.cdiv(N, constants["BLOCK_N"])
     splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
     parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
     sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
     unit = gcd(N, 16)
-    _weight_kernel[(tiles * splits,)](
-        g, a, parts, sums, C, N // unit, blocks, splits, UNIT=unit, PRECISION=_precision(a), **constants
-    )
+    _weight_kernel[(tiles * splits,)](g, a, parts, sums, C, N // unit, blocks, splits, UNIT=unit, **constants)
     return parts.sum(0), sums.sum(0)
+
+
+def _blocks(options: dict[str, Any], C: int) -> dict[str, Any]:
+    """No larger than the channels need; a product takes no less than 16."""
+    most = max(16, triton.next_power_of_2(C))
+    return {**options, **{key: min(options[key], most) for key in ("BLOCK_M", "BLOCK_K")}}
 
 
 def _strips(z: Tensor, options: dict[str, int]) -> tuple[tuple[int], int, tuple[int, int, int], dict[str, Any]]:
@@ -305,11 +325,3 @@ def _strips(z: Tensor, options: dict[str, int]) -> tuple[tuple[int], int, tuple[
     unit = gcd(W, 16)
     constants |= {"UNIT": unit, "BLOCK_C": block_c, "BLOCK_W": block_w}
     return (strips * triton.cdiv(C, block_c),), strips, (C, H, W // unit), constants
-
-
-def _block(C: int, most: int) -> int:
-    return int(max(16, min(most, triton.next_power_of_2(C))))
-
-
-def _precision(a: Tensor) -> str:
-    return FLOAT32_PRODUCT if a.dtype == torch.float32 else "tf32"  # which half precision does not look at

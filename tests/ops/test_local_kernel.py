@@ -1,0 +1,225 @@
+"""The kernels of the local block against float64: outputs and all gradients."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, gelu
+
+from chasm.ops.kernels import local
+from chasm.ops.kernels.local import local_block, obstacle
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+NAMES = ("z", "x", "dw_weight", "dw_bias", "pw_weight", "pw_bias")
+BFLOAT16 = 2e-2 if INTERPRETED else 1e-2  # the interpreter cuts off where a GPU rounds
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: BFLOAT16}
+
+# On a GPU as they are; without one in Triton's interpreter, which wants its variable set before triton is first
+# imported, hence a process of its own.
+kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
+gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+
+
+def make(batch: int, channels: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """z, x in the dtype, parameters in float32."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    z, x = (normal(batch, channels, height, width).to(dtype) for _ in range(2))
+    dw, pw = normal(channels, 1, 3, 3) / 2, normal(channels, channels, 1, 1) / channels**0.5
+    return [t.to(DEVICE) for t in (z, x, dw, normal(channels), pw, normal(channels))]
+
+
+def oracle(z: Tensor, x: Tensor | None, dw: Tensor, dw_bias: Tensor, pw: Tensor, pw_bias: Tensor) -> Tensor:
+    y = conv2d(gelu(conv2d(z, dw, dw_bias, padding=1, groups=z.shape[1])), pw, pw_bias)
+    return y if x is None else x + y
+
+
+def run(function, inputs: list[Tensor | None], grad: Tensor) -> dict[str, Tensor]:
+    leaves = [t if t is None else t.detach().requires_grad_() for t in inputs]
+    y = function(*leaves)
+    given = [(name, t) for name, t in zip(NAMES, leaves, strict=True) if t is not None]
+    gradients = torch.autograd.grad(y, [t for _, t in given], grad.to(y.dtype))
+    return {"y": y.detach()} | {name: g for (name, _), g in zip(given, gradients, strict=True)}
+
+
+def assert_matches_oracle(inputs: list[Tensor | None], tolerance: float, grad: Tensor | None = None) -> None:
+    z = inputs[0]
+    if grad is None:
+        grad = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(z)
+    found = run(local_block, inputs, grad)
+    expected = run(oracle, [t if t is None else t.double() for t in inputs], grad.double())
+    for name, want in expected.items():
+        error = (found[name].double() - want).abs().max()
+        assert error <= tolerance * want.abs().max(), (name, error.item(), want.abs().max().item())
+    for name, t in zip(NAMES, inputs, strict=True):
+        assert t is None or found[name].dtype == t.dtype
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch):
+    """Kernels on memory full of NaN, and in the interpreter with small blocks."""
+    from chasm.ops.kernels import local_triton
+
+    empty, empty_like = torch.empty, torch.empty_like
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
+    if INTERPRETED:
+        for name in ("ACTIVATE", "ACTIVATE_BACKWARD", "SPREAD"):
+            monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
+        blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "PRECISION": "ieee"}
+        for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32"):
+            monkeypatch.setattr(local_triton, name, blocks)
+        monkeypatch.setattr(local_triton, "WEIGHT_PROGRAMS", 8)
+        _mend_the_interpreter(monkeypatch)
+    return local_triton
+
+
+def _mend_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies the bits of bfloat16, and patches triton.language again at each call of a helper function."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original, done, dot = interpreter._patch_lang, set(), interpreter.InterpreterBuilder.create_dot
+
+    def patch(function):
+        if id(function.__globals__) not in done:
+            done.add(id(function.__globals__))
+            original(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    def widened(t):
+        if t.dtype.scalar != tl.bfloat16:
+            return t
+        return interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    monkeypatch.setattr(interpreter, "_patch_lang", patch)
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+    )
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(2, 5, 7, 7), (1, 17, 6, 35), (2, 3, 1, 1), (1, 3, 5, 2), (1, 16, 4, 32)])
+def test_kernels_match_oracle(kernels, size, dtype):
+    assert_matches_oracle(make(*size, dtype), TOLERANCE[dtype])
+
+
+@kernel_test
+def test_kernels_with_float16_and_no_residual(kernels):
+    z, _, *parameters = make(2, 5, 6, 9, torch.float16)
+    assert_matches_oracle([z, None, *parameters], TOLERANCE[torch.float16])
+
+
+@kernel_test
+def test_kernels_take_any_strides_and_mixed_types(kernels):
+    z, x, *parameters = make(2, 5, 6, 9)
+    last = torch.channels_last
+    grad = torch.ones(6, 9, device=DEVICE).expand(2, 5, 6, 9)
+    assert_matches_oracle([z.to(memory_format=last), x.to(memory_format=last), *parameters], 1e-5, grad)
+    assert_matches_oracle([z.bfloat16(), x, *parameters], BFLOAT16)  # as under autocast
+    parameters = [p.bfloat16() for p in parameters]
+    assert_matches_oracle([z.bfloat16(), x.bfloat16(), *parameters], BFLOAT16)
+
+
+@kernel_test
+def test_kernels_with_large_values(kernels):
+    """Far in the tails, where the exponential vanishes."""
+    z, x, *parameters = make(1, 3, 4, 4)
+    assert_matches_oracle([40 * z, x, *parameters], 1e-5)
+
+
+@kernel_test
+def test_kernels_give_gradients_where_they_are_wanted(kernels):
+    inputs = make(1, 3, 4, 4)
+    inputs[1].requires_grad_()
+    inputs[4].requires_grad_()
+    local_block(*inputs).sum().backward()
+    assert [t.grad is not None for t in inputs] == [False, True, False, False, True, False]
+    with torch.no_grad():
+        assert not local_block(*inputs).requires_grad
+
+
+@kernel_test
+def test_kernels_are_differentiated_twice_by_other_means(kernels):
+    def penalty(function) -> list[Tensor]:
+        leaves = [t.requires_grad_() for t in make(1, 3, 4, 4)]
+        gradients = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in gradients), leaves))
+
+    for found, expected in zip(penalty(local_block), penalty(oracle), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+@kernel_test
+def test_kernels_with_an_empty_batch(kernels):
+    leaves = [t.requires_grad_() for t in make(0, 3, 4, 4)]
+    y = local_block(*leaves)
+    assert y.shape == (0, 3, 4, 4)
+    y.sum().backward()
+    assert not leaves[4].grad.any()
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "16 passed, 1 skipped" in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors on a CPU")
+def test_obstacles(monkeypatch):
+    z = torch.zeros(1, 2, 3, 3)
+    assert obstacle(z) == "it needs a CUDA tensor, got one on cpu"
+    assert "got torch.float64" in obstacle(z.double())
+    assert "got 3 axes" in obstacle(z[0])
+    assert "got 4096x4096" in obstacle(torch.zeros(1, 1, 4096, 4096, device="meta"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(local, "_has_triton", lambda: False)
+    assert obstacle(z) == "triton cannot be imported"
+
+
+# ---- on a GPU
+
+SIZES = [(8, 96, 256, 256), (8, 96, 128, 128), (8, 384, 32, 32), (4, 96, 218, 170), (2, 96, 63, 90), (1, 16, 7, 7)]
+
+
+@gpu_test
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_on_a_gpu(kernels, size, dtype):
+    assert_matches_oracle(make(*size, dtype), TOLERANCE[dtype])
+
+
+@gpu_test
+def test_in_a_cuda_graph_and_again_the_same():
+    inputs = [t.requires_grad_() for t in make(2, 96, 63, 90, torch.bfloat16)]
+    grad = torch.randn_like(inputs[0])
+
+    def step() -> list[Tensor]:
+        y = local_block(*inputs)
+        return [y, *torch.autograd.grad(y, inputs, grad)]
+
+    expected = step()
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        found = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, expected))
