@@ -1,1 +1,1 @@
-"""Triton kernels, imported only where they run."""
+"""Triton kernels; imported only where they run."""
