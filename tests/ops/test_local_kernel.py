@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, gelu
 
+import chasm
+import chasm.mixers.chasm as mixers
+from chasm import CHASM
 from chasm.ops.kernels import local
 from chasm.ops.kernels.local import local_block, obstacle
 
@@ -62,6 +65,20 @@ def assert_matches_oracle(inputs: list[Tensor | None], tolerance: float, grad: T
         assert error <= tolerance * want.abs().max(), (name, error.item(), want.abs().max().item())
     for name, t in zip(NAMES, inputs, strict=True):
         assert t is None or found[name].dtype == t.dtype
+
+
+def grads(mixer, x: Tensor) -> list[Tensor]:
+    """The output and the gradients of input and parameters."""
+    x = x.detach().requires_grad_()
+    y = mixer(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()])]
+
+
+def monkeypatch_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every call of `local_block` from a mixer."""
+    calls: list[int] = []
+    monkeypatch.setattr(mixers, "local_block", lambda *a: calls.append(1) or local_block(*a))
+    return calls
 
 
 @pytest.fixture
@@ -170,13 +187,50 @@ def test_kernels_with_an_empty_batch(kernels):
     assert not leaves[4].grad.any()
 
 
+@kernel_test
+@pytest.mark.parametrize("options", [{}, {"basis": None}, {"residual": False}])
+def test_kernels_in_the_mixer(kernels, monkeypatch, options):
+    mixer = CHASM(3, size=4, **options).to(DEVICE)
+    x = make(1, 3, 4, 5)[0]
+    cost = chasm.count(mixer, x)
+    found = grads(mixer, x)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        low = mixer(x)
+    calls = monkeypatch_calls(monkeypatch)
+    with torch.no_grad():
+        mixer(x)
+    assert calls == [1]
+    monkeypatch.setattr(mixers, "_kernels_fit", lambda *_: False)
+    expected = grads(mixer, x)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+    assert low.dtype == x.dtype
+    assert (low - expected[0]).abs().max() < 5e-2
+    assert chasm.count(mixer, x).macs == cost.macs
+    assert chasm.count(mixer, x).saved_bytes > cost.saved_bytes
+
+
+@kernel_test
+def test_kernels_leave_changed_layers_alone(kernels, monkeypatch):
+    calls = monkeypatch_calls(monkeypatch)
+    x = make(1, 4, 5, 5)[0]
+    hooked, exchanged, normed, other = (CHASM(4, size=5).to(DEVICE) for _ in range(4))
+    hooked.refine.register_forward_hook(lambda *_: None)
+    exchanged.fuse = torch.nn.Conv2d(4, 4, 1, bias=False, device=DEVICE)
+    torch.nn.utils.parametrizations.weight_norm(normed.fuse)
+    for mixer, inputs in ((hooked, x), (exchanged, x), (normed, x), (other.double(), x.double())):
+        mixer(inputs)
+    assert calls == []
+
+
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "16 passed, 1 skipped" in done.stdout, done.stdout
+    assert "20 passed, 1 skipped" in done.stdout, done.stdout
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors on a CPU")

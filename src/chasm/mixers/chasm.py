@@ -26,6 +26,7 @@ from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared
 from chasm.ops._cost import counted_as
+from chasm.ops.kernels.local import local_block, obstacle
 from chasm.ops.precision import autocast_dtype
 from chasm.registry import near
 
@@ -121,6 +122,11 @@ class CHASM(Mixer):
         self._check(x)
         y = self.core(x)
         if self.refine is not None and self.fuse is not None:
+            y = y.to(autocast_dtype(y) or y.dtype)
+            if _kernels_fit(y, self.refine, self.fuse):
+                with counted_as("conv", macs=y.numel() * (9 + self.channels)):
+                    y = local_block(y, x if self.residual else None, *_parameters(self.refine, self.fuse))
+                return y if self.residual else y.to(x.dtype)
             y = self.fuse(gelu(self.refine(y)))
         return x + y if self.residual else y.to(x.dtype)
 
@@ -332,6 +338,22 @@ class _Pointwise2d(_Pointwise, nn.Conv2d): ...
 
 
 class _Pointwise3d(_Pointwise, nn.Conv3d): ...
+
+
+def _kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
+    """Whether z goes through `local_block`: not when traced, nor past a layer that was exchanged or has hooks."""
+    if torch.compiler.is_compiling() or type(z) is not Tensor or obstacle(z) is not None:
+        return False
+    if (type(refine), type(fuse)) != (nn.Conv2d, _Pointwise2d):
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (refine, fuse)):
+        return False
+    cast = autocast_dtype(z) is not None
+    return all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in _parameters(refine, fuse))
+
+
+def _parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:
+    return refine.weight, refine.bias, fuse.weight, fuse.bias
 
 
 _POINTWISE = {1: _Pointwise1d, 2: _Pointwise2d, 3: _Pointwise3d}
