@@ -89,7 +89,7 @@ def rivals() -> list[str]:
 
 
 def forms() -> list[str]:
-    return ["auto", *ops.FORMS]
+    return ["auto", *(form for form in ops.FORMS if form != "triton" or torch.cuda.is_available())]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from chasm.ops import reference
 from chasm.ops.chain import chain, mix
+from chasm.ops.circulants import circulants, matrices, obstacle
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
 from chasm.registry import near
@@ -21,6 +22,7 @@ FORMS = {
     "fft": "real FFT of the axes, real channel products on the coefficients, own backward",
     "dft": "as fft, but the transform is a product with cosine and sine matrices; no complex dtype",
     "circulant": "each gain as a circulant matrix per channel; products of real matrices only",
+    "triton": "as circulant, by Triton kernels with their own backward; half precision on CUDA",
 }
 
 
@@ -48,7 +50,8 @@ class Prepared(NamedTuple):
     dtype: torch.dtype  # inputs are cast to this
     dims: tuple[int, ...]
     mats: list[Tensor | None]  # channel matrices around the gains; "reference" and untied: one per axis
-    tables: list[Tensor]  # gains (or circulants) as the form wants them; untied: none
+    tables: list[Tensor]  # gains (or circulants, or both) as the form wants them; untied: none
+    symmetric: bool = True  # are the operators: real gains
 
 
 def choose_form(
@@ -63,28 +66,34 @@ def choose_form(
     """Which form runs on a (B, C, *spatial) input, and why. `grad`: is a backward wanted? `form` forces one."""
     untied = any(op.untied for op in operators)
     is_complex = any(op.gains.is_complex() for op in operators)
+    dims = [op.dim for op in operators]
     if form != "auto":
         if form not in FORMS:
             raise ValueError(f"unknown form {form!r}: {near(form, ['auto', *FORMS])}")
-        if form in ("dft", "circulant") and untied:
+        if form in ("dft", "circulant", "triton") and untied:
             raise ValueError(f"form {form!r} needs one basis for all frequencies, got an untied one: use 'fft'")
         if form == "dft" and is_complex:
             raise ValueError("form 'dft' needs real gains, got complex ones: use 'fft' or 'circulant'")
+        if form == "triton" and (reason := obstacle(shape, dims, device, dtype)):
+            raise ValueError(f"form 'triton' cannot run: {reason}; use 'auto'")
         return Choice(form, "forced by the user")
     if untied:
         return Choice("fft", "an untied basis needs a matrix per frequency")
     if torch.compiler.is_exporting():
         return Choice("fft", "the form whose shapes stay symbolic in H and W")
-    longest = max(shape[op.dim] for op in operators)
+    longest = max(shape[d] for d in dims)
     if device.type == "cpu":
         if not grad and longest <= 256:
             return Choice("circulant", "no gradient wanted and axes at most 256 long")
         return Choice("fft", "on a CPU the FFT beats dense transforms in training and on long axes")
     if dtype.itemsize >= 4 or longest > 512:
         return Choice("fft", "in float32, and on axes longer than 512, the FFT beats matrix products on this device")
-    if not grad or is_complex:
-        return Choice("circulant", "half-precision matrix products beat the FFT up to length 512")
-    return Choice("dft", "half-precision matrix products beat the FFT up to length 512")
+    why = "compiled code holds no kernels of ours" if torch.compiler.is_compiling() else None
+    why = why or obstacle(shape, dims, device, dtype)
+    if why is None:
+        return Choice("triton", "half-precision matrix products beat the FFT up to length 512")
+    form = "circulant" if not grad or is_complex else "dft"
+    return Choice(form, f"half-precision matrix products beat the FFT up to length 512; not 'triton': {why}")
 
 
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
@@ -102,6 +111,13 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
             mats, tables = [channel_operators(op) for op in operators], []
         else:
             mats = merged_matrices(operators)
+            if form == "triton":
+                columns = [torch.fft.irfft(op.gains.mT, n=shape[op.dim]) for op in operators]
+                circulant_matrices = [matrices(column.detach(), dtype) for column in columns]
+                # What a gradient is wanted of stays float32; constants are rounded once, here.
+                mats = [A if A is None or A.requires_grad else A.to(dtype) for A in mats]
+                symmetric = not any(op.gains.is_complex() for op in operators)
+                return Prepared(form, dtype, dims, mats, [*columns, *circulant_matrices], symmetric)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             else:
@@ -117,7 +133,7 @@ def run(x: Tensor, prepared: Prepared) -> Tensor:
     """Apply prepared operators, first to last, to x (B, C, *spatial); returns x's shape and dtype."""
     if x.shape[0] == 0:
         return x.clone()  # FFT libraries refuse an empty batch
-    form, dtype, dims, mats, tables = prepared
+    form, dtype, dims, mats, tables, _ = prepared
     z = x.to(dtype).contiguous()
     with full_precision(x):
         if form == "reference":
@@ -128,6 +144,9 @@ def run(x: Tensor, prepared: Prepared) -> Tensor:
             for M, dim in zip(mats, dims, strict=True):
                 assert M is not None
                 z = _frequency_product(M, z, dim)
+        elif form == "triton":
+            m = len(dims)
+            z = circulants(z, tables[m:], tables[:m], mats, dims, prepared.symmetric)
         elif form == "circulant":
             z = channel_product(mats[0], z)
             for A, T, dim in zip(mats[1:], tables, dims, strict=True):

@@ -52,7 +52,7 @@ def _forward(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transfor
     return transform.inverse(P, x.shape), X
 
 
-class _Once(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """Hands n gradients on, tied to all they were made from: a second derivative is then an error, never a zero.
 
     torch's `once_differentiable` loses the tie: `torch.autograd.grad(loss + penalty, params)` drops the penalty.
@@ -68,7 +68,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("forms 'fft' and 'dft' have no second derivative: use form='reference' or 'circulant'")
+        raise RuntimeError("this form has no second derivative: use form='reference' or 'circulant'")
 
 
 class _Chain(torch.autograd.Function):
@@ -93,7 +93,7 @@ class _Chain(torch.autograd.Function):
         with torch.no_grad(), full_precision(gy):
             grads = _Chain._backward(ctx, gy)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True, torch.func
-            return _Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
+            return Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
         return grads
 
     @staticmethod

@@ -1,0 +1,136 @@
+"""A chain of axis passes as matrix products by Triton kernels, with its own backward; half precision on a GPU.
+
+    y = A_m T_m A_{m-1} ... T_1 A_0 x
+
+A_j are the merged channel matrices (see `chain`), T_j the gains of pass j as one circulant matrix per channel. Nothing
+is transformed: five products in all for two axes, each one pass over memory. The backward keeps x and what left
+every pass but the last, and makes the rest again. Matrices and gains come in float32, and so do their gradients.
+"""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chasm.ops.chain import Once, mix
+
+LONGEST = 512  # of an axis: the block of a circulant that a program keeps has a row of it
+
+
+@cache
+def _triton_runs() -> bool:
+    if find_spec("triton") is None:
+        return False
+    try:  # a build that does not fit this machine is as good as none
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot run on (B, C, H, W) features; None if they can."""
+    if len(shape) != 4:
+        return f"it needs 2-D features (B, C, H, W), got {len(shape) - 2} spatial axes"
+    if max(shape[d] for d in dims) > LONGEST:
+        return f"it takes axes up to {LONGEST}, got {tuple(shape[2:])}"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and (device.type != "cuda" or dtype.itemsize != 2):
+        return f"it needs bfloat16 or float16 on a CUDA device, got {dtype} on {device.type}"
+    return None if _triton_runs() else "triton cannot be imported"
+
+
+def matrices(column: Tensor, dtype: torch.dtype) -> Tensor:
+    """First columns (C, n) of circulants -> (C, n, n'), rows filled up to whole 16-byte words."""
+    n = column.shape[1]
+    i = torch.arange(n, device=column.device)
+    j = torch.arange(-(-n // 8) * 8, device=column.device)
+    return column.to(dtype)[:, (i[:, None] - j) % n]
+
+
+class _Circulants(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Tensor], *params: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        from chasm.ops.kernels import circulant
+
+        mats = params[len(T) :]
+        z, left = _mixed(mats[0], x), []
+        for Tj, h, A in zip(T, along_h, mats[1:], strict=True):
+            z = circulant.pass_(Tj, z, h)
+            left.append(z)
+            z = _mixed(A, z)
+        return (z if z is not left[-1] else z.clone(), *left[:-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.along_h, ctx.symmetric, ctx.T, *params = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *output[1:], *params)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
+        m = len(ctx.T)
+        if g is None:
+            return (None,) * (4 + 2 * m + 1)
+        with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
+            grads = _Circulants._backward(ctx, g.contiguous())
+        if torch.is_grad_enabled():  # create_graph=True, torch.func
+            return Once.apply(len(grads), *grads, g, *ctx.saved_tensors)
+        return grads
+
+    @staticmethod
+    def _backward(ctx: Any, G: Tensor) -> Any:
+        from chasm.ops.kernels import circulant
+        from chasm.ops.kernels.mixing import gram
+
+        m, T = len(ctx.T), ctx.T
+        x, *rest = ctx.saved_tensors
+        left, mats = rest[: m - 1], rest[2 * m - 1 :]  # then the columns, then the matrices
+        need_column, need_mat = ctx.needs_input_grad[4 : 4 + m], ctx.needs_input_grad[4 + m :]
+        d_columns: list[Tensor | None] = [None] * m
+        d_mats: list[Tensor | None] = [None] * (m + 1)
+        for j in range(m, 0, -1):
+            A, Tj, h = mats[j], T[j - 1], ctx.along_h[j - 1]
+            entered = _mixed(mats[j - 1], left[j - 2] if j > 1 else x)
+            if need_mat[j]:
+                out = left[j - 1] if j < m else circulant.pass_(Tj, entered, h)
+                d_mats[j] = gram(G.flatten(2), out.flatten(2))
+            G = _mixed(A, G, transpose=True)
+            if need_column[j - 1]:
+                d_columns[j - 1] = circulant.gradient(G, entered, h)
+            G = circulant.pass_(Tj if ctx.symmetric else _transposed(Tj), G, h)
+        if need_mat[0]:
+            d_mats[0] = gram(G.flatten(2), x.flatten(2))
+        dx = _mixed(mats[0], G, transpose=True) if ctx.needs_input_grad[0] else None
+        return (dx, None, None, None, *d_columns, *d_mats)
+
+
+def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False) -> Tensor:
+    """(C, C) on the channels of (B, C, H, W), in x's dtype; the identity where there is no matrix."""
+    if A is None:
+        return x
+    A = A.to(x.dtype)
+    return mix(A.mT if transpose else A, x.flatten(2)).view(x.shape)
+
+
+def _transposed(T: Tensor) -> Tensor:
+    n = T.shape[1]
+    out = torch.zeros_like(T)
+    out[..., :n] = T[..., :n].mT
+    return out
+
+
+def circulants(
+    x: Tensor, T: list[Tensor], columns: list[Tensor], mats: list[Tensor | None], dims: tuple[int, ...], symmetric: bool
+) -> Tensor:
+    """Apply the chain to contiguous x (B, C, H, W); T_j = matrices(column_j), along dimension dims_j."""
+    along_h = tuple(d == 2 for d in dims)
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = _Circulants.apply(x, along_h, symmetric, T, *columns, *mats)[0]
+    return y

@@ -1,0 +1,121 @@
+"""Circulant passes as Triton kernels: each channel has its own n x n matrix T, applied along H or along W.
+
+A library's batched product would want T once per image. Here a program loads a block of T of one channel once and
+takes the maps of all images past it. `pass_` applies T, `gradient` makes the gradient of its first column.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# (what triton.jit compiles has no Python types)
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 3}
+GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+PROGRAMS = 528  # enough to keep a card busy; each then walks over several maps
+
+
+@triton.jit
+def _pass_kernel(
+    t_ptr, x_ptr, y_ptr, C, H, W, TILES, STRIDE_T,
+    N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr,
+):  # fmt: skip
+    """Grid (walkers, blocks of T, C). y = T x along H, y = x T^T along W; T (C, n, n) with rows STRIDE_T apart."""
+    c = tl.program_id(2).to(tl.int64)
+    n = W
+    if ALONG_H:
+        n = H
+    k = tl.arange(0, N)
+    r = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    t_ptr += c * n * STRIDE_T
+    if ALONG_H:  # (r, k)
+        T = tl.load(t_ptr + r[:, None] * STRIDE_T + k[None, :], mask=(r < n)[:, None] & (k < n)[None, :], other=0.0)
+    else:  # (k, r): transposed
+        T = tl.load(t_ptr + r[None, :] * STRIDE_T + k[:, None], mask=(r < n)[None, :] & (k < n)[:, None], other=0.0)
+    for item in range(tl.program_id(0), TILES, tl.num_programs(0)):
+        if ALONG_H:
+            tiles = tl.cdiv(W, BLOCK_X)
+            start = ((item // tiles).to(tl.int64) * C + c) * H * W
+            w = (item % tiles) * BLOCK_X + tl.arange(0, BLOCK_X)
+            x = tl.load(
+                x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
+            )
+            y = tl.dot(T, x)
+            out = y_ptr + start + r[:, None] * W + w[None, :]
+            tl.store(out, y.to(y_ptr.dtype.element_ty), mask=(r < H)[:, None] & (w < W)[None, :])
+        else:
+            tiles = tl.cdiv(H, BLOCK_X)
+            start = ((item // tiles).to(tl.int64) * C + c) * H * W
+            h = (item % tiles) * BLOCK_X + tl.arange(0, BLOCK_X)
+            x = tl.load(
+                x_ptr + start + h[:, None] * W + k[None, :], mask=(h < H)[:, None] & (k < W)[None, :], other=0.0
+            )
+            y = tl.dot(x, T)
+            out = y_ptr + start + h[:, None] * W + r[None, :]
+            tl.store(out, y.to(y_ptr.dtype.element_ty), mask=(h < H)[:, None] & (r < W)[None, :])
+
+
+@triton.jit
+def _gradient_kernel(
+    g_ptr, x_ptr, d_ptr, B, C, H, W,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr,
+):  # fmt: skip
+    """Grid (row blocks, column blocks, C): D[c] = sum over images of g x^T along H, of g^T x along W; (C, n, n)."""
+    c = tl.program_id(2).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = W
+    m = H
+    if ALONG_H:
+        n = H
+        m = W
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    steps = tl.cdiv(m, BLOCK_K)
+    for item in range(B * steps):
+        start = ((item // steps).to(tl.int64) * C + c) * H * W
+        k = (item % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
+        live_g = (i < n)[:, None] & (k < m)[None, :]
+        live_x = (j < n)[None, :] & (k < m)[:, None]
+        if ALONG_H:
+            g = tl.load(g_ptr + start + i[:, None] * W + k[None, :], mask=live_g, other=0.0)
+            x = tl.load(x_ptr + start + j[None, :] * W + k[:, None], mask=live_x, other=0.0)
+        else:
+            g = tl.load(g_ptr + start + k[None, :] * W + i[:, None], mask=live_g, other=0.0)
+            x = tl.load(x_ptr + start + k[:, None] * W + j[None, :], mask=live_x, other=0.0)
+        total = tl.dot(g, x, total)
+    tl.store(d_ptr + (c * n + i[:, None]) * n + j[None, :], total, mask=(i < n)[:, None] & (j < n)[None, :])
+
+
+def pass_(T: Tensor, x: Tensor, along_h: bool) -> Tensor:
+    """T (C, n, >= n) along H or W of contiguous x (B, C, H, W)."""
+    B, C, H, W = x.shape
+    n, other = (H, W) if along_h else (W, H)
+    options = dict(PASS)
+    N = max(16, triton.next_power_of_2(n))
+    block_t = min(options.pop("BLOCK_T"), N)
+    block_x = min(options.pop("BLOCK_X"), max(16, triton.next_power_of_2(other)))
+    tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
+    walkers = max(1, min(tiles, triton.cdiv(PROGRAMS, blocks * C)))
+    y = torch.empty_like(x)
+    _pass_kernel[walkers, blocks, C](
+        T, x, y, C, H, W, tiles, T.stride(1), N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, **options
+    )
+    return y
+
+
+def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
+    """Gradient (C, n) of the first column of T in y = pass_(T, x), for the gradient g of y."""
+    B, C, H, W = x.shape
+    n = H if along_h else W
+    options = dict(GRADIENT)
+    block = min(options.pop("BLOCK"), max(16, triton.next_power_of_2(n)))
+    step = min(options.pop("BLOCK_K"), max(16, triton.next_power_of_2(W if along_h else H)))
+    D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
+    blocks = triton.cdiv(n, block)
+    _gradient_kernel[blocks, blocks, C](g, x, D, B, C, H, W, BLOCK=block, BLOCK_K=step, ALONG_H=along_h, **options)
+    # T[i, j] = column[(i - j) % n]. With D written twice side by side, a row 2n + 1 numbers on starts one to the right:
+    # element (j, d) of that view is D[j - d, j], so its sum over j belongs to -d.
+    twice = torch.cat([D.mT, D.mT], 2)  # (C, j, 2n): D^T, so that rows run over j
+    return twice.as_strided((C, n, n), (2 * n * n, 2 * n + 1, 1)).sum(1)

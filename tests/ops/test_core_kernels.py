@@ -1,0 +1,172 @@
+"""The kernels of the spectral core against float64, outputs and all gradients; and the form that uses them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import chasm
+from chasm.ops import AxisOperator, choose_form
+from chasm.ops.circulants import obstacle
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+HALF = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter cannot multiply bfloat16
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+# On a GPU as they are; without one in Triton's interpreter, which wants its variable set before triton is first
+# imported, hence a process of its own.
+kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
+gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN: what a kernel does not write shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error <= tolerance, float(error)
+
+
+@kernel_test
+@pytest.mark.parametrize("along_h", [True, False])
+@pytest.mark.parametrize(("H", "W"), [(7, 5), (1, 2), (16, 63), (90, 20)])
+def test_circulant_pass_and_its_gradient(H, W, along_h):
+    from chasm.ops.circulants import matrices
+    from chasm.ops.kernels import circulant
+
+    n = H if along_h else W
+    column = normal(3, n).to(HALF).double().requires_grad_()
+    x, g = (normal(2, 3, H, W, seed=s).to(HALF) for s in (1, 2))
+    i = torch.arange(n)
+    T = column[:, (i[:, None] - i) % n]
+    y = T @ x.double() if along_h else x.double() @ T.mT
+    (expected,) = torch.autograd.grad(y, column, g.double())
+    assert_close(circulant.pass_(matrices(column.detach(), HALF), x, along_h), y.detach(), TOLERANCE[HALF])
+    assert_close(circulant.gradient(g, x, along_h), expected, 1e-5)  # sums are float32
+
+
+@kernel_test
+@pytest.mark.parametrize(("C", "S"), [(5, 7), (96, 130), (40, 65), (128, 64), (16, 1)])
+def test_channel_products_in_float32(C, S):
+    from chasm.ops.kernels import mixing
+
+    A, X = normal(C, C), normal(2, C, S, seed=1)
+    assert_close(mixing.product(A.float(), X.float()), A.float().double() @ X.float().double(), 1e-6)
+
+
+@kernel_test
+@pytest.mark.parametrize(("M", "N", "S"), [(5, 5, 7), (96, 96, 300), (130, 20, 65)])
+def test_gram_matrix(M, N, S):
+    from chasm.ops.kernels import mixing
+
+    G, X = normal(2, M, S).float(), normal(2, N, S, seed=1).float()
+    assert_close(mixing.gram(G, X), torch.einsum("bms,bns->mn", G.double(), X.double()), 1e-6)
+
+
+def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], **options: str) -> chasm.CHASM:
+    module = chasm.CHASM(shape[1], size=shape[2:], local=False, form=form, **options).to(DEVICE, dtype)
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.add_(0.3 * normal(*p.shape, seed=i).to(p))
+    return module
+
+
+def results(module: chasm.CHASM, x: Tensor, g: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    with torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF and x.dtype == HALF):
+        y = module(x)
+    y.backward(g.to(y.dtype))
+    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
+
+
+VARIANTS = [
+    {},
+    {"axes": "cw>ch"},
+    {"axes": "ch+cw"},
+    {"axes": "cw"},
+    {"basis": "identity"},
+    {"gain": "signed"},
+    {"gain": "complex"},
+]
+
+
+@kernel_test
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_form_matches_the_oracle(options):
+    shape = (2, 6, 7, 10)
+    compare(shape, options)
+
+
+@gpu_test
+@pytest.mark.parametrize("shape", [(8, 96, 256, 256), (4, 96, 218, 170), (2, 96, 63, 90), (8, 384, 32, 32)], ids=str)
+def test_form_at_real_sizes(shape):
+    compare(shape, {})
+
+
+def compare(shape, options):
+    x, g = normal(*shape).to(HALF), normal(*shape, seed=1).to(HALF)
+    oracle = mixer("reference", torch.float64, shape, **options)
+    module = mixer("triton", torch.float32, shape, **options)
+    module.load_state_dict(oracle.state_dict())
+    oracle.load_state_dict(module.state_dict())  # the same float32 numbers
+    for found, expected in zip(results(module, x, g), results(oracle, x.double(), g.double()), strict=True):
+        assert_close(found, expected, TOLERANCE[HALF])
+
+
+@kernel_test
+def test_eval_caches_and_gives_the_same():
+    module = mixer("triton", torch.float32, (2, 6, 7, 10))
+    x = normal(2, 6, 7, 10).to(HALF)
+    with torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
+        trained = module(x)
+        with torch.no_grad():
+            torch.testing.assert_close(module.eval()(x), trained.detach())
+            torch.testing.assert_close(module(x), trained.detach())
+
+
+@kernel_test
+def test_a_second_derivative_is_an_error():
+    module = mixer("triton", torch.float32, (2, 6, 7, 10))
+    x = normal(2, 6, 7, 10).float().requires_grad_()
+    if not INTERPRETED:
+        module, x = module.to(HALF), x.detach().to(HALF).requires_grad_()
+    (dx,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        dx.sum().backward()
+
+
+def test_why_the_kernels_cannot_run():
+    shape = torch.Size((2, 6, 7, 10))
+    if not INTERPRETED:
+        assert "needs bfloat16 or float16 on a CUDA device" in obstacle(
+            shape, [2, 3], torch.device("cpu"), torch.float32
+        )
+        operators = [AxisOperator(2, None, torch.ones(4, 6))]
+        with pytest.raises(ValueError, match="form 'triton' cannot run: it needs bfloat16"):
+            choose_form(shape, operators, device=torch.device("cpu"), grad=True, form="triton")
+    cuda = torch.device("cuda")
+    assert "up to 512" in obstacle(torch.Size((1, 6, 513, 10)), [2, 3], cuda, torch.bfloat16)
+    assert obstacle(torch.Size((1, 6, 513, 10)), [3], cuda, torch.bfloat16) is None
+    assert "2-D features" in obstacle(torch.Size((1, 6, 8)), [2], cuda, torch.bfloat16)
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
+def test_kernels_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
