@@ -41,6 +41,28 @@ def test_table_and_files(tmp_path: Path) -> None:
     assert page.count("\n| float32 | step |") == len(rows)
 
 
+def test_scaling_writes_slopes_and_draws_again(tmp_path: Path) -> None:
+    out, first, second = tmp_path / "s", tmp_path / "a.png", tmp_path / "b.png"
+    one = ["--sweep", "size", "--mixer", "gfnet", "--device", "cpu"]
+    text = run("scaling", *one, "--out", str(out), "--plot", str(first))
+    assert "Slopes" in text
+    page = out.with_suffix(".md").read_text()
+    assert "## Slopes" in page
+    assert "| size | float32 | step | gfnet | " in page
+    run("scaling", "--from", str(out.with_suffix(".csv")), "--plot", str(second), "--note", "from the file")
+    assert second.stat().st_size > 10_000
+    assert "--plot" in run("scaling", "--from", str(out.with_suffix(".csv")), code=3)
+    assert "unknown sweep" in run("scaling", "--sweep", "depth", code=3)
+
+
+def test_bases_in_files(tmp_path: Path) -> None:
+    assert "ours" in run("bases", "--device", "cpu", "--out", str(tmp_path / "b"))
+    rows = rows_of(tmp_path / "b.csv")
+    assert len(rows) == 3
+    assert all(float(r["time_ms"]) > 0 for r in rows)
+    assert "- device: " in (tmp_path / "b.md").read_text()
+
+
 def test_mistakes_are_one_line() -> None:
     assert "8,96,256,256" in run(*SMALL, "--shape", "8,96", code=3)
     assert "did you mean 'gfnet'" in run(*SMALL, "--mixer", "gfnt", code=3)

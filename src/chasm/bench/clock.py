@@ -145,15 +145,12 @@ def first_line(error: BaseException) -> str:
     return lines[0][:120] if lines else type(error).__name__
 
 
-def input_sets(map_bytes: int, device: torch.device) -> int:
-    """How many sets of a map of this size are rotated: a round should read twice what the last cache holds.
-
-    A call touches at least three maps.
-    """
+def input_sets(touched_bytes: int, device: torch.device) -> int:
+    """How many sets are rotated where a call touches this much: a round should pass twice what the last cache holds."""
     if device.type != "cuda":
         return 1
     cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 2**26)
-    return min(max(-(-2 * cache // (3 * map_bytes)), 1), 16)
+    return min(max(-(-2 * cache // touched_bytes), 1), 8)
 
 
 class Limits(NamedTuple):

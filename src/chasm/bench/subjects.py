@@ -74,6 +74,10 @@ def rival(name: str, shape: Shape, device: torch.device) -> Subject:
     """In a slot of its own: the mixer, and the identity path where it brings none."""
     torch.manual_seed(0)
     slot = create_slot(name, shape[1], shape[2:]).to(device)
+    with torch.no_grad():
+        for p in slot.parameters():
+            if not p.any():  # sampling offsets of exactly zero have no gradient to compare, only two one-sided ones
+                p.add_(0.01 * torch.randn_like(p))
     return Subject(name, "-", slot, slot.mixer if name in PURE_CORES else None)  # type: ignore[arg-type]
 
 

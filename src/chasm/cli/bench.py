@@ -64,6 +64,96 @@ def bench(
                     report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run leaves them
 
 
+@app.command()
+def scaling(
+    sweep: list[str] = typer.Option([], help="size, channels or batch. Default: all three."),
+    dtype: list[str] = typer.Option([], help="float32 or bf16. Default: bf16 on a GPU."),
+    mixer: list[str] = typer.Option([], help="chasm, or a rival."),
+    mode: list[str] = typer.Option([], help="core, core-graph, eval, step or graph. Default: step."),
+    plot: Path | None = typer.Option(None, help="Draw time against size into this PNG file."),
+    redraw: Path | None = typer.Option(None, "--from", help="Measure nothing, draw this CSV of an earlier run."),
+    note: str = typer.Option("", help="With --from: what to write below the picture."),
+    out: Path | None = OUT,
+    device: str | None = DEVICE,
+) -> None:
+    """How time grows with H = W, with C and with the batch, to the largest that fits, for every mixer."""
+    from chasm.bench import report, table
+    from chasm.bench import scaling as sweeps
+    from chasm.bench.clock import Pace
+    from chasm.ops.precision import tf32
+
+    with _one_line_errors(), tf32(False):
+        if redraw is not None:
+            if plot is None:
+                raise ValueError("--from draws again what was measured: give the picture's name with --plot")
+            sweeps.plot(sweeps.read(redraw), plot, note)
+            return
+        for name in sweep:
+            if name not in sweeps.SWEEPS:
+                raise ValueError(f"unknown sweep {name!r}: expected {', '.join(sweeps.SWEEPS)}")
+        place = _device(device)
+        limits, facts = _begin(place)
+        pace = Pace(0.02, 3, 30) if place.type == "cuda" else Pace(0.05, 2, 10)
+        dtypes = dtype or (["bf16"] if place.type == "cuda" else ["float32"])
+        plan = table.make_plan(place, limits, dtypes=dtypes, modes=mode or ["step"], mixers=mixer, pace=pace)
+        chosen = sweep or list(sweeps.SWEEPS)
+        rows: list[dict[str, Any]] = []
+        with report.progress(sweeps.total(plan, chosen)) as tick:
+            for found in sweeps.run(plan, chosen, tick):
+                rows += found
+                slopes = sweeps.slopes(rows)
+                text = report.header("How time grows", facts)
+                text += f"\n\n{sweeps.__doc__}\n## Slopes\n\n{report.markdown(slopes, sweeps.SLOPES)}"
+                text += f"\n\n## Times\n\n{report.markdown(rows, sweeps.TITLES)}"
+                report.write(out, text, rows, sweeps.COLUMNS)
+        report.show(rows, sweeps.TITLES, "Times")
+        report.show(slopes, sweeps.SLOPES, "Slopes: time ~ n^p")
+        if plot is not None:
+            batch, width, *_ = sweeps.shapes("size", place.type == "cuda")[0][1]
+            sweeps.plot(rows, plot, f"{facts['device']}, torch {facts['torch']}, C = {width}, batch {batch}")
+
+
+@app.command()
+def bases(out: Path | None = OUT, device: str | None = DEVICE) -> None:
+    """All orthogonal bases of a HiFi-Mamba host, forward and backward, beside torch's matrix exponential."""
+    from chasm.bench import hosts
+
+    _tables("Bases, timed", [("", hosts.bases, hosts.BASES)], hosts.COLUMNS, out, device, 0.3)
+
+
+@app.command()
+def hosts(out: Path | None = OUT, device: str | None = DEVICE) -> None:
+    """A HiFi-Mamba training step and folded U-Net inference: CHASM over the same network with empty slots."""
+    from chasm.bench import hosts
+
+    parts = [("Training", hosts.hifi, hosts.HOSTS), ("Inference", hosts.unet, hosts.HOSTS)]
+    _tables("Hosts, timed", parts, hosts.COLUMNS, out, device, 2.0)
+
+
+def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device: str | None, seconds: float) -> None:
+    """Measure, show and write one table after the other."""
+    from chasm.bench import report
+    from chasm.bench.clock import Pace
+    from chasm.ops.precision import tf32
+
+    with _one_line_errors(), tf32(False):
+        place = _device(device)
+        _, facts = _begin(place)
+        pace = Pace(seconds, 5, 50) if place.type == "cuda" else Pace(0.2, 2, 10)
+        rows: list[dict[str, Any]] = []
+        text = report.header(title, facts)
+        for name, measure, titles in parts:
+            found = []
+            with report.progress(0) as tick:
+                for row in measure(place, pace):
+                    found.append(row)
+                    tick(str(row.get("mixer", row["what"])))
+            report.show(found, titles, name)
+            rows += found
+            text += (f"\n\n## {name}" if name else "") + f"\n\n{report.markdown(found, titles)}"
+            report.write(out, text, rows, columns)
+
+
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     try:

@@ -1,0 +1,229 @@
+"""How cost grows: time against H = W at fixed C, against C at fixed size, against the batch; slopes and a picture.
+
+A sweep ends for a mixer where its memory does, or where one call would take over a second. Rows are compared with
+float64 as in the table; where the oracle itself does not fit, the largest size that was compared with it is named in
+the row.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chasm.bench import subjects, table
+from chasm.bench.subjects import LITERAL, Shape
+from chasm.bench.table import Row
+
+SWEEPS = ("size", "channels", "batch")
+TITLES = {
+    "sweep": "sweep",
+    "dtype": "dtype",
+    "mode": "mode",
+    "mixer": "mixer",
+    "n": "n",
+    "shape": "shape",
+    "form": "form",
+    "layout": "layout",
+    "time_ms": "ms",
+    "peak_mib": "MiB",
+    "error": "error",
+}
+COLUMNS = (*TITLES, "grad_error", "worst_gradient", "note")
+PATIENCE_MS = 1000.0
+ORACLE_ELEMENTS = 2**26  # of one map; the float64 oracle holds some twenty of them
+
+
+def shapes(sweep: str, gpu: bool) -> list[tuple[int, Shape]]:
+    """(what grows, shape), growing. Doublings, and for sizes a few that are no power of two."""
+    if sweep == "size":
+        sizes = [16, 32, 63, 64, 90, 128, 218, 256, 320, 512, 1024, 2048, 4096] if gpu else [8, 15, 16, 32, 64]
+        return [(n, (2, 96, n, n) if gpu else (1, 32, n, n)) for n in sizes]
+    if sweep == "channels":
+        widths = [16, 32, 64, 96, 128, 256, 512, 1024] if gpu else [16, 32, 64]
+        return [(n, (8, n, 64, 64) if gpu else (1, n, 16, 16)) for n in widths]
+    numbers = [1, 2, 4, 8, 16, 32, 64] if gpu else [1, 2, 4]
+    return [(n, (n, 96, 128, 128) if gpu else (n, 32, 16, 16)) for n in numbers]
+
+
+def names(plan: table.Plan) -> list[str]:
+    return [*(m for m in plan.mixers if m != "identity"), LITERAL]
+
+
+def run(plan: table.Plan, sweeps: Sequence[str], tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
+    """The rows of one mixer in one sweep after the other. CHASM runs in the form it chooses itself."""
+    for sweep in sweeps:
+        for name in names(plan):
+            yield list(_line(plan, sweep, name, tick))
+            table.free(plan.device)
+
+
+def total(plan: table.Plan, sweeps: Sequence[str]) -> int:
+    lines = len(names(plan)) * len(plan.dtypes) * len(plan.modes)
+    return lines * sum(len(shapes(sweep, plan.device.type == "cuda")) for sweep in sweeps)
+
+
+def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[Row]:
+    over: set[tuple[str, str]] = set()  # what has met the end of memory or patience
+    last: dict[tuple[str, str], tuple[int, float]] = {}
+    compared: dict[tuple[str, str], Shape] = {}
+    for n, shape in shapes(sweep, plan.device.type == "cuda"):
+        make = _maker(name, shape, plan.device)
+        kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in plan.modes))
+        exact: dict[str, Any] = {}
+        if torch.Size(shape).numel() <= ORACLE_ELEMENTS:
+            oracle = partial(subjects.literal, shape, plan.device) if name == "chasm" else make
+            exact = table.exact_or_reason(oracle, kinds, shape, plan.device)
+        for dtype in plan.dtypes:
+            for mode in plan.modes:
+                tick(f"{sweep} {n} {dtype} {mode} {name}")
+                kind, graph = table.MODES[mode]
+                if (dtype, mode) in over or (graph and name == LITERAL):
+                    continue
+                row: Row = {"sweep": sweep, "n": n, "shape": shape, "dtype": dtype, "mode": mode, "mixer": name}
+                if not exact and (dtype, mode) not in compared:
+                    yield row | {"note": "never compared with float64"}
+                    continue
+                if (dtype, mode) in last and guess(sweep, n, *last[dtype, mode]) > PATIENCE_MS:
+                    over.add((dtype, mode))
+                    yield row | {"note": "not run: a call would take over a second"}
+                    continue
+                row |= table.measure(make, shape, dtype, mode, exact.get(kind, {}), plan)
+                if row.get("note") == "out of memory":
+                    over.add((dtype, mode))
+                elif exact and "time_ms" in row:
+                    compared[dtype, mode] = shape
+                elif "time_ms" in row:
+                    row["note"] = f"float64 compared at {'x'.join(map(str, compared[dtype, mode]))}"
+                if "time_ms" in row:
+                    last[dtype, mode] = n, row["time_ms"]
+                yield row
+
+
+def guess(sweep: str, n: int, before: int, time_ms: float) -> float:
+    """Of the time at n, from the one before: work grows with the pixels, with C (its square lags) or with the batch."""
+    return time_ms * (n / before) ** (2 if sweep == "size" else 1)
+
+
+def _maker(name: str, shape: Shape, device: torch.device) -> Callable[[], subjects.Subject]:
+    if name == LITERAL:
+        return partial(subjects.literal, shape, device)
+    if name == "chasm":
+        return partial(subjects.ours, shape, "auto", device)
+    return partial(subjects.rival, name, shape, device)
+
+
+# --- slopes -----------------------------------------------------------------------------------------
+
+SLOPES = {
+    "sweep": "sweep",
+    "dtype": "dtype",
+    "mode": "mode",
+    "mixer": "mixer",
+    "slope": "slope",
+    "range": "over",
+    "largest": "largest that ran",
+}
+
+
+def slopes(rows: Sequence[Row]) -> list[Row]:
+    """Exponent p of time ~ n^p of every line, fitted over the largest half of its doublings (three points or more)."""
+    found = []
+    for key in dict.fromkeys(_key(r) for r in rows):
+        points = sorted((r["n"], r["time_ms"]) for r in rows if _key(r) == key and r.get("time_ms") is not None)
+        doublings = [(n, t) for n, t in points if n & (n - 1) == 0]
+        used = doublings[-max(3, len(doublings) // 2) :]
+        if len(used) < 3:
+            continue
+        p = _fit([math.log(n) for n, _ in used], [math.log(t) for _, t in used])
+        row = dict(zip(("sweep", "dtype", "mode", "mixer"), key, strict=True))
+        found.append(row | {"slope": p, "range": f"{used[0][0]} to {used[-1][0]}", "largest": points[-1][0]})
+    return found
+
+
+def _key(row: Row) -> tuple[str, str, str, str]:
+    return row["sweep"], row["dtype"], row["mode"], row["mixer"]
+
+
+def _fit(x: list[float], y: list[float]) -> float:
+    """Slope of the least-squares line."""
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+# --- picture ----------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a CSV file that `chasm bench scaling` wrote."""
+    with open(path, newline="") as f:
+        reader = csv.DictReader(f)
+        missing = {"sweep", "dtype", "mode", "mixer", "n", "time_ms"} - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(f"{path}: no column {sorted(missing)[0]!r}: give the CSV that `chasm bench scaling` wrote")
+        return [
+            {**row, "n": int(row["n"]), "time_ms": float(row["time_ms"]) if row["time_ms"] else None} for row in reader
+        ]
+
+
+def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
+    """Time per call against size: a panel for every mode and dtype, a line for every mixer, CHASM's on top.
+
+    `where` says on what it was measured, below the picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = [r for r in rows if r["sweep"] == "size" and r.get("time_ms") is not None]
+    panels = list(dict.fromkeys((r["mode"], r["dtype"]) for r in drawn))
+    if not panels:
+        raise ValueError("nothing to draw: no row of the sweep over sizes has a time")
+    figure = Figure(figsize=(5.2 * len(panels) + 1.8, 4.6), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    mixers = sorted({r["mixer"] for r in drawn}, key=lambda m: (m != "chasm", m != LITERAL, m))
+    markers = "os^vDPX*<"
+    for axis, (mode, dtype) in zip(axes, panels, strict=True):
+        for i, mixer in enumerate(mixers):
+            mine = [r for r in drawn if (r["mixer"], r["mode"], r["dtype"]) == (mixer, mode, dtype)]
+            points = sorted((r["n"], r["time_ms"]) for r in mine)
+            if not points:
+                continue
+            label = {"chasm": "CHASM", LITERAL: "CHASM, paper-literal"}.get(mixer, mixer)
+            style: dict[str, Any] = {"linewidth": 1.3, "markersize": 4, "alpha": 0.85, "zorder": 2}
+            if mixer == "chasm":
+                style = {"linewidth": 3.2, "markersize": 7, "color": "#c1121f", "zorder": 5}
+            elif mixer == LITERAL:
+                style |= {"color": "#c1121f", "linestyle": "--"}
+            else:
+                style |= {"color": f"C{i}" if i != 3 else "C8"}  # C3 is red, which is CHASM's
+            style |= {"label": label, "marker": markers[i % len(markers)]}
+            axis.plot([n for n, _ in points], [t for _, t in points], **style)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        ticks = [n for n in sorted({r["n"] for r in drawn}) if n & (n - 1) == 0]
+        axis.set_xticks(ticks, [str(n) for n in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("H = W")
+        axis.set_title(f"{WORDS.get(mode, mode)}, {dtype}", fontsize=11)
+        axis.grid(True, color="0.9")
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0].set_ylabel("ms per call")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=10)
+    if where:
+        figure.supxlabel(where, fontsize=8, color="0.4")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+WORDS = {
+    "core": "core forward",
+    "core-graph": "core forward in a CUDA graph",
+    "eval": "forward",
+    "step": "forward + backward",
+    "graph": "forward + backward in a CUDA graph",
+}
