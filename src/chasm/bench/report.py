@@ -84,6 +84,8 @@ def cell(field: str, row: Row) -> str:
         return f"{value:.0e} / {gradient:.0e}" if row.get("worst_gradient") else f"{value:.0e}"
     if value is None:
         return "-"
+    if field == "share":
+        return f"{100 * value:.1f} %"
     if field == "times_literal":
         return f"{value:.1f}x"
     if field == "times_floor":
@@ -138,7 +140,7 @@ def show(rows: Sequence[Row], titles: dict[str, str], caption: str = "") -> None
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=caption, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for field, name in titles.items():
-        number = field in ("times_literal", "times_floor", "peak_mib", "ratio")
+        number = field in ("times_literal", "times_floor", "peak_mib", "ratio", "share", "forward_ms", "calls")
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell(field, row) for field in titles), style="red" if row.get("note") else None)

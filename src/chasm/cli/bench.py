@@ -130,6 +130,36 @@ def hosts(out: Path | None = OUT, device: str | None = DEVICE) -> None:
     _tables("Hosts, timed", parts, hosts.COLUMNS, out, device, 2.0)
 
 
+@app.command()
+def profile(
+    mixer: str = typer.Option("chasm", help="What is in the slots of the host."),
+    top: int = typer.Option(25, min=1, help="Kernels to list."),
+    out: Path | None = OUT,
+    device: str | None = DEVICE,
+) -> None:
+    """Where the time of a HiFi-Mamba training step goes (bf16, eager): by part of the network, and by kernel."""
+    from chasm.bench import profile as profiling
+    from chasm.bench import report
+    from chasm.ops.precision import tf32
+
+    with _one_line_errors(), tf32(False):
+        place = _device(device)
+        _, facts = _begin(place)
+        found = profiling.profile_step(place, mixer)
+        kernels = found["kernels"][:top]
+        host = f"HiFi-Mamba with {mixer}, batch {found['batch']}, {found['size']}x{found['size']}"
+        line = (
+            f"{host}: {found['wall_ms']:.1f} ms a step; kernels (profiled apart) take {found['busy_ms']:.1f} ms of it."
+        )
+        typer.echo(line)
+        report.show(found["parts"], profiling.BY_PART, "By part")
+        report.show(kernels, profiling.BY_KERNEL, "By kernel")
+        text = report.header("Where a training step goes", facts) + f"\n\n{line}\n\n{profiling.__doc__}"
+        tables = [report.markdown(found["parts"], profiling.BY_PART), report.markdown(kernels, profiling.BY_KERNEL)]
+        text += "\n" + "\n\n".join(tables)
+        report.write(out, text, [*found["parts"], *kernels], profiling.COLUMNS)
+
+
 def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device: str | None, seconds: float) -> None:
     """Measure, show and write one table after the other."""
     from chasm.bench import report

@@ -1,0 +1,200 @@
+"""Where the time of a HiFi-Mamba training step goes: by our own parts, and by kernel.
+
+Parts are marked in the forward pass; a backward operation belongs to the part of the forward operation it
+differentiates, which torch's profiler links by number. A part inside another counts for itself only.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import chasm
+from chasm.backbones import hifi_blocks, hifi_dc, hifi_mamba, hifi_ssm
+from chasm.bench import hosts
+from chasm.bench.clock import synchronize
+from chasm.mixers.chasm import batched_bases
+from chasm.tasks import Reconstruction, TaskBatch
+
+Row = dict[str, Any]
+MARK = "part: "
+REST = "rest of the host"
+PARTS: dict[type[nn.Module], str] = {
+    hifi_blocks.InvertedBottleneck: "inverted bottlenecks",
+    hifi_blocks.SampleNorm: "norms of the inverted bottlenecks",
+    hifi_ssm.ModulatedSSM: "state-space layer around the scan",
+    hifi_ssm.ChannelNorm: "layer norms",
+    hifi_blocks.BinomialLowPass: "low-pass filter",
+    hifi_blocks.ChannelGate: "channel gates",
+    hifi_dc.PatchEmbed: "patches in and out",
+    hifi_dc.ToImage: "patches in and out",
+}
+BY_PART = {
+    "part": "part",
+    "time_ms": "ms per step",
+    "share": "share",
+    "forward_ms": "of it forward",
+    "calls": "kernels",
+}
+BY_KERNEL = {"kernel": "kernel", "time_ms": "ms per step", "share": "share", "calls": "calls"}
+COLUMNS = ("part", "kernel", "time_ms", "share", "forward_ms", "calls")
+
+
+def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with record_function(MARK + name):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def mark(model: nn.Module) -> None:
+    """Marks the parts of a host, for good. Not by hooks: those keep a mixer from its fastest kernels."""
+    for module in model.modules():
+        if type(module) in PARTS:
+            module.forward = marked(PARTS[type(module)], module.forward)
+    slots: Any = model.slots
+    for slot in slots.values():
+        slot.forward = marked("mixer slots", slot.forward)
+
+
+@contextmanager
+def marked_functions() -> Iterator[None]:
+    """The parts that are no modules."""
+    scan, enforce = hifi_ssm.selective_scan, hifi_dc.Measurement.enforce
+    hifi_ssm.selective_scan = marked("selective scan", scan)
+    hifi_dc.Measurement.enforce = marked("data consistency", enforce)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        hifi_ssm.selective_scan = scan
+        hifi_dc.Measurement.enforce = enforce  # type: ignore[method-assign]
+
+
+def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> dict[str, Any]:
+    """Eager steps under bfloat16 autocast: wall-clock and busy milliseconds per step, rows by part and by kernel."""
+    gpu = device.type == "cuda"
+    batch, size = (8, 256) if gpu else (1, 32)
+    options: dict[str, Any] = {} if gpu else {"width": 16, "groups": 2, "blocks": 1, "state": 4}
+    model = hosts.host("hifi-mamba", mixer, size, device, **options)
+    assert isinstance(model, hifi_mamba.HiFiMamba)
+    mark(model)
+    with marked_functions():
+        step = _step(model, hosts.make_batch(batch, size, device))
+        for _ in range(3):
+            step()
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        synchronize(device)
+        wall = 1e3 * (time.perf_counter() - start) / steps
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+        with profile(activities=kinds) as found:
+            for _ in range(steps):
+                step()
+            synchronize(device)
+    by_part, by_kernel = summarise(list(found.events()), steps, gpu)
+    busy = sum(row["time_ms"] for row in by_part)
+    return {"batch": batch, "size": size, "wall_ms": wall, "busy_ms": busy, "parts": by_part, "kernels": by_kernel}
+
+
+def _step(model: nn.Module, batch: TaskBatch) -> Callable[[], None]:
+    """As `hosts.training_step`, with the parts around the network marked."""
+    model.train()
+    task, device = Reconstruction(), batch.input.device
+    optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        bases = batched_bases(model)
+        with record_function(MARK + "bases"):
+            bases.__enter__()
+        with record_function(MARK + REST), torch.autocast(device.type, torch.bfloat16):
+            output = model(batch.input, **batch.physics)
+        with record_function(MARK + "loss"):
+            loss = task.loss(output.float(), batch)
+        loss.backward()
+        bases.__exit__(None, None, None)
+        with record_function(MARK + "optimiser"):
+            optimizer.step()
+
+    return step
+
+
+def summarise(events: list[Any], steps: int, gpu: bool) -> tuple[list[Row], list[Row]]:
+    """Rows by part and by kernel (by operation on a CPU), largest first."""
+    origin = _origins(events)
+    times: dict[str, float] = defaultdict(float)
+    forward: dict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
+    kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in events:
+        if event.name.startswith(MARK) and not gpu:
+            continue
+        spent = [(k.name, float(k.duration)) for k in event.kernels if not k.name.startswith(MARK)] if gpu else []
+        if not gpu and event.device_type == torch.autograd.DeviceType.CPU and event.self_cpu_time_total > 0:
+            spent = [(event.name, float(event.self_cpu_time_total))]
+        if not spent:
+            continue
+        part, backward = _part_of(event, origin)
+        for name, microseconds in spent:
+            times[part] += microseconds
+            forward[part] += 0 if backward else microseconds
+            calls[part] += 1
+            kernels[name][0] += microseconds
+            kernels[name][1] += 1
+    total = sum(times.values()) or 1
+    by_part = [
+        {
+            "part": part,
+            "time_ms": t / 1e3 / steps,
+            "share": t / total,
+            "forward_ms": forward[part] / 1e3 / steps,
+            "calls": round(calls[part] / steps),
+        }
+        for part, t in sorted(times.items(), key=lambda item: -item[1])
+    ]
+    by_kernel = [
+        {"kernel": name[:100], "time_ms": t / 1e3 / steps, "share": t / total, "calls": round(n / steps)}
+        for name, (t, n) in sorted(kernels.items(), key=lambda item: -item[1][0])
+    ]
+    return by_part, by_kernel
+
+
+def _origins(events: list[Any]) -> dict[int, str]:
+    """Sequence number of a differentiable operation -> the part whose forward pass ran it."""
+    origin: dict[int, str] = {}
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if event.sequence_nr >= 0 and not _in_backward(event):
+            part = _marked_parent(event)
+            if part is not None:
+                origin[event.sequence_nr] = part  # the last with this number is the one that made the node
+    return origin
+
+
+def _ancestors(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+def _marked_parent(event: Any) -> str | None:
+    return next((e.name.removeprefix(MARK) for e in _ancestors(event) if e.name.startswith(MARK)), None)
+
+
+def _in_backward(event: Any) -> bool:
+    return any(e.name.startswith("autograd::engine") for e in _ancestors(event))
+
+
+def _part_of(event: Any, origin: dict[int, str]) -> tuple[str, bool]:
+    """The part an event belongs to, and whether in the backward pass."""
+    engine = next((e for e in _ancestors(event) if e.name.startswith("autograd::engine")), None)
+    if engine is None:
+        return _marked_parent(event) or "around the step", False
+    return origin.get(engine.sequence_nr, "gradients of parameters"), True
