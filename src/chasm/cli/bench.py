@@ -148,9 +148,7 @@ def profile(
         found = profiling.profile_step(place, mixer)
         kernels = found["kernels"][:top]
         host = f"HiFi-Mamba with {mixer}, batch {found['batch']}, {found['size']}x{found['size']}"
-        line = (
-            f"{host}: {found['wall_ms']:.1f} ms a step; kernels (profiled apart) take {found['busy_ms']:.1f} ms of it."
-        )
+        line = f"{host}: {found['wall_ms']:.1f} ms a step; its kernels, profiled apart, {found['busy_ms']:.1f} ms."
         typer.echo(line)
         report.show(found["parts"], profiling.BY_PART, "By part")
         report.show(kernels, profiling.BY_KERNEL, "By kernel")
