@@ -48,7 +48,8 @@ def hermitian_edges(K: Tensor, width: int) -> Tensor:
     first, last = part(K[..., :1]), K[..., -1:]
     if K.shape[-1] == 1:
         return first
-    last = last + (1 - width % 2) * (part(last) - last)  # no branch: an exported graph keeps W free
+    k = torch.arange(K.shape[-1], device=K.device)[-1:]  # compared as a tensor: an exported graph keeps W free
+    last = torch.where(2 * k == width, part(last), last)
     return torch.cat((first, K[..., 1:-1], last), -1)
 
 
