@@ -52,6 +52,11 @@ def test_a_cpu_is_refused_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_graph_and_recomputation_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match=r"set one of them to false"):
+        recipe({**HIFI, "options": {**HIFI["options"], "checkpoint": True}}, cuda_graph=True)
+
+
 @pytest.mark.usefixtures("_on_cpu")
 @pytest.mark.parametrize("allowed", [False, True])
 def test_tf32_is_as_the_config_says_while_it_trains_and_as_before_after(allowed: bool, tmp_path: Path) -> None:

@@ -85,6 +85,15 @@ class RunConfig(Strict):
     mixer: Part = Part(name="identity")
     train: Training
 
+    @model_validator(mode="after")
+    def _graph_or_recomputation(self) -> "RunConfig":
+        if self.train.cuda_graph and self.backbone.options.get("checkpoint"):
+            raise ValueError(
+                "train.cuda_graph and backbone.options.checkpoint do not go together (recomputation reads the random "
+                "state, a graph cannot): set one of them to false"
+            )
+        return self
+
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
     """A recipe file (or its content) with ``a.b=c`` overrides applied, checked; errors are one line."""
