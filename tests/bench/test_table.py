@@ -180,8 +180,11 @@ def test_limits_and_clock() -> None:
 def test_on_a_gpu_graphs_are_rows_too() -> None:
     rows = measured(torch.device("cuda"), shapes=[(2, 32, 20, 17)], dtypes=["bf16"])
     assert {r["mode"] for r in rows} == set(table.MODES)
-    assert [r for r in rows if "note" in r] == []
-    assert all(r["peak_mib"] >= 0 for r in rows)
+    timed = [r for r in rows if "time_ms" in r]
+    assert all(r["peak_mib"] >= 0 for r in timed)
+    assert {r["mixer"] for r in timed if r["mode"] == "graph"} >= {"chasm", "gfnet"}
+    for r in rows:  # a form may not take this size, and a rival may wait for the host
+        assert "time_ms" in r or r["form"] == "triton" or r["note"].startswith("no CUDA graph"), r
 
 
 @GPU

@@ -67,3 +67,4 @@ def test_mistakes_are_one_line() -> None:
     assert "8,96,256,256" in run(*SMALL, "--shape", "8,96", code=3)
     assert "did you mean 'gfnet'" in run(*SMALL, "--mixer", "gfnt", code=3)
     assert "expected device" in run("--device", "tpu", code=3)
+    assert "go after its name" in run("--dtype", "bf16", "hosts", code=2)

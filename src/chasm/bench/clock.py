@@ -7,8 +7,10 @@ hold what is read.
 import gc
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -97,9 +99,11 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
     Whether a call waits for the host is found out before capturing: a failed capture would leave torch's allocator
     and random generators in a state that later calls trip over.
     """
-    stream = torch.cuda.Stream(device)
+    stream = _capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # an empty slot
         call(0)  # libraries make their handles and plans
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
@@ -126,6 +130,12 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
     torch.cuda.current_stream(device).wait_stream(stream)
     return Captured(graph.replay, results, peak)
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: memory that a warm-up leaves behind belongs to its stream."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

@@ -95,6 +95,8 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
             def measure(call: Any = call, mode: str = mode) -> Row:
                 captured = capture(call, 1, device) if mode == "graph" else None
                 if captured is not None:
+                    for result in captured.results.values():
+                        result.fill_(float("nan"))  # what a replay does not write shows
                     captured.replay()
                 error, grad_error, worst = errors(captured.results if captured else call(0), exact)
                 found = {"error": error, "grad_error": grad_error, "worst_gradient": worst}

@@ -32,6 +32,8 @@ def bench(
     Options that name things can be repeated, and select; without them everything is measured.
     """
     if context.invoked_subcommand is not None:
+        if any((shape, dtype, mixer, mode, form, compiled, seconds, out, device)):
+            raise typer.BadParameter(f"options of {context.invoked_subcommand!r} go after its name")
         return
     with _one_line_errors():
         from chasm.bench import report, table

@@ -6,6 +6,7 @@ value stay outside. Whatever a model does differently from step to step on the h
 that waits for the host is refused.
 """
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
@@ -54,7 +55,8 @@ class GraphedGradients:
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         mode = torch.cuda.get_sync_debug_mode()
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             self._forget()
             if self.calls == WARM_UP:
                 torch.cuda.set_sync_debug_mode("error")
