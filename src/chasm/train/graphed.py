@@ -78,7 +78,8 @@ class GraphedGradients:
         self._forget()  # the backward pass then writes gradients, instead of adding to them
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            # thread_local: a loader that pins memory in a thread of its own does not disturb the capture
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.loss = self.gradients(self.static)
         except torch.OutOfMemoryError:
             raise
