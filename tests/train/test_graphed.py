@@ -152,6 +152,8 @@ def test_warm_up_capture_replay_and_another_shape(monkeypatch: pytest.MonkeyPatc
         return TaskBatch(torch.full((rows, 2), value), torch.zeros(rows))
 
     step = GraphedGradients(gradients, [weight])
+    assert step([batch(2, 1.0), batch(2, 1.0)]) == 8  # a shape that does not come again warms nothing up
+    eager.clear()
     for i in range(graphed.WARM_UP):
         assert step([batch(3, i), batch(3, 1.0)]) == 6 * (i + 1)
         assert torch.equal(weight.grad, torch.full((2,), 3.0 * (i + 1)))

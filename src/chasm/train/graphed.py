@@ -35,12 +35,15 @@ class GraphedGradients:
 
     def __call__(self, batches: list[TaskBatch]) -> Tensor:
         signature = [_signature(batch) for batch in batches]
+        if signature != self.signature:
+            if self.graph is not None:
+                return self._eager(batches)
+            self.signature, self.calls = signature, 0  # kernels and plans are made for shapes: warm up again
         self.calls += 1
-        if self.calls <= WARM_UP or (self.graph is not None and signature != self.signature):
-            return self._eager(batches)
+        if self.calls <= WARM_UP:
+            return self._eager(batches, last=self.calls == WARM_UP)
         if self.graph is None:
             self._capture(batches)
-            self.signature = signature
         for static, batch in zip(self.static, batches, strict=True):
             for name in _tensors(batch):
                 getattr(static, name).copy_(getattr(batch, name))
@@ -50,7 +53,7 @@ class GraphedGradients:
             p.grad = grad
         return self.loss
 
-    def _eager(self, batches: list[TaskBatch]) -> Tensor:
+    def _eager(self, batches: list[TaskBatch], last: bool = False) -> Tensor:
         """On the stream that will capture. In the last warm-up call nothing may wait for the host."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
@@ -58,12 +61,12 @@ class GraphedGradients:
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             self._forget()
-            if self.calls == WARM_UP:
+            if last:
                 torch.cuda.set_sync_debug_mode("error")
             try:
                 loss = self.gradients(batches)
             except RuntimeError as e:
-                if self.calls == WARM_UP and "synchroniz" in str(e):
+                if last and "synchroniz" in str(e):
                     raise _refusal("it waits for the host in every step") from None
                 raise
             finally:
