@@ -149,7 +149,7 @@ def test_warm_up_capture_replay_and_another_shape(monkeypatch: pytest.MonkeyPatc
         return loss
 
     def batch(rows: int, value: float) -> TaskBatch:
-        return TaskBatch(torch.full((rows, 2), value), torch.zeros(rows))
+        return TaskBatch(torch.full((rows, 2), float(value)), torch.zeros(rows))
 
     step = GraphedGradients(gradients, [weight])
     assert step([batch(2, 1.0), batch(2, 1.0)]) == 8  # a shape that does not come again warms nothing up
