@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chasm.ops import reference
 from chasm.ops.chain import chain, mix
-from chasm.ops.circulants import circulants, matrices, obstacle
+from chasm.ops.circulants import Circulants, circulants, matrices, obstacle
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
 from chasm.registry import near
@@ -113,11 +113,11 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
             mats = merged_matrices(operators)
             if form == "triton":
                 columns = [torch.fft.irfft(op.gains.mT, n=shape[op.dim]) for op in operators]
-                circulant_matrices = [matrices(column.detach(), dtype) for column in columns]
+                parts = [part for column in columns for part in matrices(column.detach(), dtype)]
                 # What a gradient is wanted of stays float32; constants are rounded once, here.
                 mats = [A if A is None or A.requires_grad else A.to(dtype) for A in mats]
                 symmetric = not any(op.gains.is_complex() for op in operators)
-                return Prepared(form, dtype, dims, mats, [*columns, *circulant_matrices], symmetric)
+                return Prepared(form, dtype, dims, mats, [*columns, *parts], symmetric)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             else:
@@ -146,7 +146,8 @@ def run(x: Tensor, prepared: Prepared) -> Tensor:
                 z = _frequency_product(M, z, dim)
         elif form == "triton":
             m = len(dims)
-            z = circulants(z, tables[m:], tables[:m], mats, dims, prepared.symmetric)
+            pairs = [Circulants(*parts) for parts in zip(tables[m::2], tables[m + 1 :: 2], strict=True)]
+            z = circulants(z, pairs, tables[:m], mats, dims, prepared.symmetric)
         elif form == "circulant":
             z = channel_product(mats[0], z)
             for A, T, dim in zip(mats[1:], tables, dims, strict=True):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from chasm.ops._cost import counted_as
+from chasm.ops.constants import constant
 
 # |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
 # fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
@@ -30,9 +31,19 @@ def channels_of(entries: int) -> int:
 def skew(theta: Tensor) -> Tensor:
     """theta (..., C(C-1)/2) -> A (..., C, C) with theta row by row in the strict lower triangle and -A^T above."""
     C = channels_of(theta.shape[-1])
-    row, col = torch.tril_indices(C, C, -1, device=theta.device)
-    lower = theta.new_zeros(*theta.shape[:-1], C * C).index_copy(-1, row * C + col, theta).unflatten(-1, (C, C))
+    lower = theta.new_zeros(*theta.shape[:-1], C * C).index_copy(-1, constant(_places, theta, C), theta)
+    lower = lower.unflatten(-1, (C, C))
     return lower - lower.mT
+
+
+def _places(device: torch.device, C: int) -> Tensor:
+    """Of the strict lower triangle in a flat C x C matrix, row by row."""
+    row, col = torch.tril_indices(C, C, -1, device=device)
+    return row * C + col
+
+
+def _taylor(device: torch.device) -> Tensor:
+    return torch.tensor(_TAYLOR[:16], dtype=torch.float64, device=device).view(4, 4, 1, 1, 1)
 
 
 def orthogonal_basis(theta: Tensor) -> Tensor:
@@ -41,17 +52,16 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
     # Apple GPUs have no float64; theta is small enough to go through the CPU.
     work_device = torch.device("cpu") if theta.device.type == "mps" else theta.device
     A = skew(theta.to(work_device, torch.float64)) * 0.5**SQUARINGS
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    batch, A = A.shape, A.flatten(0, -3) if A.ndim > 2 else A[None]
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
     with counted_as("matrix exponential"):
         A2 = A @ A
         A3, A4 = A2 @ A, A2 @ A2
-        # Degree 16 in six products: Horner's rule in A^4 over cubic polynomials in A.
-        U = _TAYLOR[16] * A4
-        for j in (12, 8, 4, 0):
-            c0, c1, c2, c3 = _TAYLOR[j : j + 4]
-            U = U + (c0 * eye + c1 * A + c2 * A2 + c3 * A3)
-            if j:
-                U = A4 @ U
+        # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A.
+        cubics = (constant(_taylor, A) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
+        U = torch.add(cubics[3], A4, alpha=_TAYLOR[16])
+        for j in (2, 1, 0):
+            U = torch.baddbmm(cubics[j], A4, U)
         for _ in range(SQUARINGS):
             U = U @ U
-    return U.to(theta.device, out_dtype)
+    return U.view(batch).to(theta.device, out_dtype)

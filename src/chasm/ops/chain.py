@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.ops._cost import counted_as
+from chasm.ops.kernels import triton_runs
 from chasm.ops.precision import full_precision
 from chasm.ops.transforms import Transform
 
@@ -22,7 +24,30 @@ def mix(A: Tensor | None, X: Tensor) -> Tensor:
 
     As a batched product: `matmul` would fold the batch into the rows, at the price of two transposed copies.
     """
-    return X.clone() if A is None else torch.bmm(A.expand(X.shape[0], -1, -1), X)
+    if A is None:
+        return X.clone()
+    return _kernel_product(A, X) if _kernel_fits(X) else torch.bmm(A.expand(X.shape[0], -1, -1), X)
+
+
+def _kernel_fits(X: Tensor) -> bool:
+    """float32 on a GPU, where a library's product is slow or TF32."""
+    return X.is_cuda and X.dtype == torch.float32 and X.shape[1] <= 128 and triton_runs() and type(X) is Tensor
+
+
+def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:
+    from chasm.ops.kernels import mixing  # imports triton, which not everybody has
+
+    with counted_as("matmul", macs=A.shape[0] * X.numel()):
+        return mixing.product(A, X, gain, neighbours)
+
+
+def _mix_and_scale(A: Tensor | None, X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
+    """`mix`, then the bins multiplied by g."""
+    if A is not None and _kernel_fits(X) and not g.is_complex():
+        axis = max(range(1, g.ndim), key=lambda i: g.shape[i])  # the one g is not broadcast over
+        after = bins(X).shape[axis + 2 :].numel()
+        return _kernel_product(A, X, g.flatten(1), after * (X.shape[2] // bins(X)[0, 0].numel()))
+    return _scaled(mix(A, X), g, bins)
 
 
 def _scaled(X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
@@ -45,10 +70,11 @@ def _gain_gradient(P: Tensor, G: Tensor, g: Tensor) -> Tensor:
 
 def _forward(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transform: Transform) -> tuple[Tensor, Tensor]:
     X = transform.forward(x)
-    P = mix(mats[0], X)
-    for g, A in zip(gains, mats[1:], strict=True):
-        transform.bins(P, x.shape).mul_(g)
-        P = P if A is None else mix(A, P)
+    bins = lambda t: transform.bins(t, x.shape)  # noqa: E731
+    P = _mix_and_scale(mats[0], X, gains[0], bins)
+    for A, g in zip(mats[1:-1], gains[1:], strict=True):
+        P = _scaled(P, g, bins) if A is None else _mix_and_scale(A, P, g, bins)
+    P = P if mats[-1] is None else mix(mats[-1], P)
     return transform.inverse(P, x.shape), X
 
 

@@ -8,27 +8,16 @@ every pass but the last, and makes the rest again. Matrices and gains come in fl
 """
 
 import os
-from functools import cache
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from chasm.ops._cost import counted_as
 from chasm.ops.chain import Once, mix
+from chasm.ops.kernels import triton_runs
 
 LONGEST = 512  # of an axis: the block of a circulant that a program keeps has a row of it
-
-
-@cache
-def _triton_runs() -> bool:
-    if find_spec("triton") is None:
-        return False
-    try:  # a build that does not fit this machine is as good as none
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:
@@ -40,28 +29,45 @@ def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: to
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and (device.type != "cuda" or dtype.itemsize != 2):
         return f"it needs bfloat16 or float16 on a CUDA device, got {dtype} on {device.type}"
-    return None if _triton_runs() else "triton cannot be imported"
+    return None if triton_runs() else "triton cannot be imported"
 
 
-def matrices(column: Tensor, dtype: torch.dtype) -> Tensor:
-    """First columns (C, n) of circulants -> (C, n, n'), rows filled up to whole 16-byte words."""
+class Circulants(NamedTuple):
+    """One circulant per channel, scale * matrix. The largest number in each matrix is 1.
+
+    That number stands for the mean gain. Rounded itself, it would be off by up to 1 in 512, other than its neighbours';
+    the gradient of theta lives on the differences between channels.
+    """
+
+    matrix: Tensor  # (C, n, n'), rows filled up to whole 16-byte words
+    scale: Tensor  # (C,) float32
+
+
+def matrices(column: Tensor, dtype: torch.dtype) -> Circulants:
+    """First columns (C, n) -> the circulants they belong to."""
     n = column.shape[1]
     i = torch.arange(n, device=column.device)
     j = torch.arange(-(-n // 8) * 8, device=column.device)
-    return column.to(dtype)[:, (i[:, None] - j) % n]
+    scale = column.abs().amax(1).clamp_min(torch.finfo(column.dtype).tiny)
+    return Circulants((column / scale[:, None]).to(dtype)[:, (i[:, None] - j) % n], scale.float())
+
+
+def _transposed(T: Circulants) -> Circulants:
+    n = T.matrix.shape[1]
+    matrix = torch.zeros_like(T.matrix)
+    matrix[..., :n] = T.matrix[..., :n].mT
+    return Circulants(matrix, T.scale)
 
 
 class _Circulants(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Tensor], *params: Tensor | None
+        x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Circulants], *params: Tensor | None
     ) -> tuple[Tensor, ...]:
-        from chasm.ops.kernels import circulant
-
         mats = params[len(T) :]
         z, left = _mixed(mats[0], x), []
         for Tj, h, A in zip(T, along_h, mats[1:], strict=True):
-            z = circulant.pass_(Tj, z, h)
+            z = _pass(Tj, z, h)
             left.append(z)
             z = _mixed(A, z)
         return (z if z is not left[-1] else z.clone(), *left[:-1])
@@ -99,16 +105,23 @@ class _Circulants(torch.autograd.Function):
             A, Tj, h = mats[j], T[j - 1], ctx.along_h[j - 1]
             entered = _mixed(mats[j - 1], left[j - 2] if j > 1 else x)
             if need_mat[j]:
-                out = left[j - 1] if j < m else circulant.pass_(Tj, entered, h)
+                out = left[j - 1] if j < m else _pass(Tj, entered, h)
                 d_mats[j] = gram(G.flatten(2), out.flatten(2))
             G = _mixed(A, G, transpose=True)
             if need_column[j - 1]:
                 d_columns[j - 1] = circulant.gradient(G, entered, h)
-            G = circulant.pass_(Tj if ctx.symmetric else _transposed(Tj), G, h)
+            G = _pass(Tj if ctx.symmetric else _transposed(Tj), G, h)
         if need_mat[0]:
             d_mats[0] = gram(G.flatten(2), x.flatten(2))
         dx = _mixed(mats[0], G, transpose=True) if ctx.needs_input_grad[0] else None
         return (dx, None, None, None, *d_columns, *d_mats)
+
+
+def _pass(T: Circulants, x: Tensor, along_h: bool) -> Tensor:
+    from chasm.ops.kernels import circulant  # imports triton, which not everybody has
+
+    with counted_as("matmul", macs=x.numel() * x.shape[2 if along_h else 3]):
+        return circulant.pass_(T.matrix, T.scale, x, along_h)
 
 
 def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False) -> Tensor:
@@ -119,15 +132,13 @@ def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False) -> Tensor:
     return mix(A.mT if transpose else A, x.flatten(2)).view(x.shape)
 
 
-def _transposed(T: Tensor) -> Tensor:
-    n = T.shape[1]
-    out = torch.zeros_like(T)
-    out[..., :n] = T[..., :n].mT
-    return out
-
-
 def circulants(
-    x: Tensor, T: list[Tensor], columns: list[Tensor], mats: list[Tensor | None], dims: tuple[int, ...], symmetric: bool
+    x: Tensor,
+    T: list[Circulants],
+    columns: list[Tensor],
+    mats: list[Tensor | None],
+    dims: tuple[int, ...],
+    symmetric: bool,
 ) -> Tensor:
     """Apply the chain to contiguous x (B, C, H, W); T_j = matrices(column_j), along dimension dims_j."""
     along_h = tuple(d == 2 for d in dims)

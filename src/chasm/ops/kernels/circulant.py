@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 3}
+PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
-PROGRAMS = 528  # enough to keep a card busy; each then walks over several maps
+PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
 
 
 @triton.jit
 def _pass_kernel(
-    t_ptr, x_ptr, y_ptr, C, H, W, TILES, STRIDE_T,
+    t_ptr, scale_ptr, x_ptr, y_ptr, C, H, W, TILES, STRIDE_T,
     N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers, blocks of T, C). y = T x along H, y = x T^T along W; T (C, n, n) with rows STRIDE_T apart."""
+    """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart."""
     c = tl.program_id(2).to(tl.int64)
     n = W
     if ALONG_H:
@@ -30,6 +30,7 @@ def _pass_kernel(
     k = tl.arange(0, N)
     r = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     t_ptr += c * n * STRIDE_T
+    scale = tl.load(scale_ptr + c)
     if ALONG_H:  # (r, k)
         T = tl.load(t_ptr + r[:, None] * STRIDE_T + k[None, :], mask=(r < n)[:, None] & (k < n)[None, :], other=0.0)
     else:  # (k, r): transposed
@@ -42,7 +43,7 @@ def _pass_kernel(
             x = tl.load(
                 x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
             )
-            y = tl.dot(T, x)
+            y = tl.dot(T, x) * scale
             out = y_ptr + start + r[:, None] * W + w[None, :]
             tl.store(out, y.to(y_ptr.dtype.element_ty), mask=(r < H)[:, None] & (w < W)[None, :])
         else:
@@ -52,7 +53,7 @@ def _pass_kernel(
             x = tl.load(
                 x_ptr + start + h[:, None] * W + k[None, :], mask=(h < H)[:, None] & (k < W)[None, :], other=0.0
             )
-            y = tl.dot(x, T)
+            y = tl.dot(x, T) * scale
             out = y_ptr + start + h[:, None] * W + r[None, :]
             tl.store(out, y.to(y_ptr.dtype.element_ty), mask=(h < H)[:, None] & (r < W)[None, :])
 
@@ -88,8 +89,8 @@ def _gradient_kernel(
     tl.store(d_ptr + (c * n + i[:, None]) * n + j[None, :], total, mask=(i < n)[:, None] & (j < n)[None, :])
 
 
-def pass_(T: Tensor, x: Tensor, along_h: bool) -> Tensor:
-    """T (C, n, >= n) along H or W of contiguous x (B, C, H, W)."""
+def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
+    """scale (C,) times matrix (C, n, >= n) along H or W of contiguous x (B, C, H, W)."""
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
     options = dict(PASS)
@@ -97,10 +98,23 @@ def pass_(T: Tensor, x: Tensor, along_h: bool) -> Tensor:
     block_t = min(options.pop("BLOCK_T"), N)
     block_x = min(options.pop("BLOCK_X"), max(16, triton.next_power_of_2(other)))
     tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
-    walkers = max(1, min(tiles, triton.cdiv(PROGRAMS, blocks * C)))
+    walkers = max(1, min(tiles, PROGRAMS // (blocks * C)))
     y = torch.empty_like(x)
     _pass_kernel[walkers, blocks, C](
-        T, x, y, C, H, W, tiles, T.stride(1), N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, **options
+        matrix,
+        scale,
+        x,
+        y,
+        C,
+        H,
+        W,
+        tiles,
+        matrix.stride(1),
+        N=N,
+        BLOCK_T=block_t,
+        BLOCK_X=block_x,
+        ALONG_H=along_h,
+        **options,
     )
     return y
 

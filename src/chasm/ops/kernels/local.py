@@ -5,13 +5,13 @@ features and their conversions between memory layouts.
 """
 
 import os
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from chasm.ops.kernels import triton_runs
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 2**22  # positions of an image: offsets inside a tile are 32 bits wide
@@ -27,7 +27,7 @@ def obstacle(z: Tensor) -> str | None:
         return f"it needs images of at most {LARGEST} positions, got {z.shape[2]}x{z.shape[3]}"
     if not z.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it needs a CUDA tensor, got one on {z.device.type}"
-    if not _has_triton():
+    if not triton_runs():
         return "triton cannot be imported"
     return None
 
@@ -85,14 +85,3 @@ class _Local(torch.autograd.Function):
 
 def _without_x(needs: tuple[bool, ...]) -> tuple[bool, ...]:
     return (needs[0], *needs[2:])
-
-
-@cache
-def _has_triton() -> bool:
-    if find_spec("triton") is None:
-        return False
-    try:  # a build that does not fit this machine is as good as none
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True

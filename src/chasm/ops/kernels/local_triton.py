@@ -69,6 +69,12 @@ def _load_row(ptr, row, end, W, w, live):
 
 
 @triton.jit
+def _load_own(ptr, row, first, end, W, w, live):
+    """A row; zeros unless it is one of the strip's own, first <= row < end."""
+    return tl.load(ptr + row * W, mask=live & (w < _width(row, first, end, W)), other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _load_weights(w_ptr, c, C, FLIP: tl.constexpr):
     """The three rows of the 3x3 of every channel, or of its adjoint's, as nine columns."""
     at = w_ptr + c[:, None] * 9
@@ -149,12 +155,13 @@ def _spread_kernel(
     h, z = h_ptr + start + tile, z_ptr + start + tile
     h_end, z_end = tl.minimum(H, h0 + ROWS + 1), tl.minimum(H, h0 + ROWS)
     zero = tl.zeros([BLOCK_C, BLOCK_W], tl.float32)
-    here, below, above_z, here_z = zero, zero, zero, zero
+    here, below = zero, zero
     g00, g01, g02, g10, g11, g12, g20, g21, g22, total = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
-    below_z = tl.load(z + h0 * W, mask=live & (w < W), other=0.0).to(tl.float32)
     for row in range(h0 - 1, h0 + ROWS + 1):
         left, mid, right = _load_row(h, row, h_end, W, w, live)
-        next_z = tl.load(z + (row + 2) * W, mask=live & (w < _width(row + 2, h0, z_end, W)), other=0.0).to(tl.float32)
+        above_z = _load_own(z, row - 1, h0, z_end, W, w, live)
+        here_z = _load_own(z, row, h0, z_end, W, w, live)
+        below_z = _load_own(z, row + 1, h0, z_end, W, w, live)
         done = here + k20 * left + k21 * mid + k22 * right
         here = below + k10 * left + k11 * mid + k12 * right
         below = k00 * left + k01 * mid + k02 * right
@@ -168,7 +175,6 @@ def _spread_kernel(
         g21 += below_z * mid
         g22 += below_z * left
         total += tl.where(w < _width(row, h0, z_end, W), mid, 0.0)
-        above_z, here_z, below_z = here_z, below_z, next_z
         inside = live & (w < _width(row - 1, h0, z_end, W))
         tl.store(gz_ptr + start + (row - 1) * W + tile, done.to(gz_ptr.dtype.element_ty), mask=inside)
     at, live = parts_ptr + tl.cast(part, tl.int64) * 10 * C + c, c < C  # (parts, 10, C)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 MOST_CHANNELS = 128  # of `product`: both parts of the matrix stay with a program
-PRODUCT = {"BLOCK_S": 128, "num_warps": 8, "num_stages": 1}
+PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 1}
 GRAM = {"BLOCK_C": 128, "BLOCK_S": 64, "num_warps": 8, "num_stages": 3}
 PROGRAMS = 264  # enough to keep a card busy
 
@@ -45,10 +45,10 @@ def _add(y, x, upper, lower):
 
 @triton.jit
 def _product_kernel(
-    x_ptr, y_ptr, a_ptr, C, S,
-    C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr,
+    x_ptr, y_ptr, a_ptr, gain_ptr, C, S, BINS, NEIGHBOURS,
+    C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr, GAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers, B): y = A x in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
+    """Grid (walkers, B): y = g A x in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
     start = tl.program_id(1).to(tl.int64) * C * S
     c0 = tl.arange(0, C0)
     u00, l00 = _block(a_ptr, C, c0, c0)
@@ -60,6 +60,7 @@ def _product_kernel(
     for tile in range(tl.program_id(0), tl.cdiv(S, BLOCK_S), tl.num_programs(0)):
         s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
         inside = (s < S)[:, None]
+        bins = (s // NEIGHBOURS % BINS)[:, None]
         at0 = start + c0[None, :] * S + s[:, None]
         x0 = tl.load(x_ptr + at0, mask=inside & (c0 < C)[None, :], other=0.0)
         y0 = _add(tl.zeros([BLOCK_S, C0], tl.float32), x0, u00, l00)
@@ -69,7 +70,11 @@ def _product_kernel(
             y0 = _add(y0, x1, u10, l10)
             y1 = _add(tl.zeros([BLOCK_S, C1], tl.float32), x0, u01, l01)
             y1 = _add(y1, x1, u11, l11)
+            if GAIN:
+                y1 *= tl.load(gain_ptr + c1[None, :] * BINS + bins, mask=inside & (c1 < C)[None, :], other=0.0)
             tl.store(y_ptr + at1, y1, mask=inside & (c1 < C)[None, :])
+        if GAIN:
+            y0 *= tl.load(gain_ptr + c0[None, :] * BINS + bins, mask=inside & (c0 < C)[None, :], other=0.0)
         tl.store(y_ptr + at0, y0, mask=inside & (c0 < C)[None, :])
 
 
@@ -103,15 +108,19 @@ def channel_blocks(C: int) -> tuple[int, int]:
     return (C0, 0) if C <= C0 else (C0, max(16, triton.next_power_of_2(C - C0)))
 
 
-def product(A: Tensor, X: Tensor) -> Tensor:
-    """A (C, C) on contiguous float32 X (B, C, S)."""
+def product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:
+    """A (C, C) on contiguous float32 X (B, C, S), then gain (C, n), of bin (s // neighbours) % n at position s."""
     B, C, S = X.shape
     C0, C1 = channel_blocks(C)
     options = dict(PRODUCT)
     block = options.pop("BLOCK_S")
     Y = torch.empty_like(X)
     walkers = min(triton.cdiv(S, block), max(1, triton.cdiv(PROGRAMS, B)))
-    _product_kernel[walkers, B](X, Y, A.contiguous(), C, S, C0=C0, C1=C1, BLOCK_S=block, **options)
+    bins = 1 if gain is None else gain.shape[1]
+    _product_kernel[walkers, B](
+        X, Y, A.contiguous(), X if gain is None else gain.contiguous(), C, S, bins, neighbours,
+        C0=C0, C1=C1, BLOCK_S=block, GAIN=gain is not None, **options,
+    )  # fmt: skip
     return Y
 
 
