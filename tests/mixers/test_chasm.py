@@ -271,9 +271,9 @@ def test_explain_names_the_form_that_runs(monkeypatch: pytest.MonkeyPatch) -> No
     ran: list[str] = []
     original = chasm.ops.run
 
-    def noting(x: Tensor, prepared: Any) -> Tensor:
+    def noting(x: Tensor, prepared: Any, **options: Any) -> Tensor:
         ran.append(prepared.form)
-        return original(x, prepared)
+        return original(x, prepared, **options)
 
     monkeypatch.setattr(chasm.ops, "run", noting)
     for axes in ("ch>cw", "ch+cw"):

@@ -259,7 +259,7 @@ def test_empty_batch(form: str) -> None:
         assert all(t.grad is None or (t.grad == 0).all() for t in leaves(axes).values())
 
 
-@pytest.mark.parametrize("form", ["fft", "dft"])
+@pytest.mark.parametrize("form", ["fft", "dft", "product"])
 @pytest.mark.parametrize("wanted", ["x", "table 2", "theta 3", "table 3"])
 def test_a_gradient_asked_for_alone_is_the_same(form: str, wanted: str) -> None:
     """The own backward skips what nobody asked for."""
@@ -297,7 +297,7 @@ def test_second_derivatives_are_right_or_refused(form: str, basis: str, gain: st
         (g,) = torch.autograd.grad(y.pow(power).sum(), x, create_graph=True)
         return y.sum() + g.square().sum()
 
-    if form in ("fft", "dft") and basis != "untied":
+    if form in ("fft", "dft", "product") and basis != "untied":
         with pytest.raises(RuntimeError, match="no second derivative: use form="):
             loss(apply(x, axes, form)).backward()
         with pytest.raises(RuntimeError, match="no second derivative: use form="):
@@ -318,7 +318,10 @@ def test_functional_gradients(form: str) -> None:
     close(got, want, 1e-10, "gradient of x")
 
 
-@pytest.mark.parametrize(("form", "gain"), [("fft", "positive"), ("fft", "complex"), ("dft", "signed")])
+@pytest.mark.parametrize(
+    ("form", "gain"),
+    [("fft", "positive"), ("fft", "complex"), ("dft", "signed"), ("product", "positive"), ("product", "complex")],
+)
 def test_gradcheck_of_the_own_backward(form: str, gain: str) -> None:
     axes = axes_of(2, (2, 3), "shared", gain, 3)
 

@@ -14,6 +14,7 @@ from chasm.ops import reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import Circulants, circulants, matrices, obstacle
 from chasm.ops.precision import exact_product, full_precision
+from chasm.ops.product import circulant_row, circulant_rows, product
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
 from chasm.registry import near
 
@@ -23,6 +24,7 @@ FORMS = {
     "dft": "as fft, but the transform is a product with cosine and sine matrices; no complex dtype",
     "circulant": "each gain as a circulant matrix per channel; products of real matrices only",
     "triton": "as circulant, by Triton kernels with their own backward; half precision on CUDA",
+    "product": "as circulant, image by image and with own backward; what a CPU does best",
 }
 
 
@@ -70,7 +72,7 @@ def choose_form(
     if form != "auto":
         if form not in FORMS:
             raise ValueError(f"unknown form {form!r}: {near(form, ['auto', *FORMS])}")
-        if form in ("dft", "circulant", "triton") and untied:
+        if form in ("dft", "circulant", "triton", "product") and untied:
             raise ValueError(f"form {form!r} needs one basis for all frequencies, got an untied one: use 'fft'")
         if form == "dft" and is_complex:
             raise ValueError("form 'dft' needs real gains, got complex ones: use 'fft' or 'circulant'")
@@ -83,6 +85,8 @@ def choose_form(
         return Choice("fft", "the form whose shapes stay symbolic in H and W")
     longest = max(shape[d] for d in dims)
     if device.type == "cpu":
+        if longest <= 256 and not torch.compiler.is_compiling():
+            return Choice("product", "on a CPU products with circulants beat the FFT on axes at most 256 long")
         if not grad and longest <= 256:
             return Choice("circulant", "no gradient wanted and axes at most 256 long")
         return Choice("fft", "on a CPU the FFT beats dense transforms in training and on long axes")
@@ -99,7 +103,7 @@ def choose_form(
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
     """The constants of `form` for inputs of this shape and dtype. Differentiable in the operators."""
     device = operators[0].gains.device
-    if form in ("reference", "fft") or device.type == "cpu":
+    if form in ("reference", "fft", "product") or device.type == "cpu":
         dtype = torch.promote_types(dtype, torch.float32)  # FFTs, and products on a CPU, never below float32
     dims = tuple(op.dim for op in operators)
     mats: list[Tensor | None]
@@ -120,6 +124,9 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
                 return Prepared(form, dtype, dims, mats, [*columns, *parts], symmetric)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
+            elif form == "product":
+                rows = [circulant_row(op.gains, shape[op.dim], op.dim == len(shape) - 1) for op in operators]
+                tables = [row if row.requires_grad else circulant_rows(row) for row in rows]
             else:
                 transform = _transform(form, shape, dims)
                 place = {dim: i - len(dims) for i, dim in enumerate(sorted(dims))}
@@ -129,8 +136,11 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
     return Prepared(form, dtype, dims, cast, [t.to(wide if t.is_complex() else dtype) for t in tables])
 
 
-def run(x: Tensor, prepared: Prepared) -> Tensor:
-    """Apply prepared operators, first to last, to x (B, C, *spatial); returns x's shape and dtype."""
+def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor:
+    """Apply prepared operators, first to last, to x (B, C, *spatial); returns x's shape and dtype.
+
+    `channels_last`: return that memory format where it costs nothing (form "product").
+    """
     if x.shape[0] == 0:
         return x.clone()  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables, _ = prepared
@@ -148,6 +158,8 @@ def run(x: Tensor, prepared: Prepared) -> Tensor:
             m = len(dims)
             pairs = [Circulants(*parts) for parts in zip(tables[m::2], tables[m + 1 :: 2], strict=True)]
             z = circulants(z, pairs, tables[:m], mats, dims, prepared.symmetric)
+        elif form == "product":
+            z = product(z, dims, tables, mats, channels_last)
         elif form == "circulant":
             z = channel_product(mats[0], z)
             for A, T, dim in zip(mats[1:], tables, dims, strict=True):

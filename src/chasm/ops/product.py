@@ -1,0 +1,215 @@
+"""A chain of axis passes as products of real matrices, with its own backward: the form for CPUs.
+
+    u_j = A_{j-1} v_{j-1},   v_j = T_j u_j,   y = A_m v_m,   v_0 = x
+
+A_j are the C x C channel matrices of `axis.merged_matrices`, T_j one circulant matrix per channel along an axis. The
+A_j are orthogonal, so v_j = A_j^T u_{j+1}, and the gradient of A_j needs u_{j+1} alone: (dL/du_{j+1} u_{j+1}^T) A_j.
+The backward therefore keeps the u_j and y, computes nothing twice, and makes circulants again from their rows.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chasm.ops.chain import Once, mix
+from chasm.ops.precision import full_precision
+
+
+def circulant_row(gains: Tensor, n: int, last: bool) -> Tensor:
+    """(K, C) gains -> (C, n), the first row r of the matrices R[i, j] = r[j - i] that filter an axis.
+
+    The last axis is multiplied from the right, u R, any other from the left, R u: no operand is transposed.
+    """
+    return torch.fft.irfft((gains if last else gains.conj()).mT, n=n)
+
+
+def circulant_rows(row: Tensor) -> Tensor:
+    """(C, n) -> (C, n, n): R[i, j] = row[j - i], contiguous."""
+    return torch.cat([row, row], -1).unfold(-1, row.shape[-1], 1)[:, 1:].flip(1)
+
+
+def _row_gradient(G: Tensor) -> Tensor:
+    """Adjoint of `circulant_rows`: sums of G (C, n, n) along its wrapped diagonals."""
+    n, sums = G.shape[1], []
+    for part in G.split(4):  # the doubled matrices then fit a cache
+        twice = torch.cat([part, part], -1)
+        sums.append(twice.as_strided(part.shape, (2 * n * n, 2 * n + 1, 1)).sum(1))
+    return torch.cat(sums)
+
+
+def _slices(x: Tensor, dim: int) -> Iterator[Tensor]:
+    """Matrices of x (B, C, *spatial): (C, n, after) with the axis dim as rows; if it is the last, (C, before, n)."""
+    for image in x:  # one by one: a broadcast product would copy the circulants for every image
+        if dim == x.ndim - 1:
+            yield image.view(x.shape[1], -1, x.shape[-1])
+        else:
+            yield from image.view(x.shape[1], -1, x.shape[dim], x.shape[dim + 1 :].numel()).unbind(1)
+
+
+def _filtered(x: Tensor, R: Tensor, dim: int) -> Tensor:
+    """R (C, n, n) along dimension dim of x."""
+    out = torch.empty_like(x)
+    for a, b in zip(_slices(x, dim), _slices(out, dim), strict=True):
+        torch.bmm(a, R, out=b) if dim == x.ndim - 1 else torch.bmm(R, a, out=b)
+    return out
+
+
+def _filter_gradient(u: Tensor, g: Tensor, dim: int) -> Tensor:
+    """Gradient of R in u -> v, given the gradient g of v."""
+    G = u.new_empty(u.shape[1], u.shape[dim], u.shape[dim])
+    for i, (a, b) in enumerate(zip(_slices(u, dim), _slices(g, dim), strict=True)):
+        torch.baddbmm(G, *((a.mT, b) if dim == u.ndim - 1 else (b, a.mT)), beta=min(i, 1), out=G)
+    return G
+
+
+def _mixed(A: Tensor | None, v: Tensor, channels_last: bool = False) -> Tensor:
+    """A v, contiguous or channels-last; v itself for None."""
+    if A is None:
+        return v
+    if not channels_last and v.is_contiguous():
+        return mix(A, v.flatten(2)).view(v.shape)
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device, memory_format=_format(channels_last))
+    B = A.mT.contiguous()
+    for image, result in zip(v.flatten(2), out.flatten(2), strict=True):
+        torch.mm(image.mT, B, out=result.mT) if channels_last else torch.mm(A, image, out=result)
+    return out
+
+
+def _format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def _product_sum(g: Tensor, u: Tensor) -> Tensor:
+    """Sum over images and positions of g u^T, (C, C). A batched product and a sum take twice the time."""
+    G = g.new_zeros(g.shape[1], u.shape[1])
+    for a, b in zip(g.flatten(2), u.flatten(2), strict=True):
+        torch.addmm(G, a, b.mT, out=G)
+    return G
+
+
+Tables = list[Tensor]  # of every pass: rows (C, n), or circulants (C, n, n) where no gradient of them is wanted
+Mats = list[Tensor | None]
+
+
+def _forward(
+    x: Tensor, dims: tuple[int, ...], channels_last: bool, tables: Tables, mats: Mats, keep: bool
+) -> tuple[Tensor, ...]:
+    """y, and the u_j if they are to be kept (but never x itself)."""
+    v, kept = x, []
+    for T, A, dim in zip(tables, mats[:-1], dims, strict=True):
+        u = _mixed(A, v)
+        v = _filtered(u, T if T.ndim == 3 else circulant_rows(T), dim)
+        if keep and u is not x:
+            kept.append(u)
+        del u
+    return _mixed(mats[-1], v, channels_last), *kept
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...], channels_last: bool, *params: Tensor | None) -> tuple[Tensor, ...]:
+        m = len(dims)
+        with full_precision(x):
+            return _forward(x, dims, channels_last, [t for t in params[:m] if t is not None], list(params[m:]), True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.dims, ctx.channels_last, *params = inputs
+        y, *kept = output
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        if len(kept) < len(ctx.dims):  # identity basis: u_1 is x
+            kept = [x, *kept]
+        ctx.save_for_backward(y, *kept, *params)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor | None, *_: Any) -> Any:
+        if gy is None:
+            return (None,) * len(ctx.needs_input_grad)
+        with torch.no_grad(), full_precision(gy):
+            grads = _Product._backward(ctx, gy)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True, torch.func
+            return Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
+        return grads
+
+    @staticmethod
+    def _backward(ctx: Any, gy: Tensor) -> Any:
+        dims, m = ctx.dims, len(ctx.dims)
+        y, *rest = ctx.saved_tensors
+        us, tables, mats = rest[:m], rest[m : 2 * m], rest[2 * m :]
+        need_x, need_table, need_mat = (
+            ctx.needs_input_grad[0],
+            ctx.needs_input_grad[3 : 3 + m],
+            ctx.needs_input_grad[3 + m :],
+        )
+        grad_table: list[Tensor | None] = [None] * m
+        grad_mat: list[Tensor | None] = [None] * (m + 1)
+        g = gy.contiguous(memory_format=_format(ctx.channels_last and mats[m] is not None))
+        del gy
+        for j in range(m - 1, -1, -1):
+            dim, u, T, A = dims[j], us[j], tables[j], mats[j + 1]
+            g = _mixed(None if A is None else A.mT, g).contiguous()
+            if j == m - 1 and need_mat[m]:  # y is used up here; gy y^T A = A (g y^T) A, and g has the better layout
+                grad_mat[m] = A @ _product_sum(g, y) @ A
+                del y
+            if need_table[j]:
+                G = _filter_gradient(u, g, dim)
+                grad_table[j] = G if T.ndim == 3 else _row_gradient(G)
+                del G
+            R = T.mT if T.ndim == 3 else circulant_rows(T.flip(-1).roll(1, -1))  # transposed
+            g = _filtered(g, R, dim)
+            del R
+            if need_mat[j]:
+                grad_mat[j] = _product_sum(g, u) @ mats[j]
+        gx = _mixed(None if mats[0] is None else mats[0].mT, g) if need_x else None
+        return (gx, None, None, *grad_table, *grad_mat)
+
+
+def product(x: Tensor, dims: tuple[int, ...], tables: Tables, mats: Mats, channels_last: bool = False) -> Tensor:
+    """The chain on contiguous x (B, C, *spatial). `channels_last`: let the last product write y in that format."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tables, *mats)):
+        y: Tensor = _Product.apply(x, dims, channels_last, *tables, *mats)[0]
+        return y
+    with full_precision(x):
+        return _forward(x, dims, channels_last, tables, mats, False)[0]
+
+
+class _AddPointwise(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, g: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = x + bias[:, None, None]
+        flat = y.flatten(2)
+        torch.baddbmm(flat, weight.expand(x.shape[0], -1, -1), g.flatten(2), out=flat)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, g, weight, _ = inputs
+        ctx.save_for_backward(g, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> Any:
+        g, weight = ctx.saved_tensors
+        need_x, need_g, need_weight, need_bias = ctx.needs_input_grad
+        with torch.no_grad(), full_precision(gy):
+            gy = gy.contiguous()
+            grads = (
+                gy if need_x else None,
+                _mixed(weight.mT, gy, channels_last=True) if need_g else None,
+                _product_sum(gy, g) if need_weight else None,
+                gy.sum((0, 2, 3)) if need_bias else None,
+            )
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return Once.apply(len(grads), *grads, gy, g, weight)
+        return grads
+
+
+def add_pointwise(x: Tensor, g: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x + weight g + bias for contiguous x and channels-last g, both (B, C, H, W), and weight (C, C).
+
+    As a convolution and a sum this takes two more passes over memory, and the backward two changes of layout.
+    """
+    y: Tensor = _AddPointwise.apply(x, g, weight, bias)
+    return y
