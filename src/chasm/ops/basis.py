@@ -7,6 +7,7 @@ products, so a basis is as orthogonal under those settings as without them.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,17 +52,81 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
     out_dtype = torch.promote_types(theta.dtype, torch.float32)
     # Apple GPUs have no float64; theta is small enough to go through the CPU.
     work_device = torch.device("cpu") if theta.device.type == "mps" else theta.device
-    A = skew(theta.to(work_device, torch.float64)) * 0.5**SQUARINGS
-    batch, A = A.shape, A.flatten(0, -3) if A.ndim > 2 else A[None]
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+    wide = theta.to(work_device, torch.float64)
     with counted_as("matrix exponential"):
-        A2 = A @ A
-        A3, A4 = A2 @ A, A2 @ A2
-        # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A.
-        cubics = (constant(_taylor, A) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
-        U = torch.add(cubics[3], A4, alpha=_TAYLOR[16])
-        for j in (2, 1, 0):
-            U = torch.baddbmm(cubics[j], A4, U)
-        for _ in range(SQUARINGS):
-            U = U @ U
-    return U.view(batch).to(theta.device, out_dtype)
+        if torch.is_grad_enabled() and theta.requires_grad and not torch.compiler.is_compiling():
+            U = _Exponential.apply(wide.flatten(0, -2) if wide.ndim > 1 else wide[None])[0]
+        else:
+            U = _exponential(skew(wide).flatten(0, -3) if wide.ndim > 1 else skew(wide)[None])[0]
+    return U.view(*theta.shape[:-1], *U.shape[1:]).to(theta.device, out_dtype)
+
+
+def _exponential(A: Tensor) -> tuple[Tensor, ...]:
+    """exp(A) of skew A (batch, C, C), and on what way it was made."""
+    A = A * 0.5**SQUARINGS
+    A2 = A @ A
+    A3, A4 = A2 @ A, A2 @ A2
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+    # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A.
+    cubics = (constant(_taylor, A) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
+    steps = [torch.add(cubics[3], A4, alpha=_TAYLOR[16])]
+    for j in (2, 1, 0):
+        steps.append(torch.baddbmm(cubics[j], A4, steps[-1]))
+    for _ in range(SQUARINGS):
+        steps.append(steps[-1] @ steps[-1])
+    return steps[-1], A, A2, A4, *steps[:-1]
+
+
+class _Exponential(torch.autograd.Function):
+    """theta (batch, C(C-1)/2) in float64 -> U, then what `_exponential` went through. Half the launches of autograd."""
+
+    @staticmethod
+    def forward(theta: Tensor) -> tuple[Tensor, ...]:
+        return _exponential(skew(theta))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
+        return None if g is None else _Gradient.apply(g, *ctx.saved_tensors)
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward of `_Exponential`, itself differentiable: the slow way, through autograd."""
+
+    @staticmethod
+    def forward(g: Tensor, theta: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
+        for W in reversed(steps[3:]):  # W W
+            g = torch.baddbmm(g @ W.mT, W.mT, g)
+        # Powers of a skew matrix are skew or symmetric: no transposes from here on.
+        cubics, dA4 = [g], torch.zeros_like(g)
+        for V in reversed(steps[:3]):  # cubic + A4 V
+            dA4 = torch.baddbmm(dA4, g, V.mT)
+            g = A4 @ g
+            cubics.append(g)
+        dA4 = torch.add(dA4, g, alpha=_TAYLOR[16])
+        _, dA, dA2, dA3 = (constant(_taylor, g) * torch.stack(cubics)[:, None]).sum(0)
+        dA2 = torch.baddbmm(dA2, dA3, A, alpha=-1)
+        dA = torch.baddbmm(dA, A2, dA3)
+        dA2 = torch.baddbmm(torch.baddbmm(dA2, dA4, A2), A2, dA4)
+        dA = torch.baddbmm(torch.baddbmm(dA, dA2, A, alpha=-1), A, dA2, alpha=-1)
+        C = A.shape[-1]
+        d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, theta, C))
+        return d * 0.5**SQUARINGS
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.steps = len(inputs) - 2
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, gg: Tensor) -> Any:
+        g, theta = ctx.saved_tensors
+        with torch.enable_grad():
+            g, theta = g.detach().requires_grad_(), theta.detach().requires_grad_()
+            (d,) = torch.autograd.grad(_exponential(skew(theta))[0], theta, g, create_graph=True)
+            return *torch.autograd.grad(d, (g, theta), gg), *(None,) * ctx.steps

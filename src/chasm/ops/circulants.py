@@ -45,11 +45,10 @@ class Circulants(NamedTuple):
 
 def matrices(column: Tensor, dtype: torch.dtype) -> Circulants:
     """First columns (C, n) -> the circulants they belong to."""
-    n = column.shape[1]
-    i = torch.arange(n, device=column.device)
-    j = torch.arange(-(-n // 8) * 8, device=column.device)
-    scale = column.abs().amax(1).clamp_min(torch.finfo(column.dtype).tiny)
-    return Circulants((column / scale[:, None]).to(dtype)[:, (i[:, None] - j) % n], scale.float())
+    from chasm.ops.kernels import circulant
+
+    scale = column.abs().amax(1).clamp_min(torch.finfo(column.dtype).tiny).float()
+    return Circulants(circulant.matrices(column / scale[:, None], dtype), scale)
 
 
 def _transposed(T: Circulants) -> Circulants:

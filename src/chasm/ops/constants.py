@@ -1,7 +1,7 @@
 """Small tensors that depend on sizes alone: made once, so that a step launches nothing for them and copies nothing."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
     return _kept(make, like.device, *args)
 
 
-@lru_cache(maxsize=None)  # a captured CUDA graph reads them by address: none may go
+@cache  # a captured CUDA graph reads them by address: none may go
 def _kept(make: Callable[..., Tensor], device: torch.device, *args: Any) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
         return make(device, *args)

@@ -1,7 +1,8 @@
 """Circulant passes as Triton kernels: each channel has its own n x n matrix T, applied along H or along W.
 
 A library's batched product would want T once per image. Here a program loads a block of T of one channel once and
-takes the maps of all images past it. `pass_` applies T, `gradient` makes the gradient of its first column.
+takes the maps of all images past it. `matrices` makes T from its first column, `pass_` applies it, `gradient`
+makes the gradient of the column.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -59,11 +60,24 @@ def _pass_kernel(
 
 
 @triton.jit
+def _matrix_kernel(column_ptr, t_ptr, N, WIDTH, BLOCK: tl.constexpr):
+    """Grid (blocks of a matrix, C)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1).to(tl.int64)
+    i, j = at // WIDTH, at % WIDTH
+    value = tl.load(column_ptr + c * N + (i - j + WIDTH * N) % N, mask=i < N, other=0.0)
+    tl.store(t_ptr + c * N * WIDTH + at, value.to(t_ptr.dtype.element_ty), mask=i < N)
+
+
+@triton.jit
 def _gradient_kernel(
     g_ptr, x_ptr, d_ptr, B, C, H, W,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row blocks, column blocks, C): D[c] = sum over images of g x^T along H, of g^T x along W; (C, n, n)."""
+    """Grid (row blocks, column blocks, C): D[c] = sum over images of x g^T along H, of x^T g along W.
+
+    Each row is written twice over, (C, n, 2n): a row 2n + 1 numbers on then starts one place further on in its circle.
+    """
     c = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -77,16 +91,19 @@ def _gradient_kernel(
     for item in range(B * steps):
         start = ((item // steps).to(tl.int64) * C + c) * H * W
         k = (item % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
-        live_g = (i < n)[:, None] & (k < m)[None, :]
-        live_x = (j < n)[None, :] & (k < m)[:, None]
+        live_x = (i < n)[:, None] & (k < m)[None, :]
+        live_g = (j < n)[None, :] & (k < m)[:, None]
         if ALONG_H:
-            g = tl.load(g_ptr + start + i[:, None] * W + k[None, :], mask=live_g, other=0.0)
-            x = tl.load(x_ptr + start + j[None, :] * W + k[:, None], mask=live_x, other=0.0)
+            x = tl.load(x_ptr + start + i[:, None] * W + k[None, :], mask=live_x, other=0.0)
+            g = tl.load(g_ptr + start + j[None, :] * W + k[:, None], mask=live_g, other=0.0)
         else:
-            g = tl.load(g_ptr + start + k[None, :] * W + i[:, None], mask=live_g, other=0.0)
-            x = tl.load(x_ptr + start + k[:, None] * W + j[None, :], mask=live_x, other=0.0)
-        total = tl.dot(g, x, total)
-    tl.store(d_ptr + (c * n + i[:, None]) * n + j[None, :], total, mask=(i < n)[:, None] & (j < n)[None, :])
+            x = tl.load(x_ptr + start + k[None, :] * W + i[:, None], mask=live_x, other=0.0)
+            g = tl.load(g_ptr + start + k[:, None] * W + j[None, :], mask=live_g, other=0.0)
+        total = tl.dot(x, g, total)
+    out = d_ptr + (c * n + i[:, None]) * 2 * n + j[None, :]
+    inside = (i < n)[:, None] & (j < n)[None, :]
+    tl.store(out, total, mask=inside)
+    tl.store(out + n, total, mask=inside)
 
 
 def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
@@ -126,10 +143,17 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     options = dict(GRADIENT)
     block = min(options.pop("BLOCK"), max(16, triton.next_power_of_2(n)))
     step = min(options.pop("BLOCK_K"), max(16, triton.next_power_of_2(W if along_h else H)))
-    D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
+    D = torch.empty(C, n, 2 * n, dtype=torch.float32, device=g.device)
     blocks = triton.cdiv(n, block)
     _gradient_kernel[blocks, blocks, C](g, x, D, B, C, H, W, BLOCK=block, BLOCK_K=step, ALONG_H=along_h, **options)
-    # T[i, j] = column[(i - j) % n]. With D written twice side by side, a row 2n + 1 numbers on starts one to the right:
-    # element (j, d) of that view is D[j - d, j], so its sum over j belongs to -d.
-    twice = torch.cat([D.mT, D.mT], 2)  # (C, j, 2n): D^T, so that rows run over j
-    return twice.as_strided((C, n, n), (2 * n * n, 2 * n + 1, 1)).sum(1)
+    # T[i, j] = column[(i - j) % n]: its gradient at d sums D[j, (j + d) % n] over j.
+    return D.as_strided((C, n, n), (2 * n * n, 2 * n + 1, 1)).sum(1)
+
+
+def matrices(column: Tensor, dtype: torch.dtype) -> Tensor:
+    """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words."""
+    C, n = column.shape
+    width = triton.cdiv(n, 8) * 8
+    T = torch.empty(C, n, width, dtype=dtype, device=column.device)
+    _matrix_kernel[triton.cdiv(n * width, 1024), C](column.contiguous(), T, n, width, BLOCK=1024)
+    return T
