@@ -204,7 +204,8 @@ def test_kernels_in_the_mixer(kernels, monkeypatch, options):
     expected = grads(mixer, x)
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+        floor = 1e-6  # at the start the gradient of theta is zero but for rounding
+        torch.testing.assert_close(a, b, rtol=0, atol=max(1e-5 * b.abs().max().item(), floor))
     assert low.dtype == x.dtype
     assert (low - expected[0]).abs().max() < 5e-2
     assert chasm.count(mixer, x).macs == cost.macs
