@@ -130,7 +130,7 @@ def compare(shape, options):
         names, results(module, x, g), results(oracle, x.double(), g.double()), strict=True
     ):
         errors[name] = float((found.double() - expected).norm() / expected.norm())
-    # What decides theta's gradient is small differences of large sums: rounding eight maps to bfloat16 shows five times.
+    # What decides theta's gradient is differences of large sums: rounding eight maps to bfloat16 shows fivefold.
     allowed = {name: TOLERANCE[HALF] * (2 if "theta" in name else 1) for name in names}
     assert all(error <= allowed[name] for name, error in errors.items()), errors  # NaN fails
 

@@ -101,19 +101,17 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(g: Tensor, theta: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
         for W in reversed(steps[3:]):  # W W
-            g = torch.baddbmm(g @ W.mT, W.mT, g)
+            g = (g @ W.mT).baddbmm_(W.mT, g)
         # Powers of a skew matrix are skew or symmetric: no transposes from here on.
         cubics, dA4 = [g], torch.zeros_like(g)
         for V in reversed(steps[:3]):  # cubic + A4 V
-            dA4 = torch.baddbmm(dA4, g, V.mT)
+            dA4.baddbmm_(g, V.mT)
             g = A4 @ g
             cubics.append(g)
-        dA4 = torch.add(dA4, g, alpha=_TAYLOR[16])
+        dA4.add_(g, alpha=_TAYLOR[16])
         _, dA, dA2, dA3 = (constant(_taylor, g) * torch.stack(cubics)[:, None]).sum(0)
-        dA2 = torch.baddbmm(dA2, dA3, A, alpha=-1)
-        dA = torch.baddbmm(dA, A2, dA3)
-        dA2 = torch.baddbmm(torch.baddbmm(dA2, dA4, A2), A2, dA4)
-        dA = torch.baddbmm(torch.baddbmm(dA, dA2, A, alpha=-1), A, dA2, alpha=-1)
+        dA2 = dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
+        dA = dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
         C = A.shape[-1]
         d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, theta, C))
         return d * 0.5**SQUARINGS

@@ -3,8 +3,8 @@
     y = A_m T_m A_{m-1} ... T_1 A_0 x
 
 A_j are the merged channel matrices (see `chain`), T_j the gains of pass j as one circulant matrix per channel. Nothing
-is transformed: five products in all for two axes, each one pass over memory. The backward keeps x and what left
-every pass but the last, and makes the rest again. Matrices and gains come in float32, and so do their gradients.
+is transformed: five products in all for two axes, each one pass over memory. The backward keeps x, what entered
+every pass, and what left every pass but the last. Matrices and gains come in float32, and so do their gradients.
 """
 
 import os
@@ -64,12 +64,14 @@ class _Circulants(torch.autograd.Function):
         x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Circulants], *params: Tensor | None
     ) -> tuple[Tensor, ...]:
         mats = params[len(T) :]
-        z, left = _mixed(mats[0], x), []
-        for Tj, h, A in zip(T, along_h, mats[1:], strict=True):
+        z, entered, left = x, [], []
+        for A, Tj, h in zip(mats[:-1], T, along_h, strict=True):
+            z = _mixed(A, z)
+            if A is not None:  # without a matrix, z is what left the pass before
+                entered.append(z)
             z = _pass(Tj, z, h)
             left.append(z)
-            z = _mixed(A, z)
-        return (z if z is not left[-1] else z.clone(), *left[:-1])
+        return _mixed(mats[-1], z), *left[:-1], *entered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -96,19 +98,19 @@ class _Circulants(torch.autograd.Function):
 
         m, T = len(ctx.T), ctx.T
         x, *rest = ctx.saved_tensors
-        left, mats = rest[: m - 1], rest[2 * m - 1 :]  # then the columns, then the matrices
+        left, entered, mats = rest[: m - 1], rest[m - 1 : -2 * m - 1], rest[-m - 1 :]  # and, between them, the columns
         need_column, need_mat = ctx.needs_input_grad[4 : 4 + m], ctx.needs_input_grad[4 + m :]
         d_columns: list[Tensor | None] = [None] * m
         d_mats: list[Tensor | None] = [None] * (m + 1)
         for j in range(m, 0, -1):
             A, Tj, h = mats[j], T[j - 1], ctx.along_h[j - 1]
-            entered = _mixed(mats[j - 1], left[j - 2] if j > 1 else x)
+            z = entered.pop() if mats[j - 1] is not None else left[j - 2] if j > 1 else x
             if need_mat[j]:
-                out = left[j - 1] if j < m else _pass(Tj, entered, h)
+                out = left[j - 1] if j < m else _pass(Tj, z, h)
                 d_mats[j] = gram(G.flatten(2), out.flatten(2))
             G = _mixed(A, G, transpose=True)
             if need_column[j - 1]:
-                d_columns[j - 1] = circulant.gradient(G, entered, h)
+                d_columns[j - 1] = circulant.gradient(G, z, h)
             G = _pass(Tj if ctx.symmetric else _transposed(Tj), G, h)
         if need_mat[0]:
             d_mats[0] = gram(G.flatten(2), x.flatten(2))
@@ -128,7 +130,13 @@ def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False) -> Tensor:
     if A is None:
         return x
     A = A.to(x.dtype)
-    return mix(A.mT if transpose else A, x.flatten(2)).view(x.shape)
+    A = A.mT if transpose else A
+    if x.shape[2:].numel() % 8:  # a library's product is slow on rows that start anywhere
+        from chasm.ops.kernels import local_triton
+
+        with counted_as("matmul", macs=A.shape[0] * x.numel()):
+            return local_triton.product(A, x)
+    return mix(A, x.flatten(2)).view(x.shape)
 
 
 def circulants(

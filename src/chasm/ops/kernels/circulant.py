@@ -8,6 +8,8 @@ makes the gradient of the column.
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
 
+from math import gcd
+
 import torch
 import triton
 import triton.language as tl
@@ -20,11 +22,12 @@ PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over seve
 
 @triton.jit
 def _pass_kernel(
-    t_ptr, scale_ptr, x_ptr, y_ptr, C, H, W, TILES, STRIDE_T,
-    N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr,
+    t_ptr, scale_ptr, x_ptr, y_ptr, C, H, W_units, TILES, STRIDE_T,
+    N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart."""
     c = tl.program_id(2).to(tl.int64)
+    W = W_units * UNIT
     n = W
     if ALONG_H:
         n = H
@@ -71,8 +74,8 @@ def _matrix_kernel(column_ptr, t_ptr, N, WIDTH, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gradient_kernel(
-    g_ptr, x_ptr, d_ptr, B, C, H, W,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr,
+    g_ptr, x_ptr, d_ptr, B, C, H, W_units,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Grid (row blocks, column blocks, C): D[c] = sum over images of x g^T along H, of x^T g along W.
 
@@ -81,6 +84,7 @@ def _gradient_kernel(
     c = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    W = W_units * UNIT
     n = W
     m = H
     if ALONG_H:
@@ -106,6 +110,11 @@ def _gradient_kernel(
     tl.store(out + n, total, mask=inside)
 
 
+def unit(n: int) -> int:
+    """Rows of n numbers start at multiples of this one. Kernels take n as units times UNIT, to know it too."""
+    return gcd(n, 16)
+
+
 def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
     """scale (C,) times matrix (C, n, >= n) along H or W of contiguous x (B, C, H, W)."""
     B, C, H, W = x.shape
@@ -118,21 +127,9 @@ def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
     walkers = max(1, min(tiles, PROGRAMS // (blocks * C)))
     y = torch.empty_like(x)
     _pass_kernel[walkers, blocks, C](
-        matrix,
-        scale,
-        x,
-        y,
-        C,
-        H,
-        W,
-        tiles,
-        matrix.stride(1),
-        N=N,
-        BLOCK_T=block_t,
-        BLOCK_X=block_x,
-        ALONG_H=along_h,
-        **options,
-    )
+        matrix, scale, x, y, C, H, W // unit(W), tiles, matrix.stride(1),
+        N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, UNIT=unit(W), **options,
+    )  # fmt: skip
     return y
 
 
@@ -145,7 +142,9 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     step = min(options.pop("BLOCK_K"), max(16, triton.next_power_of_2(W if along_h else H)))
     D = torch.empty(C, n, 2 * n, dtype=torch.float32, device=g.device)
     blocks = triton.cdiv(n, block)
-    _gradient_kernel[blocks, blocks, C](g, x, D, B, C, H, W, BLOCK=block, BLOCK_K=step, ALONG_H=along_h, **options)
+    _gradient_kernel[blocks, blocks, C](
+        g, x, D, B, C, H, W // unit(W), BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit(W), **options
+    )
     # T[i, j] = column[(i - j) % n]: its gradient at d sums D[j, (j + d) % n] over j.
     return D.as_strided((C, n, n), (2 * n * n, 2 * n + 1, 1)).sum(1)
 

@@ -293,6 +293,14 @@ def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | No
     )  # fmt: skip
 
 
+def product(W: Tensor, a: Tensor) -> Tensor:
+    """(C, C) on the channels of contiguous a (B, C, H, W), both in one dtype."""
+    out = torch.empty_like(a)
+    with torch.cuda.device_of(a):
+        _product(W, a, out)
+    return out
+
+
 def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: Tensor | None = None) -> None:
     C, N = a.shape[1], a.shape[2] * a.shape[3]
     constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chasm.ops.kernels.circulant import unit
+
 MOST_CHANNELS = 128  # of `product`: both parts of the matrix stay with a program
 PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 1}
 GRAM = {"BLOCK_C": 128, "BLOCK_S": 64, "num_warps": 8, "num_stages": 3}
@@ -80,10 +82,11 @@ def _product_kernel(
 
 @triton.jit
 def _gram_kernel(
-    g_ptr, x_ptr, out_ptr, M, N, S, PART,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+    g_ptr, x_ptr, out_ptr, M, N, S_units, PART,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Grid (parts of a map, blocks of the (M, N) result, B): the sum over PART positions of g x^T."""
+    S = S_units * UNIT
     blocks = tl.cdiv(N, BLOCK_C)
     m = (tl.program_id(1) // blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
     n = (tl.program_id(1) % blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -140,5 +143,7 @@ def gram(G: Tensor, X: Tensor) -> Tensor:
     parts = triton.cdiv(S, part)
     out = torch.empty(B * parts, M, N, dtype=torch.float32, device=G.device)
     options["PRECISION"] = "tf32x3" if G.dtype == torch.float32 else "ieee"
-    _gram_kernel[parts, blocks, B](G, X, out, M, N, S, part, BLOCK_C=block, BLOCK_S=step, **options)
+    _gram_kernel[parts, blocks, B](
+        G, X, out, M, N, S // unit(S), part, BLOCK_C=block, BLOCK_S=step, UNIT=unit(S), **options
+    )
     return out.sum(0)
