@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from chasm.mixers.chasm import AXES, CHASM
-from chasm.ops import AxisOperator
+from chasm.mixers.chasm import AXES, CHASM, kernels_fit, parameters
+from chasm.ops import AxisOperator, Prepared, run
 from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices
+from chasm.ops.circulants import matrices, obstacle
+from chasm.ops.kernels.local import local_block
+from chasm.ops.precision import autocast_dtype
 from chasm.ops.transforms import dense_basis
 
 
@@ -90,18 +93,55 @@ class FoldedCHASM(nn.Module):
             self.branches.append(nn.Sequential(*steps))
         self.refine, self.fuse = copy.deepcopy(mixer.refine), copy.deepcopy(mixer.fuse)
         self.residual = mixer.residual
+        self.symmetric = mixer.gain != "complex"
+        self._kernel_constants: dict[Any, list[Prepared]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[2:]) != self.size:
             raise ValueError(f"folded for spatial size {self.size}, got {tuple(x.shape[2:])}: fold again for that size")
         y = x
         if len(self.branches):
-            z = x.to(next(self.branches.buffers()).dtype)  # half-precision models: their core ran in float32 too
-            outputs = [branch(z) for branch in self.branches]
+            half = x.to(autocast_dtype(x) or x.dtype)
+            if self._kernels_fit(half):
+                outputs = [run(half, prepared) for prepared in self._prepared(half)]
+            else:
+                z = x.to(next(self.branches.buffers()).dtype)  # half-precision models: their core ran in float32 too
+                outputs = [branch(z) for branch in self.branches]
             y = (torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]).to(x.dtype)
         if self.refine is not None and self.fuse is not None:
+            y = y.to(autocast_dtype(y) or y.dtype)
+            if kernels_fit(y, self.refine, self.fuse):
+                return local_block(y, x if self.residual else None, *parameters(self.refine, self.fuse)).to(x.dtype)
             y = self.fuse(gelu(self.refine(y)))
         return x + y if self.residual else y.to(x.dtype)
+
+    def _kernels_fit(self, x: Tensor) -> bool:
+        """On a GPU in half precision the products have kernels. Never while traced: a file gets plain products."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
+            return False
+        passes = [step for step in self.branches.modules() if isinstance(step, _CirculantProduct)]
+        return bool(passes) and obstacle(x.shape, [p.dim for p in passes], x.device, x.dtype) is None
+
+    def _prepared(self, x: Tensor) -> list[Prepared]:
+        key = (x.dtype, x.device, tuple((id(b), b._version) for b in self.branches.buffers()))
+        if key not in self._kernel_constants:
+            self._kernel_constants = {key: [self._chain(branch, x.dtype) for branch in self.branches]}
+        return self._kernel_constants[key]
+
+    def _chain(self, branch: nn.Module, dtype: torch.dtype) -> Prepared:
+        mats: list[Tensor | None] = [None]
+        dims: list[int] = []
+        columns: list[Tensor] = []
+        parts: list[Tensor] = []
+        for step in branch.children():
+            if isinstance(step, _CirculantProduct):
+                columns.append(step.T[:, :, 0].float())
+                parts += matrices(columns[-1], dtype)
+                dims.append(step.dim)
+                mats.append(None)
+            elif isinstance(step, _ChannelProduct):
+                mats[-1] = step.weight.flatten(1).to(dtype)
+        return Prepared("triton", dtype, tuple(dims), mats, [*columns, *parts], self.symmetric)
 
 
 @torch.no_grad()

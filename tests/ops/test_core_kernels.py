@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import chasm
+from chasm import ops
 from chasm.ops import AxisOperator, choose_form
 from chasm.ops.circulants import obstacle
 
@@ -157,6 +158,21 @@ def test_eval_caches_and_gives_the_same():
         with torch.no_grad():
             torch.testing.assert_close(module.eval()(x), trained.detach())
             torch.testing.assert_close(module(x), trained.detach())
+
+
+@kernel_test
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_folded_models_use_them(options, monkeypatch):
+    shape = (2, 6, 7, 10)
+    oracle = mixer("reference", torch.float64, shape, **options)
+    folded = chasm.fold(mixer("auto", torch.float32, shape, **options), size=shape[2:])
+    x = normal(*shape).to(HALF)
+    forms = []
+    monkeypatch.setattr("chasm.deploy.run", lambda x, prepared: forms.append(prepared.form) or ops.run(x, prepared))
+    with torch.no_grad(), torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
+        found = folded(x)
+    assert set(forms) == {"triton"}
+    assert_close(found, oracle(x.double()), TOLERANCE[HALF])
 
 
 @kernel_test

@@ -124,9 +124,9 @@ class CHASM(Mixer):
         y = self.core(x)
         if self.refine is not None and self.fuse is not None:
             y = y.to(autocast_dtype(y) or y.dtype)
-            if _kernels_fit(y, self.refine, self.fuse):
+            if kernels_fit(y, self.refine, self.fuse):
                 with counted_as("conv", macs=y.numel() * (9 + self.channels)):
-                    y = local_block(y, x if self.residual else None, *_parameters(self.refine, self.fuse))
+                    y = local_block(y, x if self.residual else None, *parameters(self.refine, self.fuse))
                 return y if self.residual else y.to(x.dtype)
             y = gelu(self.refine(y))
             if self.residual and _joins(self.fuse, y, x):
@@ -346,7 +346,7 @@ class _Pointwise2d(_Pointwise, nn.Conv2d): ...
 class _Pointwise3d(_Pointwise, nn.Conv3d): ...
 
 
-def _kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
+def kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
     """Whether z goes through `local_block`: not when traced, nor past a layer that was exchanged or has hooks."""
     if torch.compiler.is_compiling() or type(z) is not Tensor or obstacle(z) is not None:
         return False
@@ -355,10 +355,10 @@ def _kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
     if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (refine, fuse)):
         return False
     cast = autocast_dtype(z) is not None
-    return all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in _parameters(refine, fuse))
+    return all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in parameters(refine, fuse))
 
 
-def _parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:
+def parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:
     return refine.weight, refine.bias, fuse.weight, fuse.bias
 
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
+PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
 
@@ -119,8 +120,8 @@ def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
     """scale (C,) times matrix (C, n, >= n) along H or W of contiguous x (B, C, H, W)."""
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
-    options = dict(PASS)
     N = max(16, triton.next_power_of_2(n))
+    options = dict(PASS if N <= 256 else PASS_LONG)
     block_t = min(options.pop("BLOCK_T"), N)
     block_x = min(options.pop("BLOCK_X"), max(16, triton.next_power_of_2(other)))
     tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
