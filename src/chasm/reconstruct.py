@@ -29,6 +29,7 @@ from chasm.data.fastmri import FastMRI
 from chasm.data.files import H5Files, fit, open_npy
 from chasm.data.folder import Folder
 from chasm.mri import Operator, estimate_maps, fft2c, ifft2c, mask_from_array, to_channels, to_complex
+from chasm.ops.precision import tf32
 from chasm.tasks import Meter
 from chasm.train import Run, load_run
 from chasm.train.files import write_atomic, write_json
@@ -175,7 +176,8 @@ class _Scan:
         """Fully sampled: prepared, and scored, as in training."""
         task, s = self.run.task, self.data[row]
         batch = task.prepare(s.image[None].to(self.device), None, [s.case])
-        output = self.run.model(batch.input, **batch.physics).float()
+        with tf32(self.run.config.train.tf32):
+            output = self.run.model(batch.input, **batch.physics).float()
         meters[0].add(task.scores(output, batch), [s.case])
         meters[1].add(task.scores(batch.input, batch), [s.case])
         image, plain = (batch.in_units(to_complex(x).abs()) for x in (output, batch.input))
@@ -197,7 +199,8 @@ class _Scan:
         scale = plain.abs().amax()
         scale = torch.where(scale > 0, scale, 1)
         measured = None if maps is None else y / scale
-        output = self.run.model(to_channels(plain / scale), mask=mask, maps=maps, measured=measured).float()
+        with tf32(self.run.config.train.tf32):
+            output = self.run.model(to_channels(plain / scale), mask=mask, maps=maps, measured=measured).float()
         image, plain = (fit(x, (H, W)) for x in (to_complex(output).abs() * scale, plain.abs()))
         return Result(_array(image), _array(plain))
 
