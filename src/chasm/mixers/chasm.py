@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops import AxisOperator, Choice, Prepared
+from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
 from chasm.ops.kernels.local import local_block, obstacle
 from chasm.ops.precision import autocast_dtype
-from chasm.ops.product import add_pointwise
 from chasm.registry import near
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
@@ -128,11 +127,10 @@ class CHASM(Mixer):
                 with counted_as("conv", macs=y.numel() * (9 + self.channels)):
                     y = local_block(y, x if self.residual else None, *parameters(self.refine, self.fuse))
                 return y if self.residual else y.to(x.dtype)
-            y = gelu(self.refine(y))
-            if self.residual and _joins(self.fuse, y, x):
-                with counted_as("conv"):
-                    return add_pointwise(x, y, self.fuse.weight.flatten(1), cast(Tensor, self.fuse.bias))
-            y = self.fuse(y)
+            if self.residual and local_cpu.fits(y, x) and _ordinary(y, self.refine, self.fuse):
+                with counted_as("conv", macs=y.numel() * (9 + self.channels)):
+                    return local_cpu.local_block(y, x, *parameters(self.refine, self.fuse))
+            y = self.fuse(gelu(self.refine(y)))
         return x + y if self.residual else y.to(x.dtype)
 
     def core(self, x: Tensor) -> Tensor:
@@ -347,8 +345,13 @@ class _Pointwise3d(_Pointwise, nn.Conv3d): ...
 
 
 def kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
-    """Whether z goes through `local_block`: not when traced, nor past a layer that was exchanged or has hooks."""
-    if torch.compiler.is_compiling() or type(z) is not Tensor or obstacle(z) is not None:
+    """Whether z goes through `local_block`."""
+    return obstacle(z) is None and _ordinary(z, refine, fuse)
+
+
+def _ordinary(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
+    """Whether z may go past the layers: not when traced, nor where one was exchanged or has hooks."""
+    if torch.compiler.is_compiling() or type(z) is not Tensor:
         return False
     if (type(refine), type(fuse)) != (nn.Conv2d, _Pointwise2d):
         return False
@@ -363,21 +366,6 @@ def parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:
 
 
 _POINTWISE = {1: _Pointwise1d, 2: _Pointwise2d, 3: _Pointwise3d}
-
-
-def _joins(fuse: nn.Module, y: Tensor, x: Tensor) -> bool:
-    """Whether x + fuse(y) is one operation: on a CPU, in the layouts the form "product" hands on, if nobody listens."""
-    return (
-        x.device.type == "cpu"
-        and isinstance(fuse, _Pointwise)
-        and not (fuse._forward_pre_hooks or fuse._forward_hooks or fuse._backward_pre_hooks or fuse._backward_hooks)
-        and x.dtype == y.dtype == fuse.weight.dtype
-        and x.dtype in (torch.float32, torch.float64)
-        and x.is_contiguous()
-        and not y.is_contiguous()
-        and y.is_contiguous(memory_format=torch.channels_last)
-        and not torch.compiler.is_compiling()
-    )
 
 
 def _one_of(name: str, value: Any, allowed: Any) -> None:

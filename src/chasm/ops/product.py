@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chasm.ops.chain import Once, mix
+from chasm.ops.chain import Once
 from chasm.ops.precision import full_precision
 
 
@@ -64,24 +64,17 @@ def _filter_gradient(u: Tensor, g: Tensor, dim: int) -> Tensor:
     return G
 
 
-def _mixed(A: Tensor | None, v: Tensor, channels_last: bool = False) -> Tensor:
-    """A v, contiguous or channels-last; v itself for None."""
+def mixed(A: Tensor | None, v: Tensor, channels_last: bool = False) -> Tensor:
+    """A v, contiguous or channels-last, whatever v is; v itself for None."""
     if A is None:
         return v
-    if not channels_last and v.is_contiguous():
-        return mix(A, v.flatten(2)).view(v.shape)
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device, memory_format=_format(channels_last))
-    B = A.mT.contiguous()
-    for image, result in zip(v.flatten(2), out.flatten(2), strict=True):
-        torch.mm(image.mT, B, out=result.mT) if channels_last else torch.mm(A, image, out=result)
-    return out
+    flat = v.flatten(2)
+    if channels_last:
+        return torch.bmm(flat.mT, A.mT.contiguous().expand(len(v), -1, -1)).mT.unflatten(2, v.shape[2:])
+    return torch.bmm(A.expand(len(v), -1, -1), flat).view(v.shape)
 
 
-def _format(channels_last: bool) -> torch.memory_format:
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-def _product_sum(g: Tensor, u: Tensor) -> Tensor:
+def product_sum(g: Tensor, u: Tensor) -> Tensor:
     """Sum over images and positions of g u^T, (C, C). A batched product and a sum take twice the time."""
     G = g.new_zeros(g.shape[1], u.shape[1])
     for a, b in zip(g.flatten(2), u.flatten(2), strict=True):
@@ -99,12 +92,12 @@ def _forward(
     """y, and the u_j if they are to be kept (but never x itself)."""
     v, kept = x, []
     for T, A, dim in zip(tables, mats[:-1], dims, strict=True):
-        u = _mixed(A, v)
+        u = mixed(A, v)
         v = _filtered(u, T if T.ndim == 3 else circulant_rows(T), dim)
         if keep and u is not x:
             kept.append(u)
         del u
-    return _mixed(mats[-1], v, channels_last), *kept
+    return mixed(mats[-1], v, channels_last), *kept
 
 
 class _Product(torch.autograd.Function):
@@ -146,13 +139,14 @@ class _Product(torch.autograd.Function):
         )
         grad_table: list[Tensor | None] = [None] * m
         grad_mat: list[Tensor | None] = [None] * (m + 1)
-        g = gy.contiguous(memory_format=_format(ctx.channels_last and mats[m] is not None))
+        layout = torch.channels_last if ctx.channels_last and mats[m] is not None else torch.contiguous_format
+        g = gy.contiguous(memory_format=layout)
         del gy
         for j in range(m - 1, -1, -1):
             dim, u, T, A = dims[j], us[j], tables[j], mats[j + 1]
-            g = _mixed(None if A is None else A.mT, g).contiguous()
+            g = mixed(None if A is None else A.mT, g).contiguous()
             if j == m - 1 and need_mat[m]:  # y is used up here; gy y^T A = A (g y^T) A, and g has the better layout
-                grad_mat[m] = A @ _product_sum(g, y) @ A
+                grad_mat[m] = A @ product_sum(g, y) @ A
                 del y
             if need_table[j]:
                 G = _filter_gradient(u, g, dim)
@@ -162,8 +156,8 @@ class _Product(torch.autograd.Function):
             g = _filtered(g, R, dim)
             del R
             if need_mat[j]:
-                grad_mat[j] = _product_sum(g, u) @ mats[j]
-        gx = _mixed(None if mats[0] is None else mats[0].mT, g) if need_x else None
+                grad_mat[j] = product_sum(g, u) @ mats[j]
+        gx = mixed(None if mats[0] is None else mats[0].mT, g) if need_x else None
         return (gx, None, None, *grad_table, *grad_mat)
 
 
@@ -174,42 +168,3 @@ def product(x: Tensor, dims: tuple[int, ...], tables: Tables, mats: Mats, channe
         return y
     with full_precision(x):
         return _forward(x, dims, channels_last, tables, mats, False)[0]
-
-
-class _AddPointwise(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, g: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = x + bias[:, None, None]
-        flat = y.flatten(2)
-        torch.baddbmm(flat, weight.expand(x.shape[0], -1, -1), g.flatten(2), out=flat)
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, g, weight, _ = inputs
-        ctx.save_for_backward(g, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gy: Tensor) -> Any:
-        g, weight = ctx.saved_tensors
-        need_x, need_g, need_weight, need_bias = ctx.needs_input_grad
-        with torch.no_grad(), full_precision(gy):
-            gy = gy.contiguous()
-            grads = (
-                gy if need_x else None,
-                _mixed(weight.mT, gy, channels_last=True) if need_g else None,
-                _product_sum(gy, g) if need_weight else None,
-                gy.sum((0, 2, 3)) if need_bias else None,
-            )
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return Once.apply(len(grads), *grads, gy, g, weight)
-        return grads
-
-
-def add_pointwise(x: Tensor, g: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x + weight g + bias for contiguous x and channels-last g, both (B, C, H, W), and weight (C, C).
-
-    As a convolution and a sum this takes two more passes over memory, and the backward two changes of layout.
-    """
-    y: Tensor = _AddPointwise.apply(x, g, weight, bias)
-    return y
