@@ -5,11 +5,11 @@ form first. Whatever the numbers say is printed the same way; "win" and "loss" a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chasm import __version__
 from chasm.studies import report_sections as sections
 from chasm.studies.report_runs import as_results
 from chasm.studies.report_words import Section, Table, places
@@ -24,7 +24,7 @@ class Report:
     notices: list[str]
     sections: list[Section]
     command: str
-    version: str = field(default_factory=lambda: metadata.version("chasm-mixer"))
+    version: str = __version__
 
 
 def write_report(
