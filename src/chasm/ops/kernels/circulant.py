@@ -127,10 +127,11 @@ def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
     tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
     walkers = max(1, min(tiles, PROGRAMS // (blocks * C)))
     y = torch.empty_like(x)
-    _pass_kernel[walkers, blocks, C](
-        matrix, scale, x, y, C, H, W // unit(W), tiles, matrix.stride(1),
-        N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, UNIT=unit(W), **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _pass_kernel[walkers, blocks, C](
+            matrix, scale, x, y, C, H, W // unit(W), tiles, matrix.stride(1),
+            N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, UNIT=unit(W), **options,
+        )  # fmt: skip
     return y
 
 
@@ -143,9 +144,10 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     step = min(options.pop("BLOCK_K"), max(16, triton.next_power_of_2(W if along_h else H)))
     D = torch.empty(C, n, 2 * n, dtype=torch.float32, device=g.device)
     blocks = triton.cdiv(n, block)
-    _gradient_kernel[blocks, blocks, C](
-        g, x, D, B, C, H, W // unit(W), BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit(W), **options
-    )
+    with torch.cuda.device_of(x):
+        _gradient_kernel[blocks, blocks, C](
+            g, x, D, B, C, H, W // unit(W), BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit(W), **options
+        )
     # T[i, j] = column[(i - j) % n]: its gradient at d sums D[j, (j + d) % n] over j.
     return D.as_strided((C, n, n), (2 * n * n, 2 * n + 1, 1)).sum(1)
 
@@ -155,5 +157,6 @@ def matrices(column: Tensor, dtype: torch.dtype) -> Tensor:
     C, n = column.shape
     width = triton.cdiv(n, 8) * 8
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
-    _matrix_kernel[triton.cdiv(n * width, 1024), C](column.contiguous(), T, n, width, BLOCK=1024)
+    with torch.cuda.device_of(column):
+        _matrix_kernel[triton.cdiv(n * width, 1024), C](column.contiguous(), T, n, width, BLOCK=1024)
     return T

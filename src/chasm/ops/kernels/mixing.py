@@ -120,10 +120,11 @@ def product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 
     Y = torch.empty_like(X)
     walkers = min(triton.cdiv(S, block), max(1, triton.cdiv(PROGRAMS, B)))
     bins = 1 if gain is None else gain.shape[1]
-    _product_kernel[walkers, B](
-        X, Y, A.contiguous(), X if gain is None else gain.contiguous(), C, S, bins, neighbours,
-        C0=C0, C1=C1, BLOCK_S=block, GAIN=gain is not None, **options,
-    )  # fmt: skip
+    with torch.cuda.device_of(X):
+        _product_kernel[walkers, B](
+            X, Y, A.contiguous(), X if gain is None else gain.contiguous(), C, S, bins, neighbours,
+            C0=C0, C1=C1, BLOCK_S=block, GAIN=gain is not None, **options,
+        )  # fmt: skip
     return Y
 
 
@@ -143,7 +144,8 @@ def gram(G: Tensor, X: Tensor) -> Tensor:
     parts = triton.cdiv(S, part)
     out = torch.empty(B * parts, M, N, dtype=torch.float32, device=G.device)
     options["PRECISION"] = "tf32x3" if G.dtype == torch.float32 else "ieee"
-    _gram_kernel[parts, blocks, B](
-        G, X, out, M, N, S // unit(S), part, BLOCK_C=block, BLOCK_S=step, UNIT=unit(S), **options
-    )
+    with torch.cuda.device_of(X):
+        _gram_kernel[parts, blocks, B](
+            G, X, out, M, N, S // unit(S), part, BLOCK_C=block, BLOCK_S=step, UNIT=unit(S), **options
+        )
     return out.sum(0)
