@@ -198,6 +198,7 @@ def test_why_the_kernels_cannot_run():
     cuda = torch.device("cuda")
     assert "up to 512" in obstacle(torch.Size((1, 6, 513, 10)), [2, 3], cuda, torch.bfloat16)
     assert obstacle(torch.Size((1, 6, 513, 10)), [3], cuda, torch.bfloat16) is None
+    assert "32 bits" in obstacle(torch.Size((1, 2**12, 2**10, 2**9)), [3], cuda, torch.bfloat16)
     assert "2-D features" in obstacle(torch.Size((1, 6, 8)), [2], cuda, torch.bfloat16)
 
 

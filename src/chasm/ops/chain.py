@@ -30,8 +30,9 @@ def mix(A: Tensor | None, X: Tensor) -> Tensor:
 
 
 def _kernel_fits(X: Tensor) -> bool:
-    """float32 on a GPU, where a library's product is slow or TF32."""
-    return X.is_cuda and X.dtype == torch.float32 and X.shape[1] <= 128 and triton_runs() and type(X) is Tensor
+    """float32 on a GPU, where a library's product is slow or TF32. Offsets in an image are 32 bits wide."""
+    fits = X.is_cuda and X.dtype == torch.float32 and X.shape[1] <= 128 and X.shape[1] * X.shape[2] < 2**31
+    return fits and type(X) is Tensor and triton_runs()
 
 
 def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:

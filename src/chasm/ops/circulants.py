@@ -26,6 +26,8 @@ def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: to
         return f"it needs 2-D features (B, C, H, W), got {len(shape) - 2} spatial axes"
     if max(shape[d] for d in dims) > LONGEST:
         return f"it takes axes up to {LONGEST}, got {tuple(shape[2:])}"
+    if shape[1:].numel() >= 2**31:
+        return f"offsets in an image are 32 bits wide, got {tuple(shape[1:])}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and (device.type != "cuda" or dtype.itemsize != 2):
         return f"it needs bfloat16 or float16 on a CUDA device, got {dtype} on {device.type}"
