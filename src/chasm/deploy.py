@@ -18,6 +18,7 @@ from chasm.mixers.chasm import AXES, CHASM, kernels_fit, parameters
 from chasm.ops import AxisOperator, Prepared, run
 from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices
 from chasm.ops.circulants import matrices, obstacle
+from chasm.ops.kernels import traced
 from chasm.ops.kernels.local import local_block
 from chasm.ops.precision import autocast_dtype
 from chasm.ops.transforms import dense_basis
@@ -61,7 +62,7 @@ class _FrequencyProduct(nn.Module):
         super().__init__()
         M = channel_operators(op)  # (K, C, C)
         self.register_buffer("M", torch.cat([M, M[1 : n - n // 2]]))  # rows of Q: cosines, then sines
-        self.register_buffer("Q", dense_basis(n, M.device, M.dtype))
+        self.register_buffer("Q", dense_basis(M.device, n, M.dtype))
         self.dim = op.dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,20 +95,20 @@ class FoldedCHASM(nn.Module):
         self.refine, self.fuse = copy.deepcopy(mixer.refine), copy.deepcopy(mixer.fuse)
         self.residual = mixer.residual
         self.symmetric = mixer.gain != "complex"
-        self._kernel_constants: dict[Any, list[Prepared]] = {}
+        self._kernel_constants: dict[Any, list[Prepared]] = {}  # a captured CUDA graph reads them by address: none goes
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[2:]) != self.size:
             raise ValueError(f"folded for spatial size {self.size}, got {tuple(x.shape[2:])}: fold again for that size")
         y = x
         if len(self.branches):
-            half = x.to(autocast_dtype(x) or x.dtype)
-            if self._kernels_fit(half):
-                outputs = [run(half, prepared) for prepared in self._prepared(half)]
+            y = x.to(autocast_dtype(x) or x.dtype)
+            if self._kernels_fit(y):
+                outputs = [run(y, prepared) for prepared in self._prepared(y)]
             else:
                 z = x.to(next(self.branches.buffers()).dtype)  # half-precision models: their core ran in float32 too
-                outputs = [branch(z) for branch in self.branches]
-            y = (torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]).to(x.dtype)
+                outputs = [branch(z).to(x.dtype) for branch in self.branches]
+            y = torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]
         if self.refine is not None and self.fuse is not None:
             y = y.to(autocast_dtype(y) or y.dtype)
             if kernels_fit(y, self.refine, self.fuse):
@@ -117,31 +118,37 @@ class FoldedCHASM(nn.Module):
 
     def _kernels_fit(self, x: Tensor) -> bool:
         """On a GPU in half precision the products have kernels. Never while traced: a file gets plain products."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
+        if traced(x):
             return False
         passes = [step for step in self.branches.modules() if isinstance(step, _CirculantProduct)]
         return bool(passes) and obstacle(x.shape, [p.dim for p in passes], x.device, x.dtype) is None
 
     def _prepared(self, x: Tensor) -> list[Prepared]:
-        key = (x.dtype, x.device, tuple((id(b), b._version) for b in self.branches.buffers()))
+        versions = tuple((id(b), 0 if b.is_inference() else b._version) for b in self.branches.buffers())
+        key = (x.dtype, x.device, versions)
         if key not in self._kernel_constants:
-            self._kernel_constants = {key: [self._chain(branch, x.dtype) for branch in self.branches]}
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():  # part of the graph; it has not run yet
+                return [self._chain(branch, x.dtype) for branch in self.branches]
+            with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
+                self._kernel_constants[key] = [self._chain(branch, x.dtype) for branch in self.branches]
         return self._kernel_constants[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kernel_constants": {}}
 
     def _chain(self, branch: nn.Module, dtype: torch.dtype) -> Prepared:
         mats: list[Tensor | None] = [None]
         dims: list[int] = []
         columns: list[Tensor] = []
-        parts: list[Tensor] = []
         for step in branch.children():
             if isinstance(step, _CirculantProduct):
                 columns.append(step.T[:, :, 0].float())
-                parts += matrices(columns[-1], dtype)
                 dims.append(step.dim)
                 mats.append(None)
             elif isinstance(step, _ChannelProduct):
                 mats[-1] = step.weight.flatten(1).to(dtype)
-        return Prepared("triton", dtype, tuple(dims), mats, [*columns, *parts], self.symmetric)
+        found = [matrices(column, dtype) for column in columns]
+        return Prepared("triton", dtype, tuple(dims), mats, columns, found, self.symmetric)
 
 
 @torch.no_grad()

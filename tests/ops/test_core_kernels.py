@@ -1,5 +1,6 @@
 """The kernels of the spectral core against float64, outputs and all gradients; and the form that uses them."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -71,12 +72,31 @@ def test_channel_products_in_float32(C, S):
 
 
 @kernel_test
-@pytest.mark.parametrize(("M", "N", "S"), [(5, 5, 7), (96, 96, 300), (130, 20, 65)])
-def test_gram_matrix(M, N, S):
+def test_many_small_images():
+    """A grid has few places for the batch in its second dimension."""
     from chasm.ops.kernels import mixing
 
-    G, X = normal(2, M, S).float(), normal(2, N, S, seed=1).float()
-    assert_close(mixing.gram(G, X), torch.einsum("bms,bns->mn", G.double(), X.double()), 1e-6)
+    A, X = normal(2, 2).float(), normal(1, 2, 4, seed=1).float()
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            launched.append(grid)
+            return lambda *_, **__: None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixing, "_product_kernel", Kernel())
+        mixing.product(A, X.expand(70_000, 2, 4))
+    assert launched == [(70_000,)]
+
+
+@kernel_test
+@pytest.mark.parametrize(("C", "H", "W"), [(5, 1, 7), (96, 15, 20), (130, 5, 13)])
+def test_gram_matrix(C, H, W):
+    from chasm.ops.kernels.local_triton import gram
+
+    G, X = normal(2, C, H, W).float(), normal(2, C, H, W, seed=1).float()
+    assert_close(gram(G, X)[0], torch.einsum("bmhw,bnhw->mn", G.double(), X.double()), 1e-6)
 
 
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], **options: Any) -> chasm.CHASM:
@@ -139,7 +159,7 @@ def compare(shape, options):
 @kernel_test
 @pytest.mark.parametrize("shape", [(2, 6, 7, 10), (2, 20, 1, 4), (2, 6, 9), (1, 5, 4, 3, 6)], ids=str)
 def test_fft_form_with_the_float32_product(shape, monkeypatch):
-    monkeypatch.setattr("chasm.ops.chain._kernel_fits", lambda X: X.dtype == torch.float32)
+    monkeypatch.setattr("chasm.ops.chain._slow_in_a_library", lambda X: X.dtype == torch.float32)
     x, g = normal(*shape).float(), normal(*shape, seed=1).float()
     options = {"ndim": len(shape) - 2}
     oracle = mixer("reference", torch.float64, shape, **options)
@@ -147,6 +167,20 @@ def test_fft_form_with_the_float32_product(shape, monkeypatch):
     oracle.load_state_dict(module.state_dict())
     for found, expected in zip(results(module, x, g), results(oracle, x.double(), g.double()), strict=True):
         assert_close(found, expected, 1e-5)
+
+
+@kernel_test
+def test_the_float32_product_keeps_out_of_autograd_and_traces(monkeypatch):
+    """It has no gradient: form "circulant", which autograd differentiates, must not meet it."""
+    monkeypatch.setattr("chasm.ops.chain._slow_in_a_library", lambda X: True)
+    shape = (2, 6, 7, 10)
+    x, g = normal(*shape).float(), normal(*shape, seed=1).float()
+    oracle = mixer("reference", torch.float64, shape)
+    module = mixer("circulant", torch.float32, shape)
+    for found, expected in zip(results(module, x, g), results(oracle, x.double(), g.double()), strict=True):
+        assert_close(found, expected, 1e-5)
+    compiled = torch.compile(mixer("fft", torch.float32, shape), fullgraph=True, backend="eager")
+    assert_close(compiled(x), oracle(x.double()), 1e-5)
 
 
 @kernel_test
@@ -173,6 +207,16 @@ def test_folded_models_use_them(options, monkeypatch):
         found = folded(x)
     assert set(forms) == {"triton"}
     assert_close(found, oracle(x.double()), TOLERANCE[HALF])
+    assert copy.deepcopy(folded)._kernel_constants == {}
+
+
+@kernel_test
+def test_folded_in_inference_mode_and_used_outside_it():
+    with torch.inference_mode():
+        folded = chasm.fold(mixer("auto", torch.float32, (2, 6, 7, 10)), size=(7, 10))
+        inside = folded(normal(2, 6, 7, 10).to(HALF))
+    x = normal(2, 6, 7, 10).to(HALF)
+    torch.testing.assert_close(folded(x), inside.clone())
 
 
 @kernel_test

@@ -374,7 +374,7 @@ def test_runs_on_tensors_without_storage(form: str, basis: str, gain: str) -> No
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 45, 1000])
 def test_the_dense_basis_is_orthogonal_and_diagonalises_even_filters(n: int) -> None:
-    Q = dense_basis(n, CPU, torch.float64)
+    Q = dense_basis(CPU, n, torch.float64)
     torch.testing.assert_close(Q @ Q.mT, torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-12)
     if n <= 45:
         gains = torch.rand(n // 2 + 1, 1, dtype=torch.float64)

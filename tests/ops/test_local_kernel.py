@@ -216,11 +216,16 @@ def test_kernels_in_the_mixer(kernels, monkeypatch, options):
 def test_kernels_leave_changed_layers_alone(kernels, monkeypatch):
     calls = monkeypatch_calls(monkeypatch)
     x = make(1, 4, 5, 5)[0]
-    hooked, exchanged, normed, other = (CHASM(4, size=5).to(DEVICE) for _ in range(4))
+    hooked, listened, wrapped, exchanged, normed, other = (CHASM(4, size=5).to(DEVICE) for _ in range(6))
     hooked.refine.register_forward_hook(lambda *_: None)
+    listened.fuse.register_full_backward_pre_hook(lambda *_: None)
+    wrapped.fuse.forward = wrapped.fuse.forward  # as offloading libraries do
     exchanged.fuse = torch.nn.Conv2d(4, 4, 1, bias=False, device=DEVICE)
     torch.nn.utils.parametrizations.weight_norm(normed.fuse)
-    for mixer, inputs in ((hooked, x), (exchanged, x), (normed, x), (other.double(), x.double())):
+    for mixer, inputs in (
+        *((m, x) for m in (hooked, listened, wrapped, exchanged, normed)),
+        (other.double(), x.double()),
+    ):
         mixer(inputs)
     assert calls == []
 

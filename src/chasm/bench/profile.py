@@ -7,7 +7,7 @@ differentiates, which torch's profiler links by number. A part inside another co
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -112,15 +112,14 @@ def _step(model: nn.Module, batch: TaskBatch) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        bases = batched_bases(model)
-        with record_function(MARK + "bases"):
-            bases.__enter__()
-        with record_function(MARK + REST), torch.autocast(device.type, torch.bfloat16):
-            output = model(batch.input, **batch.physics)
-        with record_function(MARK + "loss"):
-            loss = task.loss(output.float(), batch)
-        loss.backward()
-        bases.__exit__(None, None, None)
+        with ExitStack() as stack:
+            with record_function(MARK + "bases"):
+                stack.enter_context(batched_bases(model))
+            with record_function(MARK + REST), torch.autocast(device.type, torch.bfloat16):
+                output = model(batch.input, **batch.physics)
+            with record_function(MARK + "loss"):
+                loss = task.loss(output.float(), batch)
+            loss.backward()
         with record_function(MARK + "optimiser"):
             optimizer.step()
 

@@ -26,6 +26,7 @@ from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
+from chasm.ops.kernels import traced
 from chasm.ops.kernels.local import local_block, obstacle
 from chasm.ops.precision import autocast_dtype
 from chasm.registry import near
@@ -212,11 +213,13 @@ class CHASM(Mixer):
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
         params, grad = self._spectral(), self._wants_backward(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        traced = torch.compiler.is_compiling() or type(x) is not Tensor  # fake tensors keep out of the cache
-        if self.training or wants_gradient or self._given_bases or traced:
+        if self.training or wants_gradient or self._given_bases or traced(x):  # fake tensors keep out of the cache
             return self._build(x, grad)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad)
-        found = self._cache.get(key, params)
+        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        found = self._cache.get(key, params, keep=capturing)
+        if found is None and capturing:
+            return self._build(x, grad)  # part of the graph; it has not run yet
         if found is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
                 found = self._build(x, grad)
@@ -249,6 +252,7 @@ class _Cache:
     SIZES = 4
 
     def __init__(self) -> None:
+        self.captured: list[Any] = []
         self.clear()
 
     def clear(self) -> None:
@@ -263,10 +267,14 @@ class _Cache:
     def __reduce__(self) -> Any:
         return (_Cache, ())
 
-    def get(self, key: Any, params: list[nn.Parameter]) -> list[Prepared] | None:
+    def get(self, key: Any, params: list[nn.Parameter], keep: bool = False) -> list[Prepared] | None:
+        """`keep`: for as long as this cache lives, because a CUDA graph that is being captured reads it by address."""
         if not self._same(params):
             self.clear()
-        return self.entries.get(key)
+        found = self.entries.get(key)
+        if keep:
+            self.captured.append(found)
+        return found
 
     def put(self, key: Any, params: list[nn.Parameter], value: list[Prepared]) -> None:
         if any(p.is_inference() for p in params):
@@ -351,14 +359,15 @@ def kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
 
 def _ordinary(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
     """Whether z may go past the layers: not when traced, nor where one was exchanged or has hooks."""
-    if torch.compiler.is_compiling() or type(z) is not Tensor:
+    if traced(z) or (type(refine), type(fuse)) != (nn.Conv2d, _Pointwise2d):
         return False
-    if (type(refine), type(fuse)) != (nn.Conv2d, _Pointwise2d):
-        return False
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in (refine, fuse)):
+    if any(any(vars(m)[hooks] for hooks in _HOOKS) or "forward" in vars(m) for m in (refine, fuse)):
         return False
     cast = autocast_dtype(z) is not None
     return all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in parameters(refine, fuse))
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:

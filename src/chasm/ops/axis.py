@@ -52,7 +52,8 @@ class Prepared(NamedTuple):
     dtype: torch.dtype  # inputs are cast to this
     dims: tuple[int, ...]
     mats: list[Tensor | None]  # channel matrices around the gains; "reference" and untied: one per axis
-    tables: list[Tensor]  # gains (or circulants, or both) as the form wants them; untied: none
+    tables: list[Tensor]  # gains, circulants or first columns of circulants, as the form wants them; untied: none
+    circulants: list[Circulants] = []  # noqa: RUF012  of "triton", made from the tables
     symmetric: bool = True  # are the operators: real gains
 
 
@@ -117,11 +118,11 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
             mats = merged_matrices(operators)
             if form == "triton":
                 columns = [torch.fft.irfft(op.gains.mT, n=shape[op.dim]) for op in operators]
-                parts = [part for column in columns for part in matrices(column.detach(), dtype)]
+                found = [matrices(column.detach(), dtype) for column in columns]
                 # What a gradient is wanted of stays float32; constants are rounded once, here.
                 mats = [A if A is None or A.requires_grad else A.to(dtype) for A in mats]
                 symmetric = not any(op.gains.is_complex() for op in operators)
-                return Prepared(form, dtype, dims, mats, [*columns, *parts], symmetric)
+                return Prepared(form, dtype, dims, mats, columns, found, symmetric)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             elif form == "product":
@@ -143,7 +144,7 @@ def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor
     """
     if x.shape[0] == 0:
         return x.clone()  # FFT libraries refuse an empty batch
-    form, dtype, dims, mats, tables, _ = prepared
+    form, dtype, dims, mats, tables, *_ = prepared
     z = x.to(dtype).contiguous()
     with full_precision(x):
         if form == "reference":
@@ -155,9 +156,7 @@ def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor
                 assert M is not None
                 z = _frequency_product(M, z, dim)
         elif form == "triton":
-            m = len(dims)
-            pairs = [Circulants(*parts) for parts in zip(tables[m::2], tables[m + 1 :: 2], strict=True)]
-            z = circulants(z, pairs, tables[:m], mats, dims, prepared.symmetric)
+            z = circulants(z, prepared.circulants, tables, mats, dims, prepared.symmetric)
         elif form == "product":
             z = product(z, dims, tables, mats, channels_last)
         elif form == "circulant":

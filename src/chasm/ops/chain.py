@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from chasm.ops._cost import counted_as
-from chasm.ops.kernels import triton_runs
+from chasm.ops.kernels import too_small, traced, triton_runs
 from chasm.ops.precision import full_precision
 from chasm.ops.transforms import Transform
 
@@ -26,13 +26,22 @@ def mix(A: Tensor | None, X: Tensor) -> Tensor:
     """
     if A is None:
         return X.clone()
-    return _kernel_product(A, X) if _kernel_fits(X) else torch.bmm(A.expand(X.shape[0], -1, -1), X)
+    return _kernel_product(A, X) if _kernel_fits(A, X) else torch.bmm(A.expand(X.shape[0], -1, -1), X)
 
 
-def _kernel_fits(X: Tensor) -> bool:
-    """float32 on a GPU, where a library's product is slow or TF32. Offsets in an image are 32 bits wide."""
-    fits = X.is_cuda and X.dtype == torch.float32 and X.shape[1] <= 128 and X.shape[1] * X.shape[2] < 2**31
-    return fits and type(X) is Tensor and triton_runs()
+def _kernel_fits(A: Tensor, X: Tensor) -> bool:
+    """Whether `mixing.product` may run: it cannot be traced, and has no gradient of its own."""
+    if traced(X) or (torch.is_grad_enabled() and (A.requires_grad or X.requires_grad)):
+        return False
+    return _slow_in_a_library(X)
+
+
+def _slow_in_a_library(X: Tensor) -> bool:
+    """float32 on a GPU, where a library's product is slow or TF32; and the kernel takes it."""
+    if not X.is_cuda or X.dtype != torch.float32 or not triton_runs():
+        return False
+    # It keeps both parts of the matrix in shared memory; offsets in an image are 32 bits wide.
+    return X.shape[1] <= 128 and X.shape[1] * X.shape[2] < 2**31 and too_small(X.device) is None
 
 
 def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:
@@ -44,7 +53,7 @@ def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours
 
 def _mix_and_scale(A: Tensor | None, X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
     """`mix`, then the bins multiplied by g."""
-    if A is not None and _kernel_fits(X) and not g.is_complex():
+    if A is not None and not g.is_complex() and _kernel_fits(A, X):
         axis = max(range(1, g.ndim), key=lambda i: g.shape[i])  # the one g is not broadcast over
         after = bins(X).shape[axis + 2 :].numel()
         return _kernel_product(A, X, g.flatten(1), after * (X.shape[2] // bins(X)[0, 0].numel()))

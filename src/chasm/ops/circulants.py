@@ -4,7 +4,7 @@
 
 A_j are the merged channel matrices (see `chain`), T_j the gains of pass j as one circulant matrix per channel. Nothing
 is transformed: five products in all for two axes, each one pass over memory. The backward keeps x, what entered
-every pass, and what left every pass but the last. Matrices and gains come in float32, and so do their gradients.
+every pass, and what left every pass but the last. Matrices and gains whose gradient is wanted come in float32.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chasm.ops._cost import counted_as
 from chasm.ops.chain import Once, mix
-from chasm.ops.kernels import triton_runs
+from chasm.ops.kernels import too_small, triton_runs
 
 LONGEST = 512  # of an axis: the block of a circulant that a program keeps has a row of it
 
@@ -26,12 +26,14 @@ def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: to
         return f"it needs 2-D features (B, C, H, W), got {len(shape) - 2} spatial axes"
     if max(shape[d] for d in dims) > LONGEST:
         return f"it takes axes up to {LONGEST}, got {tuple(shape[2:])}"
-    if shape[1:].numel() >= 2**31:
+    if shape[1] * shape[2] * shape[3] >= 2**31:
         return f"offsets in an image are 32 bits wide, got {tuple(shape[1:])}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted and (device.type != "cuda" or dtype.itemsize != 2):
         return f"it needs bfloat16 or float16 on a CUDA device, got {dtype} on {device.type}"
-    return None if triton_runs() else "triton cannot be imported"
+    if not triton_runs():
+        return "triton cannot be imported"
+    return None if interpreted else too_small(device)
 
 
 class Circulants(NamedTuple):
@@ -96,7 +98,7 @@ class _Circulants(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, G: Tensor) -> Any:
         from chasm.ops.kernels import circulant
-        from chasm.ops.kernels.mixing import gram
+        from chasm.ops.kernels.local_triton import gram
 
         m, T = len(ctx.T), ctx.T
         x, *rest = ctx.saved_tensors
@@ -109,13 +111,13 @@ class _Circulants(torch.autograd.Function):
             z = entered.pop() if mats[j - 1] is not None else left[j - 2] if j > 1 else x
             if need_mat[j]:
                 out = left[j - 1] if j < m else _pass(Tj, z, h)
-                d_mats[j] = gram(G.flatten(2), out.flatten(2))
+                d_mats[j] = gram(G, out)[0]
             G = _mixed(A, G, transpose=True)
             if need_column[j - 1]:
                 d_columns[j - 1] = circulant.gradient(G, z, h)
             G = _pass(Tj if ctx.symmetric else _transposed(Tj), G, h)
         if need_mat[0]:
-            d_mats[0] = gram(G.flatten(2), x.flatten(2))
+            d_mats[0] = gram(G, x)[0]
         dx = _mixed(mats[0], G, transpose=True) if ctx.needs_input_grad[0] else None
         return (dx, None, None, None, *d_columns, *d_mats)
 

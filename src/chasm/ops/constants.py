@@ -1,21 +1,26 @@
 """Small tensors that depend on sizes alone: made once, so that a step launches nothing for them and copies nothing."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from chasm.ops.kernels import traced
+
+_kept: dict[Any, Tensor] = {}  # a captured CUDA graph reads them by address: none ever goes
 
 
 def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
-    """make(device of `like`, *args), kept for next time; not while tracing: fake and real tensors never meet."""
-    if torch.compiler.is_compiling() or type(like) not in (Tensor, nn.Parameter):
-        return make(like.device, *args)
-    return _kept(make, like.device, *args)
-
-
-@cache  # a captured CUDA graph reads them by address: none may go
-def _kept(make: Callable[..., Tensor], device: torch.device, *args: Any) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
+    """make(device of `like`, *args), kept for the next time; fake tensors, and those of a capture, are not kept."""
+    device = like.device
+    if traced(like):
         return make(device, *args)
+    key = (make, device, args)
+    if key not in _kept:
+        with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
+            found = make(device, *args)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return found
+        _kept[key] = found
+    return _kept[key]

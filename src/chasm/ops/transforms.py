@@ -13,10 +13,11 @@ Both work on (B, C, s_1, .., s_d) with the transformed axes last, and return rea
 """
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from chasm.ops.constants import constant
 
 
 def mirrored(gains: Tensor, n: int) -> Tensor:
@@ -31,7 +32,8 @@ def _broadcastable(gains: Tensor, axis: int, ndim: int) -> Tensor:
     return gains.mT.reshape(gains.shape[1], *[1] * (ndim + axis), -1, *[1] * (-axis - 1))
 
 
-def _dense_basis(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def dense_basis(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
+    """The real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
     home = torch.device("cpu") if device.type == "mps" else device  # float64 does not exist there
     k = torch.arange(n // 2 + 1, device=home)
     i = torch.arange(n, device=home)
@@ -40,17 +42,6 @@ def _dense_basis(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()[:, None]
     cosines, sines = angle.cos() * scale, angle.sin() * scale
     return torch.cat([cosines, sines[1 : n - n // 2]]).to(device, dtype)
-
-
-_cached_dense_basis = lru_cache(maxsize=None)(_dense_basis)  # a CUDA graph reads them by address: none may go
-
-
-def dense_basis(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
-    if torch.compiler.is_compiling():
-        return _dense_basis(n, device, dtype)
-    with torch.inference_mode(False), torch.no_grad():  # a cached tensor must be usable in training later
-        return _cached_dense_basis(n, device, dtype)
 
 
 class FourierTransform:
@@ -115,9 +106,7 @@ class DenseTransform:
 
     def _apply(self, x: Tensor, transpose: bool) -> Tensor:
         for axis in range(-len(self.sizes), 0):
-            # Tensors that only stand for a value (fake ones) must neither fill the cache nor meet what is in it.
-            basis = dense_basis if type(x) is Tensor else _dense_basis
-            Q = basis(self.sizes[axis], x.device, x.dtype)
+            Q = constant(dense_basis, x, self.sizes[axis], x.dtype)
             Q = Q.mT if transpose else Q
             if axis == -1:
                 x = x @ Q.mT

@@ -87,7 +87,7 @@ class GraphedGradients:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as e:
-            raise _refusal(str(e).strip().splitlines()[0]) from e
+            raise _refusal((str(e).strip() or type(e).__name__).splitlines()[0]) from e
         self.grads = [(p, p.grad) for p in self.parameters if p.grad is not None]
         self.graph = graph
 

@@ -1,7 +1,12 @@
-"""Triton kernels; each module here is imported only where it runs."""
+"""Triton kernels; each module here is imported only where it runs. What decides whether one may run is here."""
 
 from functools import cache
 from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+SHARED_MEMORY = 227 * 1024  # bytes a block may have: Hopper's, for which block sizes were chosen
 
 
 @cache
@@ -13,3 +18,20 @@ def triton_runs() -> bool:
     except ImportError:
         return False
     return True
+
+
+@cache
+def too_small(device: torch.device) -> str | None:
+    """Why the larger blocks do not fit this card; None if they do."""
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    if found >= SHARED_MEMORY:
+        return None
+    return f"its blocks need {SHARED_MEMORY // 1024} KB of shared memory, this card has {found // 1024}"
+
+
+def traced(x: Tensor) -> bool:
+    """Whether someone records what happens to x (compile, export, jit, fake tensors): no place for kernels of ours."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) not in (Tensor, nn.Parameter)

@@ -15,13 +15,14 @@ Sizes come as units * UNIT, so that the compiler knows how far rows are aligned:
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
 
-from math import gcd
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from chasm.ops.kernels.circulant import unit
 
 # TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
 ACTIVATE = {"TILE": 256, "ROWS": 16, "num_warps": 1}
@@ -242,7 +243,9 @@ def _weight_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     sums = tl.zeros([BLOCK_M, 16], tl.float32)
     ones = tl.full([BLOCK_N, 16], 1.0, g_ptr.dtype.element_ty)
-    for block in range(split * blocks // splits, (split + 1) * blocks // splits):
+    first = tl.cast(split, tl.int64) * blocks // splits
+    end = (tl.cast(split, tl.int64) + 1) * blocks // splits
+    for block in range(first.to(tl.int32), end.to(tl.int32)):
         at = block // per_image * step
         columns_n = block % per_image * BLOCK_N + n
         g = tl.load(g_at + at + columns_n, mask=(m < C)[:, None] & (columns_n < N), other=0.0)
@@ -277,7 +280,7 @@ def backward(
         else:  # nothing to add: a library's product is faster
             torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
         _activate(z, dw_weight, dw_bias, a, h)
-        gW, gb = _weight_gradient(g, a)
+        gW, gb = gram(g, a)
         grid, strips, sizes, constants = _strips(z, SPREAD)
         parts = torch.empty(strips, 10, z.shape[1], device=z.device, dtype=torch.float32)
         _spread_kernel[grid](h, z, dw_weight.contiguous(), gz, parts, *sizes, **constants)
@@ -305,14 +308,17 @@ def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: T
     C, N = a.shape[1], a.shape[2] * a.shape[3]
     constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)
     grid = (triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(N, constants["BLOCK_N"]) * a.shape[0],)
-    unit = gcd(N, 16)
     _product_kernel[grid](
-        *(W, a, W if bias is None else bias.contiguous(), a if x is None else x, out, C, N // unit, *W.stride()),
-        UNIT=unit, BIAS=bias is not None, RESIDUAL=x is not None, **constants,
+        *(W, a, W if bias is None else bias.contiguous(), a if x is None else x, out, C, N // unit(N), *W.stride()),
+        UNIT=unit(N), BIAS=bias is not None, RESIDUAL=x is not None, **constants,
     )  # fmt: skip
 
 
-def _weight_gradient(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+def gram(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over batch and positions of g a^T and of g, (C, C) and (C,) in float32, for contiguous (B, C, H, W).
+
+    A library's product has too few result blocks to fill a card; here the positions are shared out among programs.
+    """
     C, N = a.shape[1], a.shape[2] * a.shape[3]
     constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else WEIGHT, C)
     tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
@@ -320,8 +326,8 @@ def _weight_gradient(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
     parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
     sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
-    unit = gcd(N, 16)
-    _weight_kernel[(tiles * splits,)](g, a, parts, sums, C, N // unit, blocks, splits, UNIT=unit, **constants)
+    with torch.cuda.device_of(a):
+        _weight_kernel[(tiles * splits,)](g, a, parts, sums, C, N // unit(N), blocks, splits, UNIT=unit(N), **constants)
     return parts.sum(0), sums.sum(0)
 
 
@@ -340,6 +346,5 @@ def _strips(z: Tensor, options: dict[str, int]) -> tuple[tuple[int], int, tuple[
     block_w = min(block_w, options["TILE"])
     block_c = min(options["TILE"] // block_w, triton.next_power_of_2(C))
     strips = batch * triton.cdiv(H, options["ROWS"]) * triton.cdiv(W, block_w)
-    unit = gcd(W, 16)
-    constants |= {"UNIT": unit, "BLOCK_C": block_c, "BLOCK_W": block_w}
-    return (strips * triton.cdiv(C, block_c),), strips, (C, H, W // unit), constants
+    constants |= {"UNIT": unit(W), "BLOCK_C": block_c, "BLOCK_W": block_w}
+    return (strips * triton.cdiv(C, block_c),), strips, (C, H, W // unit(W)), constants

@@ -1,24 +1,18 @@
-"""Products of a channel matrix with features (B, C, S), and of features with features, as Triton kernels.
+"""The product of a channel matrix (C, C), C <= 128, with float32 features (B, C, S) as a Triton kernel.
 
-`product` is for float32: a library multiplies those on its slow units, or in TF32, which has 10 bits. Here every
-number is split in two of TF32, and three products of the parts give float32 accuracy on the fast units.
+A library multiplies float32 on its slow units, or in TF32, which has 10 bits. Here every number is split in two
+of TF32, and three products of the parts give float32 accuracy on the fast units.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels.circulant import unit
-
-MOST_CHANNELS = 128  # of `product`: both parts of the matrix stay with a program
 PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 1}
-GRAM = {"BLOCK_C": 128, "BLOCK_S": 64, "num_warps": 8, "num_stages": 3}
 PROGRAMS = 264  # enough to keep a card busy
 
 
@@ -47,11 +41,12 @@ def _add(y, x, upper, lower):
 
 @triton.jit
 def _product_kernel(
-    x_ptr, y_ptr, a_ptr, gain_ptr, C, S, BINS, NEIGHBOURS,
+    x_ptr, y_ptr, a_ptr, gain_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
     C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr, GAIN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers, B): y = g A x in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
-    start = tl.program_id(1).to(tl.int64) * C * S
+    """Grid (walkers * B,): y = g A x in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
+    walker = tl.program_id(0) % WALKERS
+    start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
     c0 = tl.arange(0, C0)
     u00, l00 = _block(a_ptr, C, c0, c0)
     if C1 > 0:
@@ -59,7 +54,7 @@ def _product_kernel(
         u01, l01 = _block(a_ptr, C, c1, c0)
         u10, l10 = _block(a_ptr, C, c0, c1)
         u11, l11 = _block(a_ptr, C, c1, c1)
-    for tile in range(tl.program_id(0), tl.cdiv(S, BLOCK_S), tl.num_programs(0)):
+    for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
         s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
         inside = (s < S)[:, None]
         bins = (s // NEIGHBOURS % BINS)[:, None]
@@ -80,31 +75,6 @@ def _product_kernel(
         tl.store(y_ptr + at0, y0, mask=inside & (c0 < C)[None, :])
 
 
-@triton.jit
-def _gram_kernel(
-    g_ptr, x_ptr, out_ptr, M, N, S_units, PART,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
-    """Grid (parts of a map, blocks of the (M, N) result, B): the sum over PART positions of g x^T."""
-    S = S_units * UNIT
-    blocks = tl.cdiv(N, BLOCK_C)
-    m = (tl.program_id(1) // blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
-    n = (tl.program_id(1) % blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
-    b = tl.program_id(2).to(tl.int64)
-    first = tl.program_id(0) * PART
-    end = tl.minimum(first + PART, S)
-    g_ptr += b * M * S
-    x_ptr += b * N * S
-    total = tl.zeros([BLOCK_C, BLOCK_C], tl.float32)
-    for start in range(first, end, BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)
-        g = tl.load(g_ptr + m[:, None] * S + s[None, :], mask=(m < M)[:, None] & (s < end)[None, :], other=0.0)
-        x = tl.load(x_ptr + n[None, :] * S + s[:, None], mask=(n < N)[None, :] & (s < end)[:, None], other=0.0)
-        total = tl.dot(g, x, total, input_precision=PRECISION)
-    out = out_ptr + (b * tl.num_programs(0) + tl.program_id(0)) * M * N
-    tl.store(out + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
-
-
 def channel_blocks(C: int) -> tuple[int, int]:
     """C0, C1: powers of two from 16 with C0 + C1 >= C, because matrix units want those; C1 may be 0. 96 = 64 + 32."""
     C0 = max(16, 1 << (C.bit_length() - 1))
@@ -121,31 +91,8 @@ def product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 
     walkers = min(triton.cdiv(S, block), max(1, triton.cdiv(PROGRAMS, B)))
     bins = 1 if gain is None else gain.shape[1]
     with torch.cuda.device_of(X):
-        _product_kernel[walkers, B](
-            X, Y, A.contiguous(), X if gain is None else gain.contiguous(), C, S, bins, neighbours,
+        _product_kernel[(walkers * B,)](
+            X, Y, A.contiguous(), X if gain is None else gain.contiguous(), C, S, bins, neighbours, walkers,
             C0=C0, C1=C1, BLOCK_S=block, GAIN=gain is not None, **options,
         )  # fmt: skip
     return Y
-
-
-def gram(G: Tensor, X: Tensor) -> Tensor:
-    """Sum over batch and positions of G X^T: contiguous (B, M, S), (B, N, S) -> (M, N) float32.
-
-    A library product has too few result blocks to fill a card; here the positions are shared out among programs.
-    """
-    B, M, S = G.shape
-    N = X.shape[1]
-    options: dict[str, Any] = dict(GRAM)
-    block = max(16, min(options.pop("BLOCK_C"), triton.next_power_of_2(max(M, N))))
-    step = options.pop("BLOCK_S")
-    blocks = triton.cdiv(M, block) * triton.cdiv(N, block)
-    parts = max(1, min(triton.cdiv(S, 4 * step), PROGRAMS // (B * blocks)))
-    part = triton.cdiv(triton.cdiv(S, parts), step) * step
-    parts = triton.cdiv(S, part)
-    out = torch.empty(B * parts, M, N, dtype=torch.float32, device=G.device)
-    options["PRECISION"] = "tf32x3" if G.dtype == torch.float32 else "ieee"
-    with torch.cuda.device_of(X):
-        _gram_kernel[parts, blocks, B](
-            G, X, out, M, N, S // unit(S), part, BLOCK_C=block, BLOCK_S=step, UNIT=unit(S), **options
-        )
-    return out.sum(0)
