@@ -50,7 +50,7 @@ def test_each_row_has_a_time_an_error_and_its_form(rows: list[table.Row]) -> Non
         assert 0 <= r["error"] < allowed, r
         assert bool(r["worst_gradient"]) == (r["mode"] == "step")
     auto = {r["mode"]: r["form"] for r in rows if r["form"].startswith("auto") and r["dtype"] == "float32"}
-    assert auto == {"core": "auto (circulant)", "eval": "auto (circulant)", "step": "auto (fft)"}
+    assert auto == {"core": "auto (product)", "eval": "auto (product)", "step": "auto (product)"}
 
 
 def test_ratios(rows: list[table.Row]) -> None:
