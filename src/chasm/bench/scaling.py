@@ -76,7 +76,8 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
         exact: dict[str, Any] = {}
         if torch.Size(shape).numel() <= ORACLE_ELEMENTS:
             oracle = partial(subjects.literal, shape, plan.device) if name == "chasm" else make
-            exact = table.exact_or_reason(oracle, kinds, shape, plan.device)
+            found = table.exact_or_reason(oracle, kinds, shape, plan.device)
+            exact = {kind: values for kind, values in found.items() if not isinstance(values, str)}  # a reason: none
         for dtype in plan.dtypes:
             for mode in plan.modes:
                 tick(f"{sweep} {n} {dtype} {mode} {name}")
