@@ -86,11 +86,11 @@ def choose_form(
         return Choice("fft", "the form whose shapes stay symbolic in H and W")
     longest = max(shape[d] for d in dims)
     if device.type == "cpu":
-        if longest <= 256 and not torch.compiler.is_compiling():
-            return Choice("product", "on a CPU products with circulants beat the FFT on axes at most 256 long")
-        if not grad and longest <= 256:
-            return Choice("circulant", "no gradient wanted and axes at most 256 long")
-        return Choice("fft", "on a CPU the FFT beats dense transforms in training and on long axes")
+        if longest <= 128 and not torch.compiler.is_compiling():
+            return Choice("product", "on a CPU products with circulants beat the FFT on axes at most 128 long")
+        if not grad and longest <= 128:
+            return Choice("circulant", "as on a CPU without a compiler, where no gradient is wanted")
+        return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
     if dtype.itemsize >= 4 or longest > 512:
         return Choice("fft", "in float32, and on axes longer than 512, the FFT beats matrix products on this device")
     why = "compiled code holds no kernels of ours" if torch.compiler.is_compiling() else None

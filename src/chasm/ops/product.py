@@ -33,7 +33,7 @@ def circulant_rows(row: Tensor) -> Tensor:
 def _row_gradient(G: Tensor) -> Tensor:
     """Adjoint of `circulant_rows`: sums of G (C, n, n) along its wrapped diagonals."""
     n, sums = G.shape[1], []
-    for part in G.split(4):  # the doubled matrices then fit a cache
+    for part in G.split(16):  # the doubled matrices then fit a cache
         twice = torch.cat([part, part], -1)
         sums.append(twice.as_strided(part.shape, (2 * n * n, 2 * n + 1, 1)).sum(1))
     return torch.cat(sums)
