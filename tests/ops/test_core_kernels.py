@@ -230,7 +230,7 @@ def test_a_second_derivative_is_an_error():
         dx.sum().backward()
 
 
-def test_why_the_kernels_cannot_run():
+def test_why_the_kernels_cannot_run(monkeypatch):
     shape = torch.Size((2, 6, 7, 10))
     if not INTERPRETED:
         assert "needs bfloat16 or float16 on a CUDA device" in obstacle(
@@ -240,8 +240,12 @@ def test_why_the_kernels_cannot_run():
         with pytest.raises(ValueError, match="form 'triton' cannot run: it needs bfloat16"):
             choose_form(shape, operators, device=torch.device("cpu"), grad=True, form="triton")
     cuda = torch.device("cuda")
+    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: None)
     assert "up to 512" in obstacle(torch.Size((1, 6, 513, 10)), [2, 3], cuda, torch.bfloat16)
     assert obstacle(torch.Size((1, 6, 513, 10)), [3], cuda, torch.bfloat16) is None
+    if not INTERPRETED:
+        monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: "this card has 99 KB")
+        assert obstacle(shape, [2, 3], cuda, torch.bfloat16) == "this card has 99 KB"
     assert "32 bits" in obstacle(torch.Size((1, 2**12, 2**10, 2**9)), [3], cuda, torch.bfloat16)
     assert "2-D features" in obstacle(torch.Size((1, 6, 8)), [2], cuda, torch.bfloat16)
 
