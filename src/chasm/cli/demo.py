@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def demo(
     task: str = typer.Option("reconstruction", help="reconstruction, segmentation or photos."),
     out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where runs and report go."),
-    steps: int = typer.Option(200, min=2, help="Training steps of each method."),
+    steps: int = typer.Option(160, min=2, help="Training steps of each method."),
     seed: int = typer.Option(0, min=0, help="Of initial weights and of the order of slices."),
 ) -> None:
     """Train a small U-Net with nothing, CHASM's wrapper alone, GFNet, and CHASM in its slots, and compare them.

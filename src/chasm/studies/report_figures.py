@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +27,7 @@ _PALETTE = (
     "#a04000",
 )
 _LABELS = ("#4477aa", "#66aa55", "#dd4433", "#ddaa33", "#aa3377")  # classes of a segmentation, from 1 on
-STRIP = 6  # pictures side by side
+STRIP = 7  # pictures side by side, at most
 
 
 def colours(arms: Sequence[str]) -> dict[str, str]:
@@ -198,14 +199,15 @@ def panel(
         own = [np.percentile(errors[label], 99.7) for label in outputs] or [np.percentile(errors[name], 99.7)]
         where, top = errors[name], max(float(max(own)), 1e-3)
     box = _box(np.asarray(where, dtype=float))
-    strips = [list(shown)[i : i + STRIP] for i in range(0, len(shown), STRIP)]
+    wide = max(6, math.ceil(len(shown) / math.ceil(len(shown) / STRIP)))  # strips of nearly equal length
+    strips = [list(shown)[i : i + wide] for i in range(0, len(shown), wide)]
     h, w = plain.shape[:2]
-    cell = 1.55
-    figure = new_figure(cell * STRIP + 0.1, len(strips) * cell * (2 * h / w + 1 + 0.30))
+    cell = 9.3 / wide
+    figure = new_figure(9.4, len(strips) * cell * (2 * h / w + 1 + 0.30))
     parts: Any = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
     for part, members in zip(parts, strips, strict=True):
-        axes = part.subplots(3, STRIP, squeeze=False, height_ratios=[h / w, 1, h / w])
-        for column, label in zip(axes.T, [*members, *[None] * (STRIP - len(members))], strict=True):
+        axes = part.subplots(3, wide, squeeze=False, height_ratios=[h / w, 1, h / w])
+        for column, label in zip(axes.T, [*members, *[None] * (wide - len(members))], strict=True):
             for ax in column:
                 ax.set_axis_off()
             if label is not None:
