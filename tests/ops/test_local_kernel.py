@@ -90,7 +90,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
     if INTERPRETED:
-        for name in ("ACTIVATE", "ACTIVATE_BACKWARD", "SPREAD"):
+        for name in ("ACTIVATE", "SPREAD"):
             monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
         blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "PRECISION": "ieee"}
         for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32"):

@@ -26,7 +26,6 @@ from chasm.ops.kernels.circulant import unit
 
 # TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
 ACTIVATE = {"TILE": 256, "ROWS": 16, "num_warps": 1}
-ACTIVATE_BACKWARD = {"TILE": 256, "ROWS": 16, "num_warps": 1}
 SPREAD = {"TILE": 256, "ROWS": 32, "num_warps": 2}
 # Products, of half-precision and of float32 features. PRECISION matters to float32 alone: "ieee" is never TF32.
 HALF, FLOAT32 = {"PRECISION": "tf32"}, {"PRECISION": "ieee"}
@@ -289,7 +288,7 @@ def backward(
 
 
 def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | None = None) -> None:
-    grid, _, sizes, constants = _strips(z, ACTIVATE if h is None else ACTIVATE_BACKWARD)
+    grid, _, sizes, constants = _strips(z, ACTIVATE)
     _activate_kernel[grid](
         *(z, weight.contiguous(), bias.contiguous(), a, a if h is None else h, *sizes),
         **constants, BACKWARD=h is not None,
