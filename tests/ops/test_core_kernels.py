@@ -220,6 +220,16 @@ def test_folded_in_inference_mode_and_used_outside_it():
 
 
 @kernel_test
+def test_theta_rests_at_the_start():
+    """While all gains are one no basis matters, and the sums cancel to the last bit."""
+    module = chasm.CHASM(6, size=(7, 10), form="triton").to(DEVICE)
+    with torch.autocast(DEVICE, HALF, enabled=not INTERPRETED):
+        y = module(normal(2, 6, 7, 10).to(HALF))
+    y.float().square().mean().backward()
+    assert not any(theta.grad.any() for theta in module.theta.values())
+
+
+@kernel_test
 def test_a_second_derivative_is_an_error():
     module = mixer("triton", torch.float32, (2, 6, 7, 10))
     x = normal(2, 6, 7, 10).float().requires_grad_()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chasm import ops
+from chasm import CHASM, ops
 from chasm.ops import AxisOperator, choose_form, reference
 from chasm.ops.transforms import dense_basis
 
@@ -478,3 +478,15 @@ def test_on_a_gpu(form: str, basis: str, gain: str, dtype: torch.dtype, toleranc
         # Through the exponential the rounding of a bfloat16 basis weighs double.
         doubled = dtype == torch.bfloat16 and name.startswith("theta")
         close(a, b, 2 * tolerance if doubled else tolerance, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("size", [5, 7, 16, 24, 63, 90])
+@pytest.mark.parametrize("form", FORMS)
+def test_theta_rests_at_the_start(form: str, size: int) -> None:
+    """While all gains are one no basis matters. Rounding cancels too: Adam takes full steps along what it leaves."""
+    torch.manual_seed(0)
+    mixer = CHASM(8, size=size, form=form)
+    mixer(torch.randn(2, 8, size, size)).square().mean().backward()
+    for name, theta in mixer.theta.items():
+        assert theta.grad is not None
+        assert not theta.grad.any(), (name, theta.grad.abs().max())

@@ -13,6 +13,7 @@ from torch import Tensor
 from chasm.ops import reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import Circulants, circulants, matrices, obstacle
+from chasm.ops.gains import impulse_response
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.product import circulant_row, circulant_rows, product
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
@@ -117,7 +118,7 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
         else:
             mats = merged_matrices(operators)
             if form == "triton":
-                columns = [torch.fft.irfft(op.gains.mT, n=shape[op.dim]) for op in operators]
+                columns = [impulse_response(op.gains, shape[op.dim]) for op in operators]
                 found = [matrices(column.detach(), dtype) for column in columns]
                 # What a gradient is wanted of stays float32; constants are rounded once, here.
                 mats = [A if A is None or A.requires_grad else A.to(dtype) for A in mats]
@@ -194,7 +195,7 @@ def merged_matrices(operators: list[AxisOperator]) -> list[Tensor | None]:
 
 def circulant(gains: Tensor, n: int) -> Tensor:
     """(K, C) gains -> (C, n, n) matrices T with T[c] v = irfft(gains[:, c] * rfft(v))."""
-    column = torch.fft.irfft(gains.mT, n=n)  # (C, n): response to a unit impulse
+    column = impulse_response(gains, n)
     i = torch.arange(n, device=gains.device)
     return column[:, (i[:, None] - i) % n]
 

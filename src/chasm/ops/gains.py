@@ -48,3 +48,15 @@ def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
     k = torch.arange(n // 2 + 1, device=table.device)
     turns = ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
     return torch.polar(positive_gains(table, n), table_at(phase_table, n) * turns)
+
+
+def impulse_response(gains: Tensor, n: int) -> Tensor:
+    """(K, C) gains -> (C, n): what the filter of each channel makes of a unit impulse, first column of its circulant.
+
+    Through float64, so that flat gains give the impulse itself at every length; float32 leaves 1e-9 beside it at some.
+    """
+    if gains.device.type == "mps":  # has no float64
+        return torch.fft.irfft(gains.mT, n=n)
+    wide = torch.complex128 if gains.is_complex() else torch.float64
+    real = gains.real.dtype if gains.is_complex() else gains.dtype
+    return torch.fft.irfft(gains.mT.to(wide), n=n).to(real)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from chasm.ops.chain import Once
+from chasm.ops.gains import impulse_response
 from chasm.ops.precision import full_precision
 
 
@@ -22,7 +23,7 @@ def circulant_row(gains: Tensor, n: int, last: bool) -> Tensor:
 
     The last axis is multiplied from the right, u R, any other from the left, R u: no operand is transposed.
     """
-    return torch.fft.irfft((gains if last else gains.conj()).mT, n=n)
+    return impulse_response(gains if last else gains.conj(), n)
 
 
 def circulant_rows(row: Tensor) -> Tensor:
@@ -146,7 +147,9 @@ class _Product(torch.autograd.Function):
             dim, u, T, A = dims[j], us[j], tables[j], mats[j + 1]
             g = mixed(None if A is None else A.mT, g).contiguous()
             if j == m - 1 and need_mat[m]:  # y is used up here; gy y^T A = A (g y^T) A, and g has the better layout
-                grad_mat[m] = A @ product_sum(g, y) @ A
+                # The same layout and order as in the sum for A_{j-1}: where theta has no gradient, as at the start, the
+                # two cancel to the last bit. Adam takes full steps along whatever rounding would leave.
+                grad_mat[m] = A @ product_sum(g, y.contiguous()) @ A
                 del y
             if need_table[j]:
                 G = _filter_gradient(u, g, dim)
