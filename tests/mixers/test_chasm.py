@@ -269,13 +269,13 @@ def test_channel_count_one_and_two() -> None:
 
 def test_explain_names_the_form_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    original = chasm.ops.run
+    original = chasm.ops.run_beside
 
-    def noting(x: Tensor, prepared: Any, **options: Any) -> Tensor:
+    def noting(x: Tensor, prepared: Any, **options: Any) -> tuple[Tensor, Tensor]:
         ran.append(prepared.form)
         return original(x, prepared, **options)
 
-    monkeypatch.setattr(chasm.ops, "run", noting)
+    monkeypatch.setattr(chasm.ops, "run_beside", noting)
     for axes in ("ch>cw", "ch+cw"):
         for frozen, training in itertools.product([False, True], repeat=2):
             mixer = CHASM(2, bins=3, axes=axes).train(training).requires_grad_(not frozen)

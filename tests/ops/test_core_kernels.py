@@ -12,7 +12,7 @@ from torch import Tensor
 
 import chasm
 from chasm import ops
-from chasm.ops import AxisOperator, choose_form
+from chasm.ops import AxisOperator, basis, choose_form
 from chasm.ops.circulants import obstacle
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -91,16 +91,52 @@ def test_many_small_images():
 
 
 @kernel_test
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 7, 3), (33, 40, 65), (96, 96, 96), (1, 1, 1)])
+def test_sums_of_small_products(m, k, n):
+    from chasm.ops.kernels import small
+
+    P, Q, Z = normal(2, m, k), normal(2, n, k, seed=1).mT, normal(2, m, n, seed=2).float()
+    R, S = normal(2, k, m, seed=3).mT.float(), normal(2, k, n, seed=4)
+    assert_close(small.products(P, Q.float()), P @ Q, 2e-6)
+    expected = Z.double() - P @ Q + 0.5 * (R.double() @ S)
+    assert_close(small.products(P, Q, R, S, add=Z, signs=(-1, 0.5)), expected, 2e-6)
+    out = Z.clone()
+    assert small.products(P, Q, add=out, out=out) is out
+    assert_close(out, Z.double() + P @ Q, 2e-6)
+
+
+@kernel_test
+@pytest.mark.parametrize("C", [2, 3, 33])
+@pytest.mark.parametrize("norm", [0.1, 3.0, 100.0])
+def test_basis_and_its_gradient(C, norm, monkeypatch):
+    used = []
+    fit = basis._kernels_fit
+    monkeypatch.setattr(
+        "chasm.ops.basis._kernels_fit",
+        lambda theta: used.append(1) or (INTERPRETED and theta.dtype != torch.float64) or fit(theta),
+    )
+    theta = normal(2, C * (C - 1) // 2)
+    theta = (theta * norm / theta.norm(dim=1, keepdim=True)).float().requires_grad_()
+    exact = theta.detach().double().requires_grad_()
+    g = normal(2, C, C, seed=1).float().mT
+    U, V = ops.orthogonal_basis(theta), torch.linalg.matrix_exp(ops.skew(exact))
+    assert used
+    assert_close(U, V, 2e-7)
+    assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), 5e-6)
+
+
+@kernel_test
 @pytest.mark.parametrize(("C", "H", "W"), [(5, 1, 7), (96, 15, 20), (130, 5, 13)])
 def test_gram_matrix(C, H, W):
     from chasm.ops.kernels.local_triton import gram
 
     G, X = normal(2, C, H, W).float(), normal(2, C, H, W, seed=1).float()
-    assert_close(gram(G, X)[0], torch.einsum("bmhw,bnhw->mn", G.double(), X.double()), 1e-6)
+    assert_close(gram(G, X), torch.einsum("bmhw,bnhw->mn", G.double(), X.double()), 1e-6)
 
 
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], **options: Any) -> chasm.CHASM:
-    module = chasm.CHASM(shape[1], size=shape[2:], local=False, form=form, **options).to(DEVICE, dtype)
+    options = {"local": False, **options}
+    module = chasm.CHASM(shape[1], size=shape[2:], form=form, **options).to(DEVICE, dtype)
     with torch.no_grad():
         for i, p in enumerate(module.parameters()):
             p.add_(0.3 * normal(*p.shape, seed=i).to(p))
@@ -123,6 +159,9 @@ VARIANTS = [
     {"basis": "identity"},
     {"gain": "signed"},
     {"gain": "complex"},
+    {"local": True},  # with the residual, whose gradient goes through the core's backward
+    {"local": True, "residual": False},
+    {"local": True, "basis": "identity"},
 ]
 
 
@@ -199,7 +238,9 @@ def test_eval_caches_and_gives_the_same():
 def test_folded_models_use_them(options, monkeypatch):
     shape = (2, 6, 7, 10)
     oracle = mixer("reference", torch.float64, shape, **options)
-    folded = chasm.fold(mixer("auto", torch.float32, shape, **options), size=shape[2:])
+    module = mixer("auto", torch.float32, shape, **options)
+    oracle.load_state_dict(module.state_dict())
+    folded = chasm.fold(module, size=shape[2:])
     x = normal(*shape).to(HALF)
     forms = []
     monkeypatch.setattr("chasm.deploy.run", lambda x, prepared: forms.append(prepared.form) or ops.run(x, prepared))

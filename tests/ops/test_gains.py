@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, softplus
 
 from chasm.ops import UNIT_GAIN, complex_gains, positive_gains, reference, signed_gains, table_at
+from chasm.ops.gains import _Impulse, impulse_response
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 90, 218, 255, 256]
 
@@ -122,3 +123,16 @@ def test_the_table_is_exact_on_a_gpu_with_tf32_on() -> None:
         assert torch.equal(table_at(table, 128), table)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 90, 218])
+def test_impulse_response_as_a_product(n: int) -> None:
+    """What a GPU runs: the same numbers and gradients, and exactly the impulse where gains are flat."""
+    gains = torch.rand(n // 2 + 1, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found, expected = _Impulse.apply(gains, n), impulse_response(gains, n)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    a, b = (torch.autograd.grad(t, gains, weight)[0] for t in (found, expected))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    flat = _Impulse.apply(torch.full((n // 2 + 1, 3), 0.7), n)
+    assert torch.equal(flat, torch.tensor(0.7) * torch.eye(n)[0].expand(3, n))

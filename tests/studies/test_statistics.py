@@ -87,6 +87,9 @@ def test_drop_of_a_gain():
     assert (value, low, high) == (pytest.approx(75), pytest.approx(75), pytest.approx(75))  # drawn together: exact
     _, low, high = drop(rng.normal(size=(1, 50)), gain)
     assert (low, high) == (-np.inf, np.inf)
+    value, low, high = drop(-gain, -0.25 * gain)
+    assert np.isnan(value)
+    assert (low, high) == (-np.inf, np.inf)
 
 
 def test_many_cases_are_drawn_in_blocks():

@@ -121,7 +121,7 @@ class CHASM(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        y = self.core(x)
+        y, x = self._core(x)
         if self.refine is not None and self.fuse is not None:
             y = y.to(autocast_dtype(y) or y.dtype)
             if kernels_fit(y, self.refine, self.fuse):
@@ -136,12 +136,19 @@ class CHASM(Mixer):
 
     def core(self, x: Tensor) -> Tensor:
         """Phi(x), in x's dtype or the one autocast asks for."""
+        return self._core(x)[0]
+
+    def _core(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Phi(x), and x for the residual."""
         if self.basis is None:
-            return x
-        x = x.to(autocast_dtype(x) or x.dtype)
+            return x, x
+        z = x.to(autocast_dtype(x) or x.dtype)
         channels_last = self.ndim == 2 and self.refine is not None  # depthwise convolutions like it
-        outputs = [ops.run(x, prepared, channels_last=channels_last) for prepared in self._prepared(x)]
-        return outputs[0] if len(outputs) == 1 else torch.stack(outputs).mean(0)
+        found = [ops.run_beside(z, prepared, channels_last=channels_last) for prepared in self._prepared(z)]
+        if len(found) > 1:
+            return torch.stack([y for y, _ in found]).mean(0), x
+        y, again = found[0]
+        return y, again if z is x else x
 
     def operators(self, *spatial: int) -> dict[str, AxisOperator]:
         """Basis and gains of every axis in use, for features of this spatial size. Differentiable."""

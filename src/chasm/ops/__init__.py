@@ -1,6 +1,6 @@
 """Stateless functions: bases, gains and axis passes. `reference` is the oracle."""
 
-from chasm.ops.axis import FORMS, AxisOperator, Choice, Prepared, choose_form, prepare, run
+from chasm.ops.axis import FORMS, AxisOperator, Choice, Prepared, choose_form, prepare, run, run_beside
 from chasm.ops.basis import orthogonal_basis, skew
 from chasm.ops.gains import UNIT_GAIN, complex_gains, positive_gains, signed_gains, table_at
 
@@ -16,6 +16,7 @@ __all__ = [
     "positive_gains",
     "prepare",
     "run",
+    "run_beside",
     "signed_gains",
     "skew",
     "table_at",

@@ -55,6 +55,7 @@ class Prepared(NamedTuple):
     mats: list[Tensor | None]  # channel matrices around the gains; "reference" and untied: one per axis
     tables: list[Tensor]  # gains, circulants or first columns of circulants, as the form wants them; untied: none
     circulants: list[Circulants] = []  # noqa: RUF012  of "triton", made from the tables
+    rounded: list[Tensor | None] = []  # noqa: RUF012  of "triton": mats in `dtype`
     symmetric: bool = True  # are the operators: real gains
 
 
@@ -120,10 +121,9 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
             if form == "triton":
                 columns = [impulse_response(op.gains, shape[op.dim]) for op in operators]
                 found = [matrices(column.detach(), dtype) for column in columns]
-                # What a gradient is wanted of stays float32; constants are rounded once, here.
-                mats = [A if A is None or A.requires_grad else A.to(dtype) for A in mats]
+                rounded = [None if A is None else A.detach().to(dtype) for A in mats]
                 symmetric = not any(op.gains.is_complex() for op in operators)
-                return Prepared(form, dtype, dims, mats, columns, found, symmetric)
+                return Prepared(form, dtype, dims, mats, columns, found, rounded, symmetric)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             elif form == "product":
@@ -143,8 +143,13 @@ def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor
 
     `channels_last`: return that memory format where it costs nothing (form "product").
     """
+    return run_beside(x, prepared, channels_last=channels_last)[0]
+
+
+def run_beside(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+    """The same, and x again to add the result to: form "triton" then sums the two gradients of x on the way."""
     if x.shape[0] == 0:
-        return x.clone()  # FFT libraries refuse an empty batch
+        return x.clone(), x  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables, *_ = prepared
     z = x.to(dtype).contiguous()
     with full_precision(x):
@@ -157,7 +162,9 @@ def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor
                 assert M is not None
                 z = _frequency_product(M, z, dim)
         elif form == "triton":
-            z = circulants(z, prepared.circulants, tables, mats, dims, prepared.symmetric)
+            same = z is x
+            z, again = circulants(z, prepared.circulants, tables, mats, prepared.rounded, dims, prepared.symmetric)
+            x = again if same else x
         elif form == "product":
             z = product(z, dims, tables, mats, channels_last)
         elif form == "circulant":
@@ -169,7 +176,7 @@ def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor
             last = tuple(range(x.ndim - len(dims), x.ndim))
             z = z.movedim(sorted(dims), last).contiguous()
             z = chain(z, tables, mats, _transform(form, x.shape, dims)).movedim(last, sorted(dims))
-    return z.to(x.dtype)
+    return z.to(x.dtype), x
 
 
 def _transform(form: str, shape: torch.Size, dims: tuple[int, ...]) -> Transform:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from chasm.ops._cost import counted_as
 from chasm.ops.constants import constant
+from chasm.ops.kernels import traced, triton_runs
 
 # |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
 # fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
@@ -44,32 +45,48 @@ def _places(device: torch.device, C: int) -> Tensor:
 
 
 def _taylor(device: torch.device) -> Tensor:
-    return torch.tensor(_TAYLOR[:16], dtype=torch.float64, device=device).view(4, 4, 1, 1, 1)
+    return torch.tensor(_TAYLOR, dtype=torch.float64, device=device)
 
 
 def orthogonal_basis(theta: Tensor) -> Tensor:
     """U = exp(skew(theta)) for theta (..., C(C-1)/2), any leading batch; in theta's dtype, at least float32."""
     out_dtype = torch.promote_types(theta.dtype, torch.float32)
     # Apple GPUs have no float64; theta is small enough to go through the CPU.
-    work_device = torch.device("cpu") if theta.device.type == "mps" else theta.device
-    wide = theta.to(work_device, torch.float64)
+    flat = theta.cpu() if theta.device.type == "mps" else theta
+    flat = flat.flatten(0, -2) if flat.ndim > 1 else flat[None]
     with counted_as("matrix exponential"):
         if torch.is_grad_enabled() and theta.requires_grad and not torch.compiler.is_compiling():
-            U = _Exponential.apply(wide.flatten(0, -2) if wide.ndim > 1 else wide[None])[0]
+            U = _Exponential.apply(flat)[0]
         else:
-            U = _exponential(skew(wide).flatten(0, -3) if wide.ndim > 1 else skew(wide)[None])[0]
+            U = _exponential(flat)[0]
     return U.view(*theta.shape[:-1], *U.shape[1:]).to(theta.device, out_dtype)
 
 
-def _exponential(A: Tensor) -> tuple[Tensor, ...]:
-    """exp(A) of skew A (batch, C, C), and on what way it was made."""
-    A = A * 0.5**SQUARINGS
+def _kernels_fit(theta: Tensor) -> bool:
+    """Whether what is not a float64 product may run as kernels of ours, which make a tenth of the launches."""
+    return theta.is_cuda and theta.dtype != torch.float64 and theta.numel() > 0 and not traced(theta) and triton_runs()
+
+
+def _exponential(theta: Tensor) -> tuple[Tensor, ...]:
+    """exp(skew(theta)) in float64 for theta (batch, C(C-1)/2), and what was met on the way."""
+    fused = _kernels_fit(theta)
+    if fused:
+        from chasm.ops.kernels import small  # imports triton, which not everybody has
+
+        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS)
+    else:
+        A = skew(theta.to(torch.float64)) * 0.5**SQUARINGS
     A2 = A @ A
     A3, A4 = A2 @ A, A2 @ A2
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
-    # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A.
-    cubics = (constant(_taylor, A) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
-    steps = [torch.add(cubics[3], A4, alpha=_TAYLOR[16])]
+    t = constant(_taylor, A)
+    # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A, the last with the term of A^16.
+    if fused:
+        cubics = small.cubics(A, A2, A3, A4, t)
+    else:
+        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+        cubics = (t[:16].view(4, 4, 1, 1, 1) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
+        cubics = torch.stack([*cubics[:3], torch.add(cubics[3], A4, alpha=_TAYLOR[16])])
+    steps = [cubics[3]]
     for j in (2, 1, 0):
         steps.append(torch.baddbmm(cubics[j], A4, steps[-1]))
     for _ in range(SQUARINGS):
@@ -78,11 +95,12 @@ def _exponential(A: Tensor) -> tuple[Tensor, ...]:
 
 
 class _Exponential(torch.autograd.Function):
-    """theta (batch, C(C-1)/2) in float64 -> U, then what `_exponential` went through. Half the launches of autograd."""
+    """theta (batch, C(C-1)/2) -> U, then what `_exponential` went through. Half the launches of autograd."""
 
     @staticmethod
     def forward(theta: Tensor) -> tuple[Tensor, ...]:
-        return _exponential(skew(theta))
+        U, *rest = _exponential(theta)
+        return U.to(torch.promote_types(theta.dtype, torch.float32)), *rest
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -100,21 +118,8 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, theta: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
-        for W in reversed(steps[3:]):  # W W
-            g = (g @ W.mT).baddbmm_(W.mT, g)
-        # Powers of a skew matrix are skew or symmetric: no transposes from here on.
-        cubics, dA4 = [g], torch.zeros_like(g)
-        for V in reversed(steps[:3]):  # cubic + A4 V
-            dA4.baddbmm_(g, V.mT)
-            g = A4 @ g
-            cubics.append(g)
-        dA4.add_(g, alpha=_TAYLOR[16])
-        _, dA, dA2, dA3 = (constant(_taylor, g) * torch.stack(cubics)[:, None]).sum(0)
-        dA2 = dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
-        dA = dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
-        C = A.shape[-1]
-        d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, theta, C))
-        return d * 0.5**SQUARINGS
+        gradient = _gradient_by_kernels if _kernels_fit(theta) else _gradient
+        return gradient(g, A, A2, A4, *steps).to(theta.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -125,6 +130,47 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, gg: Tensor) -> Any:
         g, theta = ctx.saved_tensors
         with torch.enable_grad():
-            g, theta = g.detach().requires_grad_(), theta.detach().requires_grad_()
-            (d,) = torch.autograd.grad(_exponential(skew(theta))[0], theta, g, create_graph=True)
-            return *torch.autograd.grad(d, (g, theta), gg), *(None,) * ctx.steps
+            g, theta = g.detach().requires_grad_(), theta.detach().double().requires_grad_()
+            (d,) = torch.autograd.grad(_exponential(theta)[0], theta, g.double(), create_graph=True)
+            dg, dtheta = torch.autograd.grad(d, (g, theta), gg.double())
+        return dg, dtheta.to(gg.dtype), *(None,) * ctx.steps
+
+
+def _gradient(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
+    """Gradient of theta from the gradient g of U, in float64."""
+    g = g.to(A.dtype)
+    for W in reversed(steps[3:]):  # W W
+        g = (g @ W.mT).baddbmm_(W.mT, g)
+    # Powers of a skew matrix are skew or symmetric: no transposes from here on.
+    cubics, dA4 = [g], torch.zeros_like(g)
+    for V in reversed(steps[:3]):  # cubic + A4 V
+        dA4.baddbmm_(g, V.mT)
+        g = A4 @ g
+        cubics.append(g)
+    dA4.add_(g, alpha=_TAYLOR[16])
+    t = constant(_taylor, g)[:16].view(4, 4, 1, 1, 1)
+    _, dA, dA2, dA3 = (t * torch.stack(cubics)[:, None]).sum(0)
+    dA2 = dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
+    dA = dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
+    d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
+    return d * 0.5**SQUARINGS
+
+
+def _gradient_by_kernels(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
+    """The same in float32: nothing here is squared again and again, as in the forward, and 1e-6 stays 1e-6."""
+    from chasm.ops.kernels import small
+
+    cubics, dA4 = torch.empty(4, *g.shape, dtype=torch.float32, device=g.device), None
+    for j in range(len(steps) - 1, 2, -1):
+        W = steps[j]
+        g = small.products(g, W.mT, W.mT, g, out=cubics[0] if j == 3 else None)
+    for j, V in enumerate(reversed(steps[:3])):
+        dA4 = small.products(cubics[j], V.mT, add=dA4, out=dA4)
+        small.products(A4, cubics[j], out=cubics[j + 1])
+    assert dA4 is not None
+    dA, dA2, dA3 = small.cubics_gradient(cubics, constant(_taylor, A), dA4)
+    small.products(dA3, A, dA4, A2, add=dA2, signs=(-1, 1), out=dA2)
+    small.products(A2, dA4, add=dA2, out=dA2)
+    small.products(A2, dA3, dA2, A, add=dA, signs=(1, -1), out=dA)
+    small.products(A, dA2, add=dA, signs=(-1, 1), out=dA)
+    return small.unskew(dA, 0.5**SQUARINGS)

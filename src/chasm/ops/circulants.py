@@ -3,8 +3,8 @@
     y = A_m T_m A_{m-1} ... T_1 A_0 x
 
 A_j are the merged channel matrices (see `chain`), T_j the gains of pass j as one circulant matrix per channel. Nothing
-is transformed: five products in all for two axes, each one pass over memory. The backward keeps x, what entered
-every pass, and what left every pass but the last. Matrices and gains whose gradient is wanted come in float32.
+is transformed: five products in all for two axes, each one pass over memory. The backward keeps x, and what entered and
+what left every pass. Matrices and gains whose gradient is wanted come in float32.
 """
 
 import os
@@ -36,6 +36,9 @@ def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: to
     return None if interpreted else too_small(device)
 
 
+Mats = list[Tensor | None]
+
+
 class Circulants(NamedTuple):
     """One circulant per channel, scale * matrix. The largest number in each matrix is 1.
 
@@ -51,8 +54,7 @@ def matrices(column: Tensor, dtype: torch.dtype) -> Circulants:
     """First columns (C, n) -> the circulants they belong to."""
     from chasm.ops.kernels import circulant
 
-    scale = column.abs().amax(1).clamp_min(torch.finfo(column.dtype).tiny).float()
-    return Circulants(circulant.matrices(column / scale[:, None], dtype), scale)
+    return Circulants(*circulant.matrices(column, dtype))
 
 
 def _transposed(T: Circulants) -> Circulants:
@@ -65,61 +67,67 @@ def _transposed(T: Circulants) -> Circulants:
 class _Circulants(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Circulants], *params: Tensor | None
+        x: Tensor,
+        along_h: tuple[bool, ...],
+        symmetric: bool,
+        T: list[Circulants],
+        rounded: Mats,
+        *params: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        mats = params[len(T) :]
+        """y, x again, and the maps to keep."""
         z, entered, left = x, [], []
-        for A, Tj, h in zip(mats[:-1], T, along_h, strict=True):
+        for A, Tj, h in zip(rounded[:-1], T, along_h, strict=True):
             z = _mixed(A, z)
             if A is not None:  # without a matrix, z is what left the pass before
                 entered.append(z)
             z = _pass(Tj, z, h)
             left.append(z)
-        return _mixed(mats[-1], z), *left[:-1], *entered
+        y = _mixed(rounded[-1], z)
+        return y, x.view_as(x), *(left[:-1] if y is z else left), *entered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, ctx.along_h, ctx.symmetric, ctx.T, *params = inputs
-        ctx.mark_non_differentiable(*output[1:])
+        x, ctx.along_h, ctx.symmetric, ctx.T, ctx.rounded, *_ = inputs
+        ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *output[1:], *params)
+        ctx.save_for_backward(x, *output[2:])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
+    def backward(ctx: Any, g: Tensor | None, g_x: Tensor | None, *_: Any) -> Any:
         m = len(ctx.T)
         if g is None:
-            return (None,) * (4 + 2 * m + 1)
+            return (g_x, *(None,) * (4 + 2 * m + 1))
         with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
-            grads = _Circulants._backward(ctx, g.contiguous())
+            grads = _Circulants._backward(ctx, g.contiguous(), g_x)
         if torch.is_grad_enabled():  # create_graph=True, torch.func
-            return Once.apply(len(grads), *grads, g, *ctx.saved_tensors)
+            return Once.apply(len(grads), *grads, g, g_x, *ctx.saved_tensors)
         return grads
 
     @staticmethod
-    def _backward(ctx: Any, G: Tensor) -> Any:
+    def _backward(ctx: Any, G: Tensor, g_x: Tensor | None) -> Any:
         from chasm.ops.kernels import circulant
         from chasm.ops.kernels.local_triton import gram
 
-        m, T = len(ctx.T), ctx.T
+        m, T, mats = len(ctx.T), ctx.T, ctx.rounded
         x, *rest = ctx.saved_tensors
-        left, entered, mats = rest[: m - 1], rest[m - 1 : -2 * m - 1], rest[-m - 1 :]  # and, between them, the columns
-        need_column, need_mat = ctx.needs_input_grad[4 : 4 + m], ctx.needs_input_grad[4 + m :]
+        kept = m if mats[m] is not None else m - 1
+        left, entered = rest[:kept], rest[kept:]
+        need_column, need_mat = ctx.needs_input_grad[5 : 5 + m], ctx.needs_input_grad[5 + m :]
         d_columns: list[Tensor | None] = [None] * m
         d_mats: list[Tensor | None] = [None] * (m + 1)
         for j in range(m, 0, -1):
-            A, Tj, h = mats[j], T[j - 1], ctx.along_h[j - 1]
+            Tj, h = T[j - 1], ctx.along_h[j - 1]
             z = entered.pop() if mats[j - 1] is not None else left[j - 2] if j > 1 else x
             if need_mat[j]:
-                out = left[j - 1] if j < m else _pass(Tj, z, h)
-                d_mats[j] = gram(G, out)[0]
-            G = _mixed(A, G, transpose=True)
+                d_mats[j] = gram(G, left[j - 1])
+            G = _mixed(mats[j], G, transpose=True)
             if need_column[j - 1]:
                 d_columns[j - 1] = circulant.gradient(G, z, h)
             G = _pass(Tj if ctx.symmetric else _transposed(Tj), G, h)
         if need_mat[0]:
-            d_mats[0] = gram(G, x)[0]
-        dx = _mixed(mats[0], G, transpose=True) if ctx.needs_input_grad[0] else None
-        return (dx, None, None, None, *d_columns, *d_mats)
+            d_mats[0] = gram(G, x)
+        dx = _mixed(mats[0], G, transpose=True, add=g_x) if ctx.needs_input_grad[0] else None
+        return (dx, None, None, None, None, *d_columns, *d_mats)
 
 
 def _pass(T: Circulants, x: Tensor, along_h: bool) -> Tensor:
@@ -129,30 +137,35 @@ def _pass(T: Circulants, x: Tensor, along_h: bool) -> Tensor:
         return circulant.pass_(T.matrix, T.scale, x, along_h)
 
 
-def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False) -> Tensor:
-    """(C, C) on the channels of (B, C, H, W), in x's dtype; the identity where there is no matrix."""
+def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | None = None) -> Tensor:
+    """(C, C) on the channels of (B, C, H, W), in x's dtype; the identity where there is no matrix. `add` is added."""
     if A is None:
-        return x
-    A = A.to(x.dtype)
+        return x if add is None else x + add
     A = A.mT if transpose else A
     if x.shape[2:].numel() % 8:  # a library's product is slow on rows that start anywhere
         from chasm.ops.kernels import local_triton
 
         with counted_as("matmul", macs=A.shape[0] * x.numel()):
-            return local_triton.product(A, x)
-    return mix(A, x.flatten(2)).view(x.shape)
+            return local_triton.product(A, x, None if add is None else add.to(x.dtype).contiguous())
+    if add is None:
+        return mix(A, x.flatten(2)).view(x.shape)
+    return torch.baddbmm(add.to(x.dtype).flatten(2), A.expand(len(x), -1, -1), x.flatten(2)).view(x.shape)
 
 
 def circulants(
     x: Tensor,
     T: list[Circulants],
     columns: list[Tensor],
-    mats: list[Tensor | None],
+    mats: Mats,
+    rounded: Mats,
     dims: tuple[int, ...],
     symmetric: bool,
-) -> Tensor:
-    """Apply the chain to contiguous x (B, C, H, W); T_j = matrices(column_j), along dimension dims_j."""
+) -> tuple[Tensor, Tensor]:
+    """The chain on contiguous x (B, C, H, W), T_j = matrices(column_j) along dimension dims_j; `rounded`: mats like x.
+
+    And x again: what is added to it later sends its gradient through the last product of the backward.
+    """
     along_h = tuple(d == 2 for d in dims)
     with torch.autocast(x.device.type, enabled=False):
-        y: Tensor = _Circulants.apply(x, along_h, symmetric, T, *columns, *mats)[0]
-    return y
+        y, again, *_ = _Circulants.apply(x, along_h, symmetric, T, rounded, *columns, *mats)
+    return y, again

@@ -18,6 +18,7 @@ from torch import Tensor
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+DIAGONAL = {"BLOCK": 64, "ROWS": 16, "num_warps": 4}
 PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
 
 
@@ -64,13 +65,33 @@ def _pass_kernel(
 
 
 @triton.jit
-def _matrix_kernel(column_ptr, t_ptr, N, WIDTH, BLOCK: tl.constexpr):
-    """Grid (blocks of a matrix, C)."""
+def _matrix_kernel(column_ptr, t_ptr, scale_ptr, n, WIDTH, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (blocks of a matrix, C): the column over its largest number, as a circulant; and that number."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.program_id(1).to(tl.int64)
+    column_ptr += c * n
+    k = tl.arange(0, N)
+    scale = tl.max(tl.abs(tl.load(column_ptr + k, mask=k < n, other=0.0)), 0)
+    scale = tl.maximum(scale, 1.1754943508222875e-38)
     i, j = at // WIDTH, at % WIDTH
-    value = tl.load(column_ptr + c * N + (i - j + WIDTH * N) % N, mask=i < N, other=0.0)
-    tl.store(t_ptr + c * N * WIDTH + at, value.to(t_ptr.dtype.element_ty), mask=i < N)
+    value = tl.load(column_ptr + (i - j + WIDTH * n) % n, mask=i < n, other=0.0) / scale
+    tl.store(t_ptr + c * n * WIDTH + at, value.to(t_ptr.dtype.element_ty), mask=i < n)
+    tl.store(scale_ptr + c, scale, mask=tl.program_id(0) == 0)
+
+
+@triton.jit
+def _diagonal_kernel(d_ptr, out_ptr, n, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Grid (blocks of diagonals, C): sums of D (C, n, n) along its wrapped diagonals, D[j, (j + d) % n] over j."""
+    c = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    d_ptr += c * n * n
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for j0 in range(0, n, ROWS):
+        j = j0 + tl.arange(0, ROWS)
+        column = j[:, None] + d[None, :]
+        column = tl.where(column >= n, column - n, column)
+        total += tl.load(d_ptr + j[:, None] * n + column, mask=(j < n)[:, None] & (d < n)[None, :], other=0.0)
+    tl.store(out_ptr + c * n + d, tl.sum(total, 0), mask=d < n)
 
 
 @triton.jit
@@ -78,10 +99,7 @@ def _gradient_kernel(
     g_ptr, x_ptr, d_ptr, B, C, H, W_units,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row blocks, column blocks, C): D[c] = sum over images of x g^T along H, of x^T g along W.
-
-    Each row is written twice over, (C, n, 2n): a row 2n + 1 numbers on then starts one place further on in its circle.
-    """
+    """Grid (row blocks, column blocks, C): D[c] = sum over images of x g^T along H, of x^T g along W; D (C, n, n)."""
     c = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -105,10 +123,7 @@ def _gradient_kernel(
             x = tl.load(x_ptr + start + k[None, :] * W + i[:, None], mask=live_x, other=0.0)
             g = tl.load(g_ptr + start + k[:, None] * W + j[None, :], mask=live_g, other=0.0)
         total = tl.dot(x, g, total)
-    out = d_ptr + (c * n + i[:, None]) * 2 * n + j[None, :]
-    inside = (i < n)[:, None] & (j < n)[None, :]
-    tl.store(out, total, mask=inside)
-    tl.store(out + n, total, mask=inside)
+    tl.store(d_ptr + (c * n + i[:, None]) * n + j[None, :], total, mask=(i < n)[:, None] & (j < n)[None, :])
 
 
 def unit(n: int) -> int:
@@ -142,21 +157,27 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     options = dict(GRADIENT)
     block = min(options.pop("BLOCK"), max(16, triton.next_power_of_2(n)))
     step = min(options.pop("BLOCK_K"), max(16, triton.next_power_of_2(W if along_h else H)))
-    D = torch.empty(C, n, 2 * n, dtype=torch.float32, device=g.device)
+    D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
+    d = torch.empty(C, n, dtype=torch.float32, device=g.device)
     blocks = triton.cdiv(n, block)
     with torch.cuda.device_of(x):
         _gradient_kernel[blocks, blocks, C](
             g, x, D, B, C, H, W // unit(W), BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit(W), **options
         )
-    # T[i, j] = column[(i - j) % n]: its gradient at d sums D[j, (j + d) % n] over j.
-    return D.as_strided((C, n, n), (2 * n * n, 2 * n + 1, 1)).sum(1)
+        # T[i, j] = column[(i - j) % n], and D is the gradient of T, transposed.
+        width = min(DIAGONAL["BLOCK"], triton.next_power_of_2(n))
+        _diagonal_kernel[triton.cdiv(n, width), C](D, d, n, **{**DIAGONAL, "BLOCK": width})
+    return d
 
 
-def matrices(column: Tensor, dtype: torch.dtype) -> Tensor:
-    """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words."""
+def matrices(column: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words, and their scales (C,)."""
     C, n = column.shape
     width = triton.cdiv(n, 8) * 8
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
+    scale = torch.empty(C, dtype=torch.float32, device=column.device)
     with torch.cuda.device_of(column):
-        _matrix_kernel[triton.cdiv(n * width, 1024), C](column.contiguous(), T, n, width, BLOCK=1024)
-    return T
+        _matrix_kernel[triton.cdiv(n * width, 1024), C](
+            column.contiguous(), T, scale, n, width, N=triton.next_power_of_2(n), BLOCK=1024
+        )  # fmt: skip
+    return T, scale

@@ -279,7 +279,7 @@ def backward(
         else:  # nothing to add: a library's product is faster
             torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
         _activate(z, dw_weight, dw_bias, a, h)
-        gW, gb = gram(g, a)
+        gW, gb = gram_and_sum(g, a)
         grid, strips, sizes, constants = _strips(z, SPREAD)
         parts = torch.empty(strips, 10, z.shape[1], device=z.device, dtype=torch.float32)
         _spread_kernel[grid](h, z, dw_weight.contiguous(), gz, parts, *sizes, **constants)
@@ -295,11 +295,11 @@ def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | No
     )  # fmt: skip
 
 
-def product(W: Tensor, a: Tensor) -> Tensor:
-    """(C, C) on the channels of contiguous a (B, C, H, W), both in one dtype."""
+def product(W: Tensor, a: Tensor, x: Tensor | None = None) -> Tensor:
+    """(C, C) on the channels of contiguous a (B, C, H, W), all in one dtype; plus x."""
     out = torch.empty_like(a)
     with torch.cuda.device_of(a):
-        _product(W, a, out)
+        _product(W, a, out, x=x)
     return out
 
 
@@ -313,11 +313,21 @@ def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: T
     )  # fmt: skip
 
 
-def gram(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over batch and positions of g a^T and of g, (C, C) and (C,) in float32, for contiguous (B, C, H, W).
+def gram(g: Tensor, a: Tensor) -> Tensor:
+    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, H, W).
 
     A library's product has too few result blocks to fill a card; here the positions are shared out among programs.
     """
+    return _gram_parts(g, a)[0].sum(0)
+
+
+def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """And the sum of g, (C,)."""
+    parts, sums = _gram_parts(g, a)
+    return parts.sum(0), sums.sum(0)
+
+
+def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     C, N = a.shape[1], a.shape[2] * a.shape[3]
     constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else WEIGHT, C)
     tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
@@ -327,7 +337,7 @@ def gram(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
     with torch.cuda.device_of(a):
         _weight_kernel[(tiles * splits,)](g, a, parts, sums, C, N // unit(N), blocks, splits, UNIT=unit(N), **constants)
-    return parts.sum(0), sums.sum(0)
+    return parts, sums
 
 
 def _blocks(options: dict[str, Any], C: int) -> dict[str, Any]:
