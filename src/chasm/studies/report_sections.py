@@ -285,7 +285,7 @@ def falsification(results: Results) -> Section | None:
     columns = ["setting", *each, *(f"{s}, random" for s in each), "drop", "paper"]
     note = (
         "Gain over the rival with the highest test mean, as in the paper: a choice in the rival's favour. Drop: one "
-        "minus random over structured; undefined where the structured gain may be zero."
+        "minus random over structured; undefined where the structured gain is not above zero."
     )
     return Section("Random-mask falsification", items=[Table("", columns, found, note)])
 

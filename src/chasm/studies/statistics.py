@@ -87,13 +87,12 @@ def drop(
 ) -> tuple[float, float, float]:
     """1 - random gain / structured gain, in per cent, and its interval; gains are (seeds, cases) on the same cases.
 
-    The same cases and seeds are drawn for both gains. The interval is infinite where the structured gain may be zero, and
-    where there is none the drop has no meaning: a loss divided by a loss is nan.
+    The same cases and seeds are drawn for both gains. The interval is infinite where the structured gain may be zero;
+    where there is none the drop has no meaning (a loss divided by a loss) and is nan.
     """
     value = 100 * (1 - float(random.mean() / structured.mean())) if structured.mean() > 0 else float("nan")
     below = resampled(structured, draws=draws, seed=seed)
     above = resampled(random, draws=draws, seed=seed)
-    low, high = interval(below)
-    if low <= 0:
+    if interval(below)[0] <= 0:
         return value, -float("inf"), float("inf")
     return value, *interval(100 * (1 - above / below))
