@@ -25,14 +25,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # imported, hence a process of its own.
 kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
 gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory is full of NaN: what a kernel does not write shows."""
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

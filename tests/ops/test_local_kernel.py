@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,13 +81,10 @@ def monkeypatch_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch):
-    """Kernels on memory full of NaN, and in the interpreter with small blocks."""
+def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter: None):
+    """In the interpreter with small blocks."""
     from chasm.ops.kernels import local_triton
 
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
     if INTERPRETED:
         for name in ("ACTIVATE", "SPREAD"):
             monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
@@ -96,33 +92,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch):
         for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32"):
             monkeypatch.setattr(local_triton, name, blocks)
         monkeypatch.setattr(local_triton, "WEIGHT_PROGRAMS", 8)
-        _mend_the_interpreter(monkeypatch)
     return local_triton
-
-
-def _mend_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies the bits of bfloat16, and patches triton.language again at each call of a helper function."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    original, done, dot = interpreter._patch_lang, set(), interpreter.InterpreterBuilder.create_dot
-
-    def patch(function):
-        if id(function.__globals__) not in done:
-            done.add(id(function.__globals__))
-            original(function)
-        return SimpleNamespace(restore=lambda: None)
-
-    def widened(t):
-        if t.dtype.scalar != tl.bfloat16:
-            return t
-        return interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    monkeypatch.setattr(interpreter, "_patch_lang", patch)
-    monkeypatch.setattr(
-        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
-    )
 
 
 @kernel_test

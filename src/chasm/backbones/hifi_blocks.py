@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from chasm.backbones.base import extend
-from chasm.backbones.hifi_ssm import ChannelNorm, ModulatedSSM, Pointwise
+from chasm.backbones.hifi_ssm import ChannelNorm, Depthwise, ModulatedSSM, Pointwise
 from chasm.registry import near
 
 
@@ -72,7 +72,7 @@ class InvertedBottleneck(nn.Module):
     def __init__(self, width: int, expansion: int) -> None:
         super().__init__()
         inner = expansion * width
-        depthwise = nn.Conv2d(inner, inner, 3, padding=1, groups=inner, bias=False)
+        depthwise = Depthwise(inner, bias=False)
         nn.init.trunc_normal_(depthwise.weight, std=0.02)
         self.body = nn.Sequential(
             Pointwise(width, inner),
@@ -135,7 +135,7 @@ class ChannelGate(nn.Module):
         super().__init__()
         self.pooled = pooled
         self.mix = nn.Conv2d(width, width, 1)
-        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.depthwise = Depthwise(width)
 
     def forward(self, x: Tensor) -> Tensor:
         s = x.mean((2, 3), keepdim=True) if self.pooled else x

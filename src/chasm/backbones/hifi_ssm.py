@@ -18,6 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chasm.backbones.selective_scan import selective_scan
+from chasm.ops._cost import counted_as
+from chasm.ops.kernels import traced
+from chasm.ops.kernels.depthwise import depthwise
+from chasm.ops.kernels.local import obstacle
+from chasm.ops.precision import autocast_dtype
 
 
 class Pointwise(nn.Conv2d):
@@ -30,6 +35,21 @@ class Pointwise(nn.Conv2d):
         nn.init.trunc_normal_(self.weight, std=0.02)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+class Depthwise(nn.Conv2d):
+    """A 3x3 of every channel by itself, borders of zeros; on a GPU by kernels of our own."""
+
+    def __init__(self, channels: int, bias: bool = True) -> None:
+        super().__init__(channels, channels, 3, padding=1, groups=channels, bias=bias)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        cast = autocast_dtype(x)
+        fits = obstacle(x) is None and not traced(x) and not traced(weight)
+        if not fits or (cast is None and weight.dtype != x.dtype) or x.shape[2:].numel() == 1:
+            return super()._conv_forward(x, weight, bias)
+        with counted_as("conv", macs=9 * x.numel()):
+            return depthwise(x.to(cast or x.dtype), weight, bias)
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -64,7 +84,7 @@ class ModulatedSSM(nn.Module):
         inner, rank = 2 * width, math.ceil(width / 16)
         self.splits = (rank, state, state)
         self.in_proj = Pointwise(width, 2 * inner)
-        self.conv = nn.Conv2d(inner, inner, 3, padding=1, groups=inner)
+        self.conv = Depthwise(inner)
         self.cond_proj = Pointwise(width, inner)
         self.x_proj = nn.Conv2d(inner, sum(self.splits), 1, bias=False)
         self.cond_x_proj = nn.Conv2d(inner, 2 * state, 1, bias=False)

@@ -1,5 +1,6 @@
 """Triton kernels; each module here is imported only where it runs. What decides whether one may run is here."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 
@@ -35,3 +36,10 @@ def too_small(device: torch.device) -> str | None:
 def traced(x: Tensor) -> bool:
     """Whether someone records what happens to x (compile, export, jit, fake tensors): no place for kernels of ours."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) not in (Tensor, nn.Parameter)
+
+
+def gradients(y: Tensor, g: Tensor, inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients by torch of those inputs that need one, differentiable again as the kernels' are not."""
+    wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
+    found = iter(torch.autograd.grad(y, wanted, g.to(y.dtype), create_graph=True) if wanted else ())
+    return [next(found) if need else None for need in needs]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.ops.kernels import triton_runs
+from chasm.ops.kernels import gradients, triton_runs
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 2**22  # positions of an image: offsets inside a tile are 32 bits wide
@@ -74,14 +74,8 @@ class _Local(torch.autograd.Function):
         z, *parameters = ctx.saved_tensors
         gx = None if ctx.x_dtype is None else g.to(ctx.x_dtype)
         if torch.is_grad_enabled():  # create_graph=True: the kernels have no second derivative
-            wanted = [t for t, need in zip((z, *parameters), _without_x(ctx.needs_input_grad), strict=True) if need]
-            y = _plain(z, None, *parameters)
-            found = iter(torch.autograd.grad(y, wanted, g.to(y.dtype), create_graph=True) if wanted else ())
-            again = [next(found) if need else None for need in _without_x(ctx.needs_input_grad)]
+            y, (need_z, _, *needs) = _plain(z, None, *parameters), ctx.needs_input_grad
+            again = gradients(y, g, (z, *parameters), (need_z, *needs))
             return again[0], gx, *again[1:]
         gz, *rest = local_triton.backward(g.to(z.dtype).contiguous(), z.contiguous(), *parameters[:3])
         return gz, gx, *(d.to(p.dtype) for d, p in zip(rest, parameters, strict=True))
-
-
-def _without_x(needs: tuple[bool, ...]) -> tuple[bool, ...]:
-    return (needs[0], *needs[2:])

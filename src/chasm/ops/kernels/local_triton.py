@@ -1,11 +1,12 @@
 """The kernels of `local`: float32 inside, deterministic (sums over programs go through memory, no atomics).
 
-    forward    _activate_kernel    z -> a = gelu(u), u = the depthwise 3x3 of z
+    forward    _activate_kernel    z -> a = gelu(u), u = the depthwise 3x3 of z; `depthwise` is this without the gelu
                _product_kernel     y = x + W a + bias
     backward   _product_kernel     h = W^T g (a library's product in half precision)
                _activate_kernel    z, h -> a again, and h gelu'(u) in place of h
                _weight_kernel      parts of g a^T, and of the sum of g
                _spread_kernel      the adjoint of the depthwise 3x3 on h, and parts of its weights' gradients
+                                   (all of `depthwise_backward`)
 
 A program of a depthwise kernel goes down ROWS rows of a strip of BLOCK_C channels by BLOCK_W columns. A row is loaded
 once, at three shifts, and added to the three output rows it touches: two partly summed rows are all that is carried.
@@ -112,14 +113,17 @@ def _normal(u):
 @triton.jit
 def _activate_kernel(
     z_ptr, w_ptr, bias_ptr, a_ptr, h_ptr, C, H, W_units,
-    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, BACKWARD: tl.constexpr,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    BIAS: tl.constexpr, GELU: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """a = gelu(u), u = the 3x3 of z; backward also h *= gelu'(u), in place."""
+    """a = u or gelu(u), u = the 3x3 of z; backward also h *= gelu'(u), in place."""
     W = W_units * UNIT
     _, start, c, h0, w, tile = _strip(tl.program_id(0), C, H, W, ROWS, BLOCK_C, BLOCK_W)
     live = (c < C)[:, None]
     k00, k01, k02, k10, k11, k12, k20, k21, k22 = _load_weights(w_ptr, c, C, False)
-    bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[:, None]
+    bias = tl.zeros([BLOCK_C, 1], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[:, None]
     z, end = z_ptr + start + tile, tl.minimum(H, h0 + ROWS + 1)
     left, mid, right = _load_row(z, h0 - 1, end, W, w, live)
     below = bias + k00 * left + k01 * mid + k02 * right  # of output row h0: what is there so far
@@ -134,11 +138,13 @@ def _activate_kernel(
         left, mid, right = _load_row(z, row + 2, end, W, w, live)  # a row ahead
         out = start + row * W + tile
         inside = live & (w < _width(row, 0, H, W))
-        density, half = _normal(u)
-        if BACKWARD:
-            h = tl.load(h_ptr + out, mask=inside, other=0.0).to(tl.float32)
-            tl.store(h_ptr + out, (h * (half + u * density)).to(h_ptr.dtype.element_ty), mask=inside)
-        tl.store(a_ptr + out, (u * half).to(a_ptr.dtype.element_ty), mask=inside)
+        if GELU:
+            density, half = _normal(u)
+            if BACKWARD:
+                h = tl.load(h_ptr + out, mask=inside, other=0.0).to(tl.float32)
+                tl.store(h_ptr + out, (h * (half + u * density)).to(h_ptr.dtype.element_ty), mask=inside)
+            u *= half
+        tl.store(a_ptr + out, u.to(a_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -271,7 +277,7 @@ def backward(
     g: Tensor, z: Tensor, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """g in z's dtype -> the gradients of z, dw_weight, dw_bias, pw_weight, pw_bias; those of parameters in float32."""
-    h, a, gz = torch.empty_like(z), torch.empty_like(z), torch.empty_like(z)
+    h, a = torch.empty_like(z), torch.empty_like(z)
     with torch.cuda.device_of(z):
         W = pw_weight.flatten(1).to(z.dtype).t()
         if z.dtype == torch.float32:
@@ -280,18 +286,34 @@ def backward(
             torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
         _activate(z, dw_weight, dw_bias, a, h)
         gW, gb = gram_and_sum(g, a)
-        grid, strips, sizes, constants = _strips(z, SPREAD)
-        parts = torch.empty(strips, 10, z.shape[1], device=z.device, dtype=torch.float32)
-        _spread_kernel[grid](h, z, dw_weight.contiguous(), gz, parts, *sizes, **constants)
+    return *depthwise_backward(h, z, dw_weight), gW.reshape(pw_weight.shape), gb
+
+
+def depthwise(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The 3x3 of contiguous z (B, C, H, W) alone, weight (C, 1, 3, 3)."""
+    u = torch.empty_like(z)
+    with torch.cuda.device_of(z):
+        _activate(z, weight, bias, u, gelu=False)
+    return u
+
+
+def depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """g in z's dtype -> the gradients of z, weight, bias; those of parameters in float32."""
+    grid, strips, sizes, constants = _strips(z, SPREAD)
+    gz, parts = torch.empty_like(z), torch.empty(strips, 10, z.shape[1], device=z.device, dtype=torch.float32)
+    with torch.cuda.device_of(z):
+        _spread_kernel[grid](g, z, weight.contiguous(), gz, parts, *sizes, **constants)
     gk = parts.sum(0)
-    return gz, gk[:9].t().reshape(dw_weight.shape), gk[9], gW.reshape(pw_weight.shape), gb
+    return gz, gk[:9].t().reshape(weight.shape), gk[9]
 
 
-def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | None = None) -> None:
+def _activate(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, h: Tensor | None = None, gelu: bool = True
+) -> None:
     grid, _, sizes, constants = _strips(z, ACTIVATE)
     _activate_kernel[grid](
-        *(z, weight.contiguous(), bias.contiguous(), a, a if h is None else h, *sizes),
-        **constants, BACKWARD=h is not None,
+        *(z, weight.contiguous(), z if bias is None else bias.contiguous(), a, a if h is None else h, *sizes),
+        **constants, BIAS=bias is not None, GELU=gelu, BACKWARD=h is not None,
     )  # fmt: skip
 
 

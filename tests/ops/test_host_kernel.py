@@ -1,0 +1,192 @@
+"""The kernels of the HiFi-Mamba host against float64, outputs and all gradients; and the layers that use them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+import chasm
+from chasm.backbones import hifi_ssm
+from chasm.backbones.hifi_ssm import Depthwise
+from chasm.ops.kernels.depthwise import depthwise
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+# On a GPU as they are; without one in Triton's interpreter, which wants its variable set before triton is first
+# imported, hence a process of its own.
+kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
+gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter: None) -> None:
+    """In the interpreter with small blocks."""
+    if INTERPRETED:
+        from chasm.ops.kernels import local_triton
+
+        for name in ("ACTIVATE", "SPREAD"):
+            monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def assert_matches(
+    ours: Callable[..., Tensor], oracle: Callable[..., Tensor], inputs: list[Tensor], tolerance: float,
+    grad: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Output and every gradient, relative to the largest entry; and the dtypes of torch."""
+    grad = normal(*inputs[0].shape, seed=9, dtype=inputs[0].dtype) if grad is None else grad
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    y, expected = ours(*leaves), oracle(*wide)
+    assert y.dtype == inputs[0].dtype
+    found = [y, *torch.autograd.grad(y, leaves, grad)]
+    for i, want in enumerate([expected, *torch.autograd.grad(expected, wide, grad.double())]):
+        error = (found[i].double() - want).abs().max()
+        assert error <= tolerance * want.abs().max(), (i, error.item(), want.abs().max().item())
+    assert [g.dtype for g in found[1:]] == [t.dtype for t in inputs]
+
+
+# ---- the depthwise 3x3
+
+
+def conv_oracle(z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return conv2d(z, weight, bias, padding=1, groups=z.shape[1])
+
+
+def conv(z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return depthwise(z, weight, bias)
+
+
+def conv_inputs(size: tuple[int, ...], dtype: torch.dtype, bias: bool = True) -> list[Tensor]:
+    """z in the dtype, parameters in float32, as under autocast."""
+    C = size[1]
+    return [normal(*size, dtype=dtype), normal(C, 1, 3, 3, seed=1), *([normal(C, seed=2)] if bias else [])]
+
+
+@kernel_test
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(2, 5, 7, 7), (1, 3, 5, 63), (1, 2, 6, 90), (1, 1, 3, 218), (2, 3, 1, 1)])
+def test_kernels_of_depthwise(size, dtype, bias):
+    assert_matches(conv, conv_oracle, conv_inputs(size, dtype, bias), TOLERANCE[dtype])
+
+
+@kernel_test
+def test_kernels_of_depthwise_with_any_strides_and_types():
+    z, weight, bias = conv_inputs((2, 4, 6, 9), torch.float16)
+    assert_matches(conv, conv_oracle, [z.to(memory_format=torch.channels_last), weight, bias], TOLERANCE[torch.float16])
+    half, _ = normal(2, 8, 6, 9).chunk(2, 1)
+    grad = torch.ones(6, 9, device=DEVICE).expand(2, 4, 6, 9)
+    assert_matches(conv, conv_oracle, [half, weight, bias], 1e-5, grad)
+    assert_matches(conv, conv_oracle, [z.bfloat16(), weight.bfloat16(), bias.bfloat16()], TOLERANCE[torch.bfloat16])
+
+
+@kernel_test
+def test_kernels_of_depthwise_give_gradients_where_they_are_wanted():
+    z, weight, bias = conv_inputs((1, 3, 4, 4), torch.float32)
+    weight.requires_grad_()
+    depthwise(z, weight, bias).sum().backward()
+    assert weight.grad is not None
+    assert z.grad is None
+    assert depthwise(z[:0], weight, bias).shape == (0, 3, 4, 4)
+
+
+def penalty(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients of the squared gradients."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+    return list(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+
+
+@kernel_test
+def test_kernels_of_depthwise_are_differentiated_twice_by_other_means():
+    inputs = conv_inputs((1, 3, 4, 4), torch.float32)
+    for found, expected in zip(penalty(conv, inputs), penalty(conv_oracle, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """Grows by one with every call."""
+    calls: list[int] = []
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a: calls.append(1) or original(*a))
+    return calls
+
+
+@kernel_test
+@pytest.mark.parametrize("bias", [True, False])
+def test_kernels_in_the_depthwise_layer(monkeypatch, bias):
+    """Like torch's layer: output, type under autocast, multiply-adds."""
+    layer, x = Depthwise(3, bias=bias).to(DEVICE), normal(2, 3, 5, 6)
+    calls = calls_of(monkeypatch, hifi_ssm, "depthwise")
+    found, cost = layer(x), chasm.count(layer, x)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        low = layer(x)
+    assert len(calls) == 3
+    layer(x[..., :1, :1])  # a pooled map is not worth a kernel
+    layer.double()(x.double())
+    layer.float()
+    assert len(calls) == 3
+    monkeypatch.setattr(hifi_ssm, "obstacle", lambda _: "none wanted")
+    torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), layer(x), rtol=2e-2, atol=2e-2)
+    assert chasm.count(layer, x).macs == cost.macs
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "25 passed, 1 skipped" in done.stdout, done.stdout
+
+
+# ---- on a GPU
+
+SIZES = [(8, 240, 128, 128), (8, 96, 128, 128), (4, 96, 218, 170), (2, 96, 63, 90), (1, 16, 7, 7)]
+
+
+@gpu_test
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_depthwise_on_a_gpu(size, dtype):
+    assert_matches(conv, conv_oracle, conv_inputs(size, dtype), TOLERANCE[dtype])
+
+
+def assert_same_in_a_cuda_graph(function: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    grad = torch.randn_like(leaves[0])
+
+    def step() -> list[Tensor]:
+        y = function(*leaves)
+        return [y, *torch.autograd.grad(y, leaves, grad)]
+
+    expected = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        step()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        found = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, expected))
+
+
+@gpu_test
+def test_depthwise_in_a_cuda_graph_on_a_gpu():
+    assert_same_in_a_cuda_graph(conv, conv_inputs((2, 96, 63, 90), torch.bfloat16))
