@@ -1,4 +1,4 @@
-"""A depthwise 3x3 on (B, C, H, W) by the kernels of `local`, with their backward: several times torch's speed."""
+"""A depthwise 3x3 on (B, C, H, W) by the kernels of `local`, with their backward."""
 
 from typing import Any
 
