@@ -100,11 +100,12 @@ def _load_weights(w_ptr, c, C, FLIP: tl.constexpr):
 def _normal(u):
     """Density phi(u) and distribution function Phi(u) of the standard normal: gelu(u) = u Phi(u).
 
-    Phi(-|u|) = e^{-u^2/2} (a_1 t + ... + a_5 t^5), t = 1 / (1 + p |u|), to 7.5e-8 (Abramowitz and Stegun 7.1.26): half
-    the instructions of erf, and the exponential is the density's.
+    Phi(-|u|) = e^{-u^2/2} (a_1 t + ... + a_5 t^5), t = 1 / (1 + p |u|), to 7.5e-8 (Abramowitz and Stegun 7.1.26) and
+    rounding: half the instructions of erf, and the exponential is the density's.
     """
     e = tl.exp2(u * u * -0.7213475204444817)
-    t = 1.0 / (1.0 + 0.23164189 * tl.abs(u))
+    t = tl.rsqrt(1.0 + 0.23164189 * tl.abs(u))  # and squared: a division takes seven instructions more
+    t = t * t
     tail = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))
     tail = tail * t * e
     return 0.3989422804014327 * e, tl.where(u > 0.0, 1.0 - tail, tail)
