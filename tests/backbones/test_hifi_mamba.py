@@ -20,7 +20,6 @@ from chasm.backbones.hifi_blocks import (
     HaarLowPass,
     HiFiBlock,
     InvertedBottleneck,
-    _TwoStageNorm,
 )
 from chasm.backbones.hifi_dc import Measurement, PatchEmbed, ToImage
 from chasm.backbones.hifi_moe import MixtureOfExperts, MoEBlock
@@ -72,30 +71,6 @@ def test_haar_low_pass_is_the_orthonormal_band():
 def test_constants_through_the_low_pass(lowpass, gain):
     x = torch.randn(1, 4, 1, 1).expand(1, 4, 8, 6)
     torch.testing.assert_close(lowpass(x), gain * x)
-
-
-def test_two_stage_norm_is_group_norm_with_one_group():
-    """The form that CUDA takes, outputs and gradients, where mean and spread differ between channels."""
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 4, 5, dtype=torch.float64) * torch.tensor([1, 5, 0.1]).view(3, 1, 1) + 2
-    inputs = [x, *torch.randn(2, 3, dtype=torch.float64)]
-    ours, theirs = ([t.clone().requires_grad_() for t in inputs] for _ in range(2))
-    grad = torch.randn_like(x)
-    y = _TwoStageNorm.apply(*ours, 1e-5)
-    expected = F.group_norm(theirs[0], 1, *theirs[1:])
-    torch.testing.assert_close(y, expected)
-    for a, b in zip(torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_two_stage_norm_keeps_the_type_and_computes_in_float32():
-    x = (torch.randn(2, 3, 40, 50) + 30).bfloat16().requires_grad_()
-    y = _TwoStageNorm.apply(x, torch.ones(3), torch.zeros(3), 1e-5)
-    assert y.dtype == torch.bfloat16
-    expected = F.group_norm(x.float(), 1)
-    torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
-    y.float().square().sum().backward()
-    assert x.grad.dtype == torch.bfloat16
 
 
 def test_inverted_bottleneck():

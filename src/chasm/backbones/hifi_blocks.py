@@ -9,61 +9,50 @@ rate is zero, so only the later place exists here.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from chasm.backbones.base import extend
 from chasm.backbones.hifi_ssm import ChannelNorm, Depthwise, ModulatedSSM, Pointwise
+from chasm.ops.kernels import observed, traced
+from chasm.ops.kernels.local import obstacle
+from chasm.ops.kernels.norm import norm_gelu
 from chasm.registry import near
 
 
-def wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
-class _TwoStageNorm(torch.autograd.Function):
-    """F.group_norm with one group, whose moments are taken per channel first and then over channels.
-
-    Arithmetic in float32, input and result in the type of x.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        var, mean = torch.var_mean(wide(x), (2, 3), correction=0)  # (B, C)
-        centre = mean.mean(1, keepdim=True)
-        rstd = torch.rsqrt((var + (mean - centre).square()).mean(1, keepdim=True) + eps)  # (B, 1)
-        ctx.save_for_backward(x, weight, centre, rstd)
-        scale = weight * rstd
-        return torch.addcmul((bias - centre * scale)[..., None, None], wide(x), scale[..., None, None]).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, rstd = ctx.saved_tensors
-        B, C, H, W = x.shape
-        dx, dweight, dbias = torch.ops.aten.native_group_norm_backward(
-            wide(grad).contiguous(), wide(x), mean, rstd, wide(weight), B, C, H * W, 1, [True] * 3
-        )
-        return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(weight.dtype), None
-
-
 class SampleNorm(nn.GroupNorm):
-    """GroupNorm with one group: a sample is normalised as a whole.
-
-    torch's CUDA kernel sums a group in one thread block, so one group leaves the device idle but for B blocks.
-    """
+    """GroupNorm with one group: a sample is normalised as a whole."""
 
     def __init__(self, width: int) -> None:
         super().__init__(1, width)
 
+    def forward(self, x: Tensor, gelu: bool = False) -> Tensor:
+        """With `gelu`, which is for those whom `joins` allows it, its GELU too, by kernels of our own."""
+        return norm_gelu(x, self.weight, self.bias, self.eps) if gelu else super().forward(x)
+
+    def joins(self, after: nn.Module, x: Tensor) -> bool:
+        """Whether what comes after is a GELU that can be one with the norm, with nobody looking in between."""
+        if type(after) is not nn.GELU or after.approximate != "none" or "forward" in vars(after):
+            return False
+        if observed(self) or observed(after) or traced(x) or traced(self.weight):
+            return False
+        return obstacle(x) is None
+
+
+class Layers(nn.Sequential):
+    """Layers one after another, a SampleNorm and its GELU as one where they join."""
+
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda:
-            return super().forward(x)
-        return _TwoStageNorm.apply(x.contiguous(), self.weight, self.bias, self.eps)
+        layers = iter(self)
+        for layer in layers:
+            if isinstance(layer, SampleNorm):
+                after = next(layers)
+                x = layer(x, gelu=True) if layer.joins(after, x) else after(layer(x))
+            else:
+                x = layer(x)
+        return x
 
 
 class InvertedBottleneck(nn.Module):
@@ -74,7 +63,7 @@ class InvertedBottleneck(nn.Module):
         inner = expansion * width
         depthwise = Depthwise(inner, bias=False)
         nn.init.trunc_normal_(depthwise.weight, std=0.02)
-        self.body = nn.Sequential(
+        self.body = Layers(
             Pointwise(width, inner),
             SampleNorm(inner),
             nn.GELU(),

@@ -38,6 +38,14 @@ def traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) not in (Tensor, nn.Parameter)
 
 
+def observed(module: nn.Module) -> bool:
+    """Whether a hook would miss what happens when kernels of ours go past the module."""
+    return any(vars(module)[hooks] for hooks in _HOOKS)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def gradients(y: Tensor, g: Tensor, inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients by torch of those inputs that need one, differentiable again as the kernels' are not."""
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
