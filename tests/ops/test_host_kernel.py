@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import conv2d
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, gelu, group_norm
+from torch.utils.checkpoint import checkpoint
 
 import chasm
-from chasm.backbones import hifi_ssm
+from chasm.backbones import hifi_blocks, hifi_ssm
+from chasm.backbones.hifi_blocks import InvertedBottleneck
 from chasm.backbones.hifi_ssm import Depthwise
+from chasm.bench import profile
 from chasm.ops.kernels.depthwise import depthwise
+from chasm.ops.kernels.norm import norm_gelu
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available()
@@ -31,10 +35,13 @@ gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter: None) -> None:
     """In the interpreter with small blocks."""
     if INTERPRETED:
-        from chasm.ops.kernels import local_triton
+        from chasm.ops.kernels import local_triton, norm_triton
 
         for name in ("ACTIVATE", "SPREAD"):
             monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
+        monkeypatch.setattr(norm_triton, "WALK", {"BLOCK": 64})
+        monkeypatch.setattr(norm_triton, "COMBINE", {"BLOCK": 4})
+        monkeypatch.setattr(norm_triton, "PROGRAMS", 8)  # 1, 2, 4, 8 and 1 parts of a row at the sizes below
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -75,10 +82,13 @@ def conv_inputs(size: tuple[int, ...], dtype: torch.dtype, bias: bool = True) ->
     return [normal(*size, dtype=dtype), normal(C, 1, 3, 3, seed=1), *([normal(C, seed=2)] if bias else [])]
 
 
+SMALL = [(2, 5, 7, 7), (1, 3, 5, 63), (1, 2, 6, 90), (1, 1, 3, 218), (2, 3, 1, 1)]
+
+
 @kernel_test
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [(2, 5, 7, 7), (1, 3, 5, 63), (1, 2, 6, 90), (1, 1, 3, 218), (2, 3, 1, 1)])
+@pytest.mark.parametrize("size", SMALL)
 def test_kernels_of_depthwise(size, dtype, bias):
     assert_matches(conv, conv_oracle, conv_inputs(size, dtype, bias), TOLERANCE[dtype])
 
@@ -146,13 +156,139 @@ def test_kernels_in_the_depthwise_layer(monkeypatch, bias):
     assert chasm.count(layer, x).macs == cost.macs
 
 
+# ---- the norm with its GELU
+
+
+def norm_oracle(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return gelu(group_norm(x, 1, weight, bias, 1e-5))
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return norm_gelu(x, weight, bias, 1e-5)
+
+
+def norm_inputs(size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Channels of unlike mean and deviation; parameters in float32, as under autocast."""
+    C = size[1]
+    spread, centre = (normal(1, C, 1, 1, seed=s) for s in (1, 2))
+    return [(normal(*size) * spread.exp() + centre).to(dtype), 1 + normal(C, seed=3) / 2, normal(C, seed=4)]
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SMALL)
+def test_kernels_of_the_norm(size, dtype):
+    assert_matches(norm, norm_oracle, norm_inputs(size, dtype), TOLERANCE[dtype])
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_of_the_norm_with_a_large_mean(dtype):
+    """And one that is far off at the start of a row, where a running shift would be taken."""
+    _, weight, bias = norm_inputs((2, 3, 9, 20), dtype)
+    x = 100 + normal(2, 3, 9, 20)
+    assert_matches(norm, norm_oracle, [x.to(dtype), weight, bias], TOLERANCE[dtype])
+    x[:, :, 0, 0] = 0
+    assert_matches(norm, norm_oracle, [x.to(dtype), weight, bias], TOLERANCE[dtype])
+
+
+@kernel_test
+def test_kernels_of_the_norm_with_any_strides_and_types():
+    x, weight, bias = norm_inputs((2, 4, 6, 9), torch.float16)
+    last, half = torch.channels_last, TOLERANCE[torch.float16]
+    assert_matches(norm, norm_oracle, [x.to(memory_format=last), weight, bias], half)
+    part, _ = normal(2, 8, 6, 9).chunk(2, 1)
+    grad = torch.ones(6, 9, device=DEVICE).expand(2, 4, 6, 9)
+    assert_matches(norm, norm_oracle, [part, weight, bias], 1e-5, grad)
+    assert_matches(norm, norm_oracle, [t.bfloat16() for t in (x, weight, bias)], TOLERANCE[torch.bfloat16])
+
+
+@kernel_test
+def test_kernels_of_the_norm_give_gradients_where_they_are_wanted():
+    x, weight, bias = norm_inputs((1, 3, 4, 4), torch.float32)
+    bias.requires_grad_()
+    norm(x, weight, bias).sum().backward()
+    assert bias.grad is not None
+    assert x.grad is None
+    assert norm(x[:0], weight, bias).shape == (0, 3, 4, 4)
+
+
+@kernel_test
+def test_kernels_of_the_norm_are_differentiated_twice_by_other_means():
+    inputs = norm_inputs((1, 3, 4, 4), torch.float32)
+    for found, expected in zip(penalty(norm, inputs), penalty(norm_oracle, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+def block(width: int = 2, expansion: int = 3) -> InvertedBottleneck:
+    """Every parameter at random."""
+    module = InvertedBottleneck(width, expansion).to(DEVICE)
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.copy_(0.5 * normal(*p.shape, seed=i))
+    return module
+
+
+def results(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output, and gradients of input and parameters."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
+
+
+@kernel_test
+def test_kernels_in_the_inverted_bottleneck(monkeypatch):
+    """With them and without: results, multiply-adds, checkpointing, autocast."""
+    module, x = block(), normal(2, 2, 5, 6)
+    calls = calls_of(monkeypatch, hifi_blocks, "norm_gelu")
+    found, cost = results(module, module, x), chasm.count(module, x)
+    again = results(lambda t: checkpoint(module, t, use_reentrant=False), module, x)
+    assert len(calls) == 2 + 2 + 4
+    assert all(map(torch.equal, found, again))
+    with torch.autocast(DEVICE, torch.bfloat16):
+        low = results(module, module, x)
+    for patched in (hifi_blocks, hifi_ssm):
+        monkeypatch.setattr(patched, "obstacle", lambda _: "none wanted")
+    calls.clear()
+    expected = results(module, module, x)
+    assert not calls
+    for a, b, c in zip(found, expected, low, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+        torch.testing.assert_close(c, b, rtol=0, atol=5e-2 * b.abs().max().item())
+    plain = chasm.count(module, x)
+    assert plain.macs == cost.macs
+    assert plain.saved_bytes > cost.saved_bytes
+
+
+@kernel_test
+def test_kernels_leave_changed_layers_alone(monkeypatch):
+    calls = calls_of(monkeypatch, hifi_blocks, "norm_gelu")
+    x = normal(1, 2, 4, 4)
+    hooked, listened, wrapped, exchanged, other, marked = (block() for _ in range(6))
+    hooked.body[1].register_forward_hook(lambda *_: None)
+    hooked.body[4].register_full_backward_pre_hook(lambda *_: None)
+    listened.body[2].register_forward_pre_hook(lambda *_: None)
+    listened.body[5].register_full_backward_hook(lambda *_: None)
+    wrapped.body[2].forward = wrapped.body[2].forward
+    wrapped.body[5].approximate = "tanh"
+    exchanged.body[2] = exchanged.body[5] = nn.SiLU()
+    for module in (hooked, listened, wrapped, exchanged):
+        module(x)
+    other.double()(x.double())
+    assert not calls
+    for layer in (marked.body[1], marked.body[4]):  # as the profile of a step does
+        layer.forward = profile.marked("norm", layer.forward)
+    assert torch.equal(marked(x), block()(x))
+    assert len(calls) == 4
+
+
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "25 passed, 1 skipped" in done.stdout, done.stdout
+    assert "42 passed, 1 skipped" in done.stdout, done.stdout
 
 
 # ---- on a GPU
@@ -165,6 +301,13 @@ SIZES = [(8, 240, 128, 128), (8, 96, 128, 128), (4, 96, 218, 170), (2, 96, 63, 9
 @pytest.mark.parametrize("size", SIZES)
 def test_depthwise_on_a_gpu(size, dtype):
     assert_matches(conv, conv_oracle, conv_inputs(size, dtype), TOLERANCE[dtype])
+
+
+@gpu_test
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_norm_on_a_gpu(size, dtype):
+    assert_matches(norm, norm_oracle, norm_inputs(size, dtype), TOLERANCE[dtype])
 
 
 def assert_same_in_a_cuda_graph(function: Callable[..., Tensor], inputs: list[Tensor]) -> None:
@@ -190,3 +333,15 @@ def assert_same_in_a_cuda_graph(function: Callable[..., Tensor], inputs: list[Te
 @gpu_test
 def test_depthwise_in_a_cuda_graph_on_a_gpu():
     assert_same_in_a_cuda_graph(conv, conv_inputs((2, 96, 63, 90), torch.bfloat16))
+
+
+@gpu_test
+def test_norm_in_a_cuda_graph_on_a_gpu():
+    assert_same_in_a_cuda_graph(norm, norm_inputs((2, 96, 63, 90), torch.bfloat16))
+
+
+@gpu_test
+def test_a_compiled_bottleneck_on_a_gpu():
+    """Traced, so without kernels of ours."""
+    module, x = block(8, 5), normal(2, 8, 16, 24)
+    torch.testing.assert_close(torch.compile(module, fullgraph=True)(x), module(x), rtol=1e-4, atol=1e-4)

@@ -26,7 +26,7 @@ from chasm import ops
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
-from chasm.ops.kernels import traced
+from chasm.ops.kernels import observed, traced
 from chasm.ops.kernels.local import local_block, obstacle
 from chasm.ops.precision import autocast_dtype
 from chasm.registry import near
@@ -368,13 +368,10 @@ def _ordinary(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
     """Whether z may go past the layers: not when traced, nor where one was exchanged or has hooks."""
     if traced(z) or (type(refine), type(fuse)) != (nn.Conv2d, _Pointwise2d):
         return False
-    if any(any(vars(m)[hooks] for hooks in _HOOKS) or "forward" in vars(m) for m in (refine, fuse)):
+    if any(observed(m) or "forward" in vars(m) for m in (refine, fuse)):
         return False
     cast = autocast_dtype(z) is not None
     return all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in parameters(refine, fuse))
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:

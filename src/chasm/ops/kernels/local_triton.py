@@ -104,7 +104,7 @@ def _normal(u):
     rounding: half the instructions of erf, and the exponential is the density's.
     """
     e = tl.exp2(u * u * -0.7213475204444817)
-    t = tl.rsqrt(1.0 + 0.23164189 * tl.abs(u))  # and squared: a division takes seven instructions more
+    t = tl.rsqrt(1.0 + 0.23164189 * tl.abs(u))  # and squared: a division takes six instructions more
     t = t * t
     tail = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))
     tail = tail * t * e
