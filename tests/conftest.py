@@ -7,3 +7,4 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False  # where there is a GPU, what is compared with is float32

@@ -64,7 +64,9 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
 
 def _kernels_fit(theta: Tensor) -> bool:
     """Whether what is not a float64 product may run as kernels of ours, which make a tenth of the launches."""
-    return theta.is_cuda and theta.dtype != torch.float64 and theta.numel() > 0 and not traced(theta) and triton_runs()
+    if torch.is_grad_enabled() and theta.requires_grad:  # autograd cannot see into kernels
+        return False
+    return theta.is_cuda and theta.numel() > 0 and not traced(theta) and triton_runs()
 
 
 def _exponential(theta: Tensor) -> tuple[Tensor, ...]:
@@ -157,10 +159,10 @@ def _gradient(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> T
 
 
 def _gradient_by_kernels(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
-    """The same in float32: nothing here is squared again and again, as in the forward, and 1e-6 stays 1e-6."""
+    """The same by kernels that sum two products at once."""
     from chasm.ops.kernels import small
 
-    cubics, dA4 = torch.empty(4, *g.shape, dtype=torch.float32, device=g.device), None
+    cubics, dA4 = torch.empty(4, *g.shape, dtype=A.dtype, device=g.device), None
     for j in range(len(steps) - 1, 2, -1):
         W = steps[j]
         g = small.products(g, W.mT, W.mT, g, out=cubics[0] if j == 3 else None)

@@ -142,14 +142,12 @@ def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | N
     if A is None:
         return x if add is None else x + add
     A = A.mT if transpose else A
-    if x.shape[2:].numel() % 8:  # a library's product is slow on rows that start anywhere
+    if add is not None or x.shape[2:].numel() % 8:  # a library copies what it adds to, and wants rows that are aligned
         from chasm.ops.kernels import local_triton
 
         with counted_as("matmul", macs=A.shape[0] * x.numel()):
             return local_triton.product(A, x, None if add is None else add.to(x.dtype).contiguous())
-    if add is None:
-        return mix(A, x.flatten(2)).view(x.shape)
-    return torch.baddbmm(add.to(x.dtype).flatten(2), A.expand(len(x), -1, -1), x.flatten(2)).view(x.shape)
+    return mix(A, x.flatten(2)).view(x.shape)
 
 
 def circulants(

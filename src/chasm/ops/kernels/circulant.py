@@ -18,6 +18,7 @@ from torch import Tensor
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+MATRIX = {"ROWS": 16, "num_warps": 4}
 DIAGONAL = {"BLOCK": 64, "ROWS": 16, "num_warps": 4}
 PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
 
@@ -65,17 +66,19 @@ def _pass_kernel(
 
 
 @triton.jit
-def _matrix_kernel(column_ptr, t_ptr, scale_ptr, n, WIDTH, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (blocks of a matrix, C): the column over its largest number, as a circulant; and that number."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _matrix_kernel(column_ptr, t_ptr, scale_ptr, n, WIDTH, N: tl.constexpr, ROWS: tl.constexpr):
+    """Grid (blocks of rows, C): the column over its largest number, as a circulant; and that number."""
     c = tl.program_id(1).to(tl.int64)
     column_ptr += c * n
-    k = tl.arange(0, N)
-    scale = tl.max(tl.abs(tl.load(column_ptr + k, mask=k < n, other=0.0)), 0)
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, N)
+    scale = tl.max(tl.abs(tl.load(column_ptr + j, mask=j < n, other=0.0)), 0)
     scale = tl.maximum(scale, 1.1754943508222875e-38)
-    i, j = at // WIDTH, at % WIDTH
-    value = tl.load(column_ptr + (i - j + WIDTH * n) % n, mask=i < n, other=0.0) / scale
-    tl.store(t_ptr + c * n * WIDTH + at, value.to(t_ptr.dtype.element_ty), mask=i < n)
+    inside = (i < n)[:, None] & (j < n)[None, :]
+    place = i[:, None] - j[None, :]
+    value = tl.load(column_ptr + tl.where(place < 0, place + n, place), mask=inside, other=0.0) / scale
+    at = t_ptr + c * n * WIDTH + i[:, None] * WIDTH + j[None, :]
+    tl.store(at, value.to(t_ptr.dtype.element_ty), mask=(i < n)[:, None] & (j < WIDTH)[None, :])
     tl.store(scale_ptr + c, scale, mask=tl.program_id(0) == 0)
 
 
@@ -177,7 +180,7 @@ def matrices(column: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
     scale = torch.empty(C, dtype=torch.float32, device=column.device)
     with torch.cuda.device_of(column):
-        _matrix_kernel[triton.cdiv(n * width, 1024), C](
-            column.contiguous(), T, scale, n, width, N=triton.next_power_of_2(n), BLOCK=1024
-        )  # fmt: skip
+        _matrix_kernel[triton.cdiv(n, MATRIX["ROWS"]), C](
+            column.contiguous(), T, scale, n, width, N=triton.next_power_of_2(width), **MATRIX
+        )
     return T, scale

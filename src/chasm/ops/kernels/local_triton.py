@@ -1,8 +1,8 @@
 """The kernels of `local`: float32 inside, deterministic (sums over programs go through memory, no atomics).
 
     forward    _activate_kernel    z -> a = gelu(u), u = the depthwise 3x3 of z; `depthwise` is this without the gelu
-               _product_kernel     y = x + W a + bias
-    backward   _product_kernel     h = W^T g (a library's product in half precision)
+               _product_kernel     y = x + W a + bias; _walk_kernel where W is small
+    backward   the same            h = W^T g (a library's product in half precision)
                _activate_kernel    z, h -> a again, and h gelu'(u) in place of h
                _weight_kernel      parts of g a^T, and of the sum of g
                _spread_kernel      the adjoint of the depthwise 3x3 on h, and parts of its weights' gradients
@@ -32,9 +32,11 @@ SPREAD = {"TILE": 256, "ROWS": 32, "num_warps": 2}
 HALF, FLOAT32 = {"PRECISION": "tf32"}, {"PRECISION": "ieee"}
 PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3, **HALF}
 PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
-WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3, **HALF}
+WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
+WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3, **HALF}
 WEIGHT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_K": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
-WEIGHT_PROGRAMS = 264  # among which W's gradient is divided: two for every multiprocessor of an H200
+WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
 
 
 @triton.jit
@@ -231,6 +233,30 @@ def _product_kernel(
 
 
 @triton.jit
+def _walk_kernel(
+    W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, WALKERS, stride_m, stride_k,
+    UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The same for half precision and few channels: W stays with a program, positions walk past it."""
+    N = N_units * UNIT
+    walker = tl.program_id(0) % WALKERS
+    image = (tl.program_id(0) // WALKERS).to(tl.int64) * C * N
+    m, k = tl.arange(0, BLOCK_C)[:, None], tl.arange(0, BLOCK_C)[None, :]
+    w = tl.load(W_ptr + m * stride_m + k * stride_k, mask=(m < C) & (k < C), other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + m, mask=m < C, other=0.0).to(tl.float32)
+    for tile in range(walker, tl.cdiv(N, BLOCK_N), WALKERS):
+        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        at, inside = image + (m * N + n), (m < C) & (n < N)
+        y = tl.dot(w, tl.load(a_ptr + at, mask=inside, other=0.0))
+        if BIAS:
+            y += bias
+        if RESIDUAL:
+            y += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _weight_kernel(
     g_ptr, a_ptr, parts_ptr, sums_ptr, C, N_units, blocks, splits,
     UNIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -281,9 +307,9 @@ def backward(
     h, a = torch.empty_like(z), torch.empty_like(z)
     with torch.cuda.device_of(z):
         W = pw_weight.flatten(1).to(z.dtype).t()
-        if z.dtype == torch.float32:
+        if z.dtype == torch.float32 or z.shape[2:].numel() % 8:
             _product(W, g, h)
-        else:  # nothing to add: a library's product is faster
+        else:  # nothing to add, rows aligned: a library's product is faster
             torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
         _activate(z, dw_weight, dw_bias, a, h)
         gW, gb = gram_and_sum(g, a)
@@ -327,13 +353,17 @@ def product(W: Tensor, a: Tensor, x: Tensor | None = None) -> Tensor:
 
 
 def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: Tensor | None = None) -> None:
-    C, N = a.shape[1], a.shape[2] * a.shape[3]
+    B, C, N = a.shape[0], a.shape[1], a.shape[2] * a.shape[3]
+    tensors = (W, a, W if bias is None else bias.contiguous(), a if x is None else x, out)
+    terms = {"BIAS": bias is not None, "RESIDUAL": x is not None, "UNIT": unit(N)}
+    if C <= 128 and a.dtype != torch.float32:
+        walkers = min(triton.cdiv(N, WALK["BLOCK_N"]), max(1, triton.cdiv(WALK_PROGRAMS, B)))
+        block = max(16, triton.next_power_of_2(C))
+        _walk_kernel[(walkers * B,)](*tensors, C, N // unit(N), walkers, *W.stride(), BLOCK_C=block, **terms, **WALK)
+        return
     constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)
-    grid = (triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(N, constants["BLOCK_N"]) * a.shape[0],)
-    _product_kernel[grid](
-        *(W, a, W if bias is None else bias.contiguous(), a if x is None else x, out, C, N // unit(N), *W.stride()),
-        UNIT=unit(N), BIAS=bias is not None, RESIDUAL=x is not None, **constants,
-    )  # fmt: skip
+    grid = (triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(N, constants["BLOCK_N"]) * B,)
+    _product_kernel[grid](*tensors, C, N // unit(N), *W.stride(), **terms, **constants)
 
 
 def gram(g: Tensor, a: Tensor) -> Tensor:

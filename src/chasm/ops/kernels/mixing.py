@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 1}
-PROGRAMS = 264  # enough to keep a card busy
+PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 2}
+PROGRAMS = 528  # enough to keep a card busy
 
 
 @triton.jit

@@ -1,7 +1,4 @@
-"""Small matrices (batch, m, n): what a matrix exponential and its gradient need beside float64 products, few launches.
-
-`products` multiplies float32 (or float64, rounded to it) as `mixing` does, in three products of TF32 parts: 1e-6.
-"""
+"""Small matrices (batch, m, n) in float64: what a matrix exponential and its gradient need, in few launches."""
 
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
@@ -11,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels.mixing import _add, _upper
-
-PRODUCTS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+PRODUCTS = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
 BLOCK = 1024  # of elementwise kernels
 
 
@@ -23,15 +18,14 @@ def _product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A block of p[b] q[b]."""
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float64)
     p_ptr += b * p_batch + m[:, None] * p_row
     q_ptr += b * q_batch + n[None, :] * q_column
     for k0 in range(0, K, BLOCK_K):
         k = k0 + tl.arange(0, BLOCK_K)
         p = tl.load(p_ptr + k[None, :] * p_column, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
-        q = tl.load(q_ptr + k[:, None] * q_row, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0).to(tl.float32)
-        upper = _upper(q)
-        total = _add(total, p.to(tl.float32), upper, q - upper)
+        q = tl.load(q_ptr + k[:, None] * q_row, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
+        total = tl.dot(p.to(tl.float64), q.to(tl.float64), total, out_dtype=tl.float64)
     return total
 
 
@@ -57,7 +51,7 @@ def _products_kernel(
     at, inside = b * M * N + m[:, None] * N + n[None, :], (m < M)[:, None] & (n < N)[None, :]
     if ADD:
         total += tl.load(z_ptr + at, mask=inside, other=0.0)
-    tl.store(out_ptr + at, total, mask=inside)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -80,7 +74,7 @@ def _skew_kernel(theta_ptr, a_ptr, C, scale, BLOCK: tl.constexpr):
 
 @triton.jit
 def _unskew_kernel(a_ptr, theta_ptr, C, scale, BLOCK: tl.constexpr):
-    """The adjoint of `_skew_kernel`, in float32."""
+    """The adjoint of `_skew_kernel`."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b = tl.program_id(1).to(tl.int64)
     i, j = at // C, at % C
@@ -110,19 +104,19 @@ def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK
 
 @triton.jit
 def _cubics_gradient_kernel(g_ptr, t_ptr, da_ptr, da2_ptr, da3_ptr, da4_ptr, SIZE, BLOCK: tl.constexpr):
-    """The adjoint of `_cubics_kernel` for gradients g (4, ..) in float32; dA^4 is added to."""
+    """The adjoint of `_cubics_kernel` for gradients g (4, ..); dA^4 is added to."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < SIZE
-    da = tl.zeros([BLOCK], tl.float32)
+    da = tl.zeros([BLOCK], tl.float64)
     da2, da3, da4 = da, da, tl.load(da4_ptr + at, mask=live, other=0.0)
     for j in tl.static_range(4):
         g = tl.load(g_ptr + j * SIZE + at, mask=live, other=0.0)
         t = t_ptr + 4 * j
-        da += tl.load(t + 1).to(tl.float32) * g
-        da2 += tl.load(t + 2).to(tl.float32) * g
-        da3 += tl.load(t + 3).to(tl.float32) * g
+        da += tl.load(t + 1) * g
+        da2 += tl.load(t + 2) * g
+        da3 += tl.load(t + 3) * g
         if j == 3:
-            da4 += tl.load(t + 4).to(tl.float32) * g
+            da4 += tl.load(t + 4) * g
     tl.store(da_ptr + at, da, mask=live)
     tl.store(da2_ptr + at, da2, mask=live)
     tl.store(da3_ptr + at, da3, mask=live)
@@ -139,11 +133,14 @@ def products(
     signs: tuple[float, float] = (1.0, 1.0),
     out: Tensor | None = None,
 ) -> Tensor:
-    """add + signs[0] P Q + signs[1] R S of (batch, m, k) and (batch, k, n), in float32. `out` may be `add`."""
+    """add + signs[0] P Q + signs[1] R S of (batch, m, k) and (batch, k, n), any strides, float32 or float64.
+
+    Summed in float64, as `out` is unless it is given. `out` may be `add`.
+    """
     B, M, K = P.shape
     N = Q.shape[2]
     if out is None:
-        out = torch.empty(B, M, N, dtype=torch.float32, device=P.device)
+        out = torch.empty(B, M, N, dtype=torch.float64, device=P.device)
     R_, S_ = (P, Q) if R is None or S is None else (R, S)
     grid = (triton.cdiv(M, PRODUCTS["BLOCK_M"]), triton.cdiv(N, PRODUCTS["BLOCK_N"]), B)
     with torch.cuda.device_of(P):
@@ -164,9 +161,9 @@ def skew(theta: Tensor, C: int, scale: float) -> Tensor:
 
 
 def unskew(dA: Tensor, scale: float) -> Tensor:
-    """Gradient of theta from that of `skew`, in float32."""
+    """Gradient of theta from that of `skew`."""
     B, C, _ = dA.shape
-    d = torch.empty(B, C * (C - 1) // 2, dtype=torch.float32, device=dA.device)
+    d = torch.empty(B, C * (C - 1) // 2, dtype=torch.float64, device=dA.device)
     with torch.cuda.device_of(dA):
         _unskew_kernel[triton.cdiv(C * C, BLOCK), B](dA, d, C, scale, BLOCK=BLOCK)
     return d
