@@ -54,10 +54,10 @@ def test_folded_inference() -> None:
 
 
 def test_a_wrong_host_gets_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: CHASM, x: torch.Tensor) -> torch.Tensor:
-        return 3 * x
+    def wrong(self: CHASM, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 3 * x, x
 
-    monkeypatch.setattr(CHASM, "core", wrong)
+    monkeypatch.setattr(CHASM, "_core", wrong)
     monkeypatch.setattr(hosts, "TOLERANCE", 1e-3)  # a fresh network adds little to its input
     rows = {r["mixer"]: r for r in hosts.hifi(CPU, QUICK)}
     assert "wrong" in rows["chasm"]["note"]
