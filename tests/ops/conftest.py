@@ -1,18 +1,28 @@
 """What the tests of kernels share."""
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory is full of NaN: what a kernel does not write shows."""
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
+
+    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **options: Any) -> Tensor:
+            t = make(*args, **options)
+            return t.fill_(torch.nan) if t.is_floating_point() and not t.requires_grad else t
+
+        return made
+
+    monkeypatch.setattr(torch, "empty", poison(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
 
 
 @pytest.fixture
@@ -41,3 +51,28 @@ def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
     )
+
+
+@pytest.fixture
+def assert_same_in_a_cuda_graph() -> Callable[[Callable[..., Tensor], Callable[[], list[Tensor]]], None]:
+    """Results and gradients of function(*make()) from a graph's replay are those of an ordinary call, bit for bit."""
+
+    def check(function: Callable[..., Tensor], make: Callable[[], list[Tensor]]) -> None:
+        def step() -> list[Tensor]:
+            y = function(*leaves)
+            return [y, *torch.autograd.grad(y, leaves, grad)]
+
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):  # a capture must not meet leaves whose gradients belong to the default stream
+            leaves = [t.detach().requires_grad_() for t in make()]
+            grad = torch.randn_like(leaves[0])
+            expected = step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            found = step()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, expected))
+
+    return check

@@ -435,6 +435,21 @@ def test_a_long_axis_is_never_a_dense_matrix_per_channel() -> None:
                 assert choice.form == "fft"
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    ("n", "gain", "form"), [(1000, "positive", "dft"), (1000, "complex", "fft"), (2049, "positive", "fft")]
+)
+def test_long_axes_in_half_precision_on_a_gpu(n: int, gain: str, form: str, grad: bool) -> None:
+    choice = choose_form(
+        torch.Size((1, 3, 4, n)),
+        operators("shared", gain),
+        device=torch.device("cuda"),
+        grad=grad,
+        dtype=torch.bfloat16,
+    )
+    assert choice.form == form
+
+
 @pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
 def test_a_possible_form_can_be_forced(form: str, basis: str, gain: str) -> None:
     choice = choose_form(torch.Size((1, 3, 6, 5)), operators(basis, gain), device=CPU, grad=True, form=form)

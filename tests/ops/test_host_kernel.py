@@ -310,34 +310,14 @@ def test_norm_on_a_gpu(size, dtype):
     assert_matches(norm, norm_oracle, norm_inputs(size, dtype), TOLERANCE[dtype])
 
 
-def assert_same_in_a_cuda_graph(function: Callable[..., Tensor], inputs: list[Tensor]) -> None:
-    leaves = [t.detach().requires_grad_() for t in inputs]
-    grad = torch.randn_like(leaves[0])
-
-    def step() -> list[Tensor]:
-        y = function(*leaves)
-        return [y, *torch.autograd.grad(y, leaves, grad)]
-
-    expected = step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        step()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        found = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, found, expected))
+@gpu_test
+def test_depthwise_in_a_cuda_graph_on_a_gpu(assert_same_in_a_cuda_graph):
+    assert_same_in_a_cuda_graph(conv, lambda: conv_inputs((2, 96, 63, 90), torch.bfloat16))
 
 
 @gpu_test
-def test_depthwise_in_a_cuda_graph_on_a_gpu():
-    assert_same_in_a_cuda_graph(conv, conv_inputs((2, 96, 63, 90), torch.bfloat16))
-
-
-@gpu_test
-def test_norm_in_a_cuda_graph_on_a_gpu():
-    assert_same_in_a_cuda_graph(norm, norm_inputs((2, 96, 63, 90), torch.bfloat16))
+def test_norm_in_a_cuda_graph_on_a_gpu(assert_same_in_a_cuda_graph):
+    assert_same_in_a_cuda_graph(norm, lambda: norm_inputs((2, 96, 63, 90), torch.bfloat16))
 
 
 @gpu_test

@@ -236,20 +236,5 @@ def test_on_a_gpu(kernels, size, dtype):
 
 
 @gpu_test
-def test_in_a_cuda_graph_and_again_the_same():
-    def step() -> list[Tensor]:
-        y = local_block(*inputs)
-        return [y, *torch.autograd.grad(y, inputs, grad)]
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):  # a capture must not meet leaves whose gradients belong to the default stream
-        inputs = [t.requires_grad_() for t in make(2, 96, 63, 90, torch.bfloat16)]
-        grad = torch.randn_like(inputs[0])
-        expected = step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        found = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, found, expected))
+def test_in_a_cuda_graph_and_again_the_same(assert_same_in_a_cuda_graph):
+    assert_same_in_a_cuda_graph(local_block, lambda: make(2, 96, 63, 90, torch.bfloat16))

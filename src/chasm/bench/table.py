@@ -16,7 +16,7 @@ and with channels-last (NHWC) input, and shows the faster; a graph takes that of
 TF32 is off.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -141,15 +141,11 @@ def _rows_of(plan: Plan, shape: Shape, tick: Callable[[str], None]) -> Iterator[
     kinds = list(dict.fromkeys(MODES[mode][0] for mode in plan.modes))
     exact = exact_or_reason(partial(subjects.literal, shape, plan.device), kinds, shape, plan.device)
     of_literal: dict[tuple[str, str], float] = {}
-    layout_of: dict[tuple[str, str, str, str], str] = {}
 
     def row(make: Callable[[], Subject], name: str, form: str, dtype: str, mode: str, exact: dict[str, Any]) -> Row:
         kind = MODES[mode][0]
         tick(f"{shape} {dtype} {mode} {name} {form}")
-        won = layout_of.get((name, form, dtype, kind))  # in a graph the kernels are those of the eager call
-        found = measure(make, shape, dtype, mode, exact[kind], plan, [won] if won else subjects.LAYOUTS)
-        if "time_ms" in found:
-            layout_of[name, form, dtype, kind] = found["layout"]
+        found = measure(make, shape, dtype, mode, exact[kind], plan)
         found = {"shape": shape, "dtype": dtype, "mode": mode, "mixer": name, "form": form, **found}
         time = found.get("time_ms")
         if time is not None:
@@ -201,7 +197,6 @@ def measure(
     mode: str,
     exact: dict[str, Tensor] | str,
     plan: Plan,
-    layouts: Iterable[str] = subjects.LAYOUTS,
 ) -> Row:
     """Errors and, where they are small enough, time and memory of one subject, in its faster layout.
 
@@ -213,7 +208,7 @@ def measure(
     best: Row = {}
     try:
         subject = make()
-        for layout in layouts:
+        for layout in subjects.LAYOUTS:
             found = _in_layout(subjects.fresh(subject), shape, dtype, kind, graph, layout, exact, plan)
             if found.get("time_ms") is None:
                 return found
