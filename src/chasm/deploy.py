@@ -148,7 +148,7 @@ class FoldedCHASM(nn.Module):
             elif isinstance(step, _ChannelProduct):
                 mats[-1] = step.weight.flatten(1).to(dtype)
         found = [matrices(column, dtype) for column in columns]
-        return Prepared("triton", dtype, tuple(dims), mats, columns, found, mats, self.symmetric)
+        return Prepared("triton", dtype, tuple(dims), mats, columns, found, [None] * len(dims), self.symmetric)
 
 
 @torch.no_grad()

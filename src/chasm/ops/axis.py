@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
     mats: list[Tensor | None]  # channel matrices around the gains; "reference" and untied: one per axis
     tables: list[Tensor]  # gains, circulants or first columns of circulants, as the form wants them; untied: none
     circulants: list[Circulants] = []  # noqa: RUF012  of "triton", made from the tables
-    rounded: list[Tensor | None] = []  # noqa: RUF012  of "triton": mats in `dtype`
+    bases: list[Tensor | None] = []  # noqa: RUF012  of "triton", to which gradients go; mats are constants there
     symmetric: bool = True  # are the operators: real gains
 
 
@@ -108,7 +108,7 @@ def choose_form(
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
     """The constants of `form` for inputs of this shape and dtype. Differentiable in the operators."""
     device = operators[0].gains.device
-    if form in ("reference", "fft", "product") or device.type == "cpu":
+    if form in ("reference", "fft", "product") or (device.type == "cpu" and form != "triton"):
         dtype = torch.promote_types(dtype, torch.float32)  # FFTs, and products on a CPU, never below float32
     dims = tuple(op.dim for op in operators)
     mats: list[Tensor | None]
@@ -119,13 +119,16 @@ def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: 
         elif any(op.untied for op in operators):
             mats, tables = [channel_operators(op) for op in operators], []
         else:
-            mats = merged_matrices(operators)
             if form == "triton":
+                bases = [op.U for op in operators]
+                wanted = torch.is_grad_enabled() and any(U is not None and U.requires_grad for U in bases)
                 columns = [impulse_response(op.gains, shape[op.dim]) for op in operators]
-                found = [matrices(column.detach(), dtype) for column in columns]
-                rounded = [None if A is None else A.detach().to(dtype) for A in mats]
+                found = [matrices(column.detach(), dtype, wanted) for column in columns]
+                with torch.no_grad():
+                    mats = [None if A is None else A.to(dtype) for A in merged_matrices(operators)]
                 symmetric = not any(op.gains.is_complex() for op in operators)
-                return Prepared(form, dtype, dims, mats, columns, found, rounded, symmetric)
+                return Prepared(form, dtype, dims, mats, columns, found, bases, symmetric)
+            mats = merged_matrices(operators)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             elif form == "product":
@@ -165,7 +168,7 @@ def run_beside(x: Tensor, prepared: Prepared, *, channels_last: bool = False) ->
                 z = _frequency_product(M, z, dim)
         elif form == "triton":
             same = z is x
-            z, again = circulants(z, prepared.circulants, tables, mats, prepared.rounded, dims, prepared.symmetric)
+            z, again = circulants(z, prepared.circulants, tables, mats, prepared.bases, dims, prepared.symmetric)
             x = again if same else x
         elif form == "product":
             z = product(z, dims, tables, mats, channels_last)

@@ -1,10 +1,17 @@
 """A chain of axis passes as matrix products by Triton kernels, with its own backward; half precision on a GPU.
 
-    y = A_m T_m A_{m-1} ... T_1 A_0 x
+    y = A_m T_m A_{m-1} ... T_1 A_0 x,   A_0 = U_1^T,  A_j = U_{j+1}^T U_j,  A_m = U_m
 
-A_j are the merged channel matrices (see `chain`), T_j the gains of pass j as one circulant matrix per channel. Nothing
-is transformed: five products in all for two axes, each one pass over memory. The backward keeps x, and what entered and
-what left every pass. Matrices and gains whose gradient is wanted come in float32.
+T_j are the gains of pass j as one circulant matrix per channel. Nothing is transformed: five products in all for two
+axes, each one pass over memory.
+
+What the mean gain mu of a pass does is the same in every basis, so it has no part in the gradient of U. Rounded maps
+know nothing of that: their errors are in proportion to mu, and the gradient to how far gains differ from it. So a pass
+writes two maps, T z and (T - mu) z. With z_j before and v_j after pass j, and their gradients q_j and g_j,
+
+    dU_j = U_{j-1} sum v_{j-1} [(T_j - mu)^T g_j]^T + U_{j+1} sum q_{j+1} [(T_j - mu) z_j]^T,   U_0 = U_{m+1} = 1
+
+up to U S with a symmetric S, which a basis that stays orthogonal does not follow.
 """
 
 import os
@@ -16,6 +23,7 @@ from torch import Tensor
 from chasm.ops._cost import counted_as
 from chasm.ops.chain import Once, mix
 from chasm.ops.kernels import too_small, triton_runs
+from chasm.ops.precision import exact_product
 
 LONGEST = 512  # of an axis: the block of a circulant that a program keeps has a row of it
 
@@ -40,63 +48,58 @@ Mats = list[Tensor | None]
 
 
 class Circulants(NamedTuple):
-    """One circulant per channel, scale * matrix. The largest number in each matrix is 1.
+    """One circulant per channel, mean * 1 + scale * matrix. The largest number in each matrix is 1.
 
-    That number stands for the mean gain. Rounded itself, it would be off by up to 1 in 512, other than its neighbours';
-    the gradient of theta lives on the differences between channels.
+    Without a mean that number stands for the mean gain of the channel, which must not be rounded like its neighbours.
     """
 
     matrix: Tensor  # (C, n, n'), rows filled up to whole 16-byte words
     scale: Tensor  # (C,) float32
+    mean: Tensor | None = None  # () float32, of all channels
 
 
-def matrices(column: Tensor, dtype: torch.dtype) -> Circulants:
-    """First columns (C, n) -> the circulants they belong to."""
+def matrices(column: Tensor, dtype: torch.dtype, apart: bool = False) -> Circulants:
+    """First columns (C, n) -> the circulants they belong to; `apart`: with their mean gain apart."""
     from chasm.ops.kernels import circulant
 
-    return Circulants(*circulant.matrices(column, dtype))
+    return Circulants(*circulant.matrices(column, dtype, apart))
 
 
 def _transposed(T: Circulants) -> Circulants:
     n = T.matrix.shape[1]
     matrix = torch.zeros_like(T.matrix)
     matrix[..., :n] = T.matrix[..., :n].mT
-    return Circulants(matrix, T.scale)
+    return T._replace(matrix=matrix)
 
 
 class _Circulants(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor,
-        along_h: tuple[bool, ...],
-        symmetric: bool,
-        T: list[Circulants],
-        rounded: Mats,
-        *params: Tensor | None,
+        x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Circulants], mats: Mats, *params: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """y, x again, and the maps to keep."""
-        z, entered, left = x, [], []
-        for A, Tj, h in zip(rounded[:-1], T, along_h, strict=True):
+        """y, x again, and the maps to keep. params: columns of the circulants, bases."""
+        z, entered, left, apart = x, [], [], []
+        for A, Tj, h in zip(mats[:-1], T, along_h, strict=True):
             z = _mixed(A, z)
             if A is not None:  # without a matrix, z is what left the pass before
                 entered.append(z)
-            z = _pass(Tj, z, h)
+            z, e = _pass(Tj, z, h)
             left.append(z)
-        y = _mixed(rounded[-1], z)
-        return y, x.view_as(x), *(left[:-1] if y is z else left), *entered
+            if e is not None:
+                apart.append(e)
+        return _mixed(mats[-1], z), x.view_as(x), *left[:-1], *apart, *entered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, ctx.along_h, ctx.symmetric, ctx.T, ctx.rounded, *_ = inputs
+        x, ctx.along_h, ctx.symmetric, ctx.T, ctx.mats, *params = inputs
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *output[2:])
+        ctx.save_for_backward(x, *output[2:], *params[len(ctx.T) :])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g_x: Tensor | None, *_: Any) -> Any:
-        m = len(ctx.T)
         if g is None:
-            return (g_x, *(None,) * (4 + 2 * m + 1))
+            return (g_x, *(None,) * (4 + 2 * len(ctx.T)))
         with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
             grads = _Circulants._backward(ctx, g.contiguous(), g_x)
         if torch.is_grad_enabled():  # create_graph=True, torch.func
@@ -104,37 +107,43 @@ class _Circulants(torch.autograd.Function):
         return grads
 
     @staticmethod
-    def _backward(ctx: Any, G: Tensor, g_x: Tensor | None) -> Any:
+    def _backward(ctx: Any, q: Tensor, g_x: Tensor | None) -> Any:
         from chasm.ops.kernels import circulant
         from chasm.ops.kernels.local_triton import gram
 
-        m, T, mats = len(ctx.T), ctx.T, ctx.rounded
-        x, *rest = ctx.saved_tensors
-        kept = m if mats[m] is not None else m - 1
-        left, entered = rest[:kept], rest[kept:]
-        need_column, need_mat = ctx.needs_input_grad[5 : 5 + m], ctx.needs_input_grad[5 + m :]
+        m, T, mats = len(ctx.T), ctx.T, ctx.mats
+        saved, bases = ctx.saved_tensors[:-m], [None, *ctx.saved_tensors[-m:], None]
+        split = m if T[0].mean is not None else 0
+        left, apart, entered = list(saved[:m]), saved[m : m + split], list(saved[m + split :])  # left starts with x
+        need_column, need_basis = ctx.needs_input_grad[5 : 5 + m], ctx.needs_input_grad[5 + m :]
         d_columns: list[Tensor | None] = [None] * m
-        d_mats: list[Tensor | None] = [None] * (m + 1)
+        d_bases: list[Tensor | None] = [None] * m
         for j in range(m, 0, -1):
             Tj, h = T[j - 1], ctx.along_h[j - 1]
-            z = entered.pop() if mats[j - 1] is not None else left[j - 2] if j > 1 else x
-            if need_mat[j]:
-                d_mats[j] = gram(G, left[j - 1])
-            G = _mixed(mats[j], G, transpose=True)
+            z = entered.pop() if mats[j - 1] is not None else left[j - 1]
+            if need_basis[j - 1]:
+                after = _turned(bases[j + 1], gram(q, apart[j - 1]))
+            g = _mixed(mats[j], q, transpose=True)
             if need_column[j - 1]:
-                d_columns[j - 1] = circulant.gradient(G, z, h)
-            G = _pass(Tj if ctx.symmetric else _transposed(Tj), G, h)
-        if need_mat[0]:
-            d_mats[0] = gram(G, x)
-        dx = _mixed(mats[0], G, transpose=True, add=g_x) if ctx.needs_input_grad[0] else None
-        return (dx, None, None, None, None, *d_columns, *d_mats)
+                d_columns[j - 1] = circulant.gradient(g, z, h)
+            q, p = _pass(Tj if ctx.symmetric else _transposed(Tj), g, h)
+            if need_basis[j - 1]:
+                assert p is not None
+                d_bases[j - 1] = after + _turned(bases[j - 1], gram(left[j - 1], p))
+        dx = _mixed(mats[0], q, transpose=True, add=g_x) if ctx.needs_input_grad[0] else None
+        return (dx, None, None, None, None, *d_columns, *d_bases)
 
 
-def _pass(T: Circulants, x: Tensor, along_h: bool) -> Tensor:
+def _turned(U: Tensor | None, G: Tensor) -> Tensor:
+    return G if U is None else exact_product(U, G)
+
+
+def _pass(T: Circulants, x: Tensor, along_h: bool) -> tuple[Tensor, Tensor | None]:
+    """T x, and where the mean is apart, T x less mean x."""
     from chasm.ops.kernels import circulant  # imports triton, which not everybody has
 
     with counted_as("matmul", macs=x.numel() * x.shape[2 if along_h else 3]):
-        return circulant.pass_(T.matrix, T.scale, x, along_h)
+        return circulant.pass_(*T, x, along_h)
 
 
 def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | None = None) -> Tensor:
@@ -155,15 +164,16 @@ def circulants(
     T: list[Circulants],
     columns: list[Tensor],
     mats: Mats,
-    rounded: Mats,
+    bases: Mats,
     dims: tuple[int, ...],
     symmetric: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The chain on contiguous x (B, C, H, W), T_j = matrices(column_j) along dimension dims_j; `rounded`: mats like x.
+    """The chain on contiguous x (B, C, H, W), T_j = matrices(column_j) along dimension dims_j; A_j in x's dtype.
 
-    And x again: what is added to it later sends its gradient through the last product of the backward.
+    Gradients go to x, columns and bases. And x again: what is added to it later sends its gradient through the last
+    product of the backward.
     """
     along_h = tuple(d == 2 for d in dims)
     with torch.autocast(x.device.type, enabled=False):
-        y, again, *_ = _Circulants.apply(x, along_h, symmetric, T, rounded, *columns, *mats)
+        y, again, *_ = _Circulants.apply(x, along_h, symmetric, T, mats, *columns, *bases)
     return y, again

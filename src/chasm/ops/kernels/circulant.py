@@ -25,10 +25,14 @@ PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over seve
 
 @triton.jit
 def _pass_kernel(
-    t_ptr, scale_ptr, x_ptr, y_ptr, C, H, W_units, TILES, STRIDE_T,
+    t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, apart_ptr, C, H, W_units, TILES, STRIDE_T,
     N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart."""
+    """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart.
+
+    With APART that goes to apart_ptr, and y is it plus mean x.
+    """
     c = tl.program_id(2).to(tl.int64)
     W = W_units * UNIT
     n = W
@@ -38,6 +42,8 @@ def _pass_kernel(
     r = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     t_ptr += c * n * STRIDE_T
     scale = tl.load(scale_ptr + c)
+    if APART:
+        mean = tl.load(mean_ptr)
     if ALONG_H:  # (r, k)
         T = tl.load(t_ptr + r[:, None] * STRIDE_T + k[None, :], mask=(r < n)[:, None] & (k < n)[None, :], other=0.0)
     else:  # (k, r): transposed
@@ -51,8 +57,8 @@ def _pass_kernel(
                 x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
             )
             y = tl.dot(T, x) * scale
-            out = y_ptr + start + r[:, None] * W + w[None, :]
-            tl.store(out, y.to(y_ptr.dtype.element_ty), mask=(r < H)[:, None] & (w < W)[None, :])
+            at = start + r[:, None] * W + w[None, :]
+            inside = (r < H)[:, None] & (w < W)[None, :]
         else:
             tiles = tl.cdiv(H, BLOCK_X)
             start = ((item // tiles).to(tl.int64) * C + c) * H * W
@@ -61,24 +67,42 @@ def _pass_kernel(
                 x_ptr + start + h[:, None] * W + k[None, :], mask=(h < H)[:, None] & (k < W)[None, :], other=0.0
             )
             y = tl.dot(x, T) * scale
-            out = y_ptr + start + h[:, None] * W + r[None, :]
-            tl.store(out, y.to(y_ptr.dtype.element_ty), mask=(h < H)[:, None] & (r < W)[None, :])
+            at = start + h[:, None] * W + r[None, :]
+            inside = (h < H)[:, None] & (r < W)[None, :]
+        if APART:
+            tl.store(apart_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+            y += mean * tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _matrix_kernel(column_ptr, t_ptr, scale_ptr, n, WIDTH, N: tl.constexpr, ROWS: tl.constexpr):
-    """Grid (blocks of rows, C): the column over its largest number, as a circulant; and that number."""
+def _matrix_kernel(
+    column_ptr, t_ptr, scale_ptr, mean_ptr, C, n, WIDTH,
+    N: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of rows, C): the column over its largest number, as a circulant; and that number.
+
+    With APART the mean over all channels of what stands on the diagonal is taken off it first.
+    """
     c = tl.program_id(1).to(tl.int64)
+    mean = 0.0
+    if APART:
+        channels = tl.arange(0, CHANNELS)
+        one = tl.load(column_ptr)
+        others = tl.load(column_ptr + channels * n, mask=channels < C, other=one)
+        mean = one + tl.sum(others - one, 0) / C  # where all are equal, that number to the last bit
+        tl.store(mean_ptr, mean, mask=(tl.program_id(0) == 0) & (c == 0))
     column_ptr += c * n
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, N)
-    scale = tl.max(tl.abs(tl.load(column_ptr + j, mask=j < n, other=0.0)), 0)
-    scale = tl.maximum(scale, 1.1754943508222875e-38)
+    column = tl.load(column_ptr + j, mask=j < n, other=0.0) - tl.where(j == 0, mean, 0.0)
+    scale = tl.maximum(tl.max(tl.abs(column), 0), 1.1754943508222875e-38)
     inside = (i < n)[:, None] & (j < n)[None, :]
     place = i[:, None] - j[None, :]
-    value = tl.load(column_ptr + tl.where(place < 0, place + n, place), mask=inside, other=0.0) / scale
+    value = tl.load(column_ptr + tl.where(place < 0, place + n, place), mask=inside, other=0.0)
+    value = (value - tl.where(place == 0, mean, 0.0)) / scale
     at = t_ptr + c * n * WIDTH + i[:, None] * WIDTH + j[None, :]
-    tl.store(at, value.to(t_ptr.dtype.element_ty), mask=(i < n)[:, None] & (j < WIDTH)[None, :])
+    tl.store(at, tl.where(inside, value, 0.0).to(t_ptr.dtype.element_ty), mask=(i < n)[:, None] & (j < WIDTH)[None, :])
     tl.store(scale_ptr + c, scale, mask=tl.program_id(0) == 0)
 
 
@@ -134,8 +158,11 @@ def unit(n: int) -> int:
     return gcd(n, 16)
 
 
-def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
-    """scale (C,) times matrix (C, n, >= n) along H or W of contiguous x (B, C, H, W)."""
+def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h: bool) -> tuple[Tensor, Tensor | None]:
+    """scale (C,) times matrix (C, n, >= n) along H or W of contiguous x (B, C, H, W).
+
+    With a mean: that plus mean x, and without.
+    """
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
     N = max(16, triton.next_power_of_2(n))
@@ -144,13 +171,14 @@ def pass_(matrix: Tensor, scale: Tensor, x: Tensor, along_h: bool) -> Tensor:
     block_x = min(options.pop("BLOCK_X"), max(16, triton.next_power_of_2(other)))
     tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
     walkers = max(1, min(tiles, PROGRAMS // (blocks * C)))
-    y = torch.empty_like(x)
+    y, apart = torch.empty_like(x), None if mean is None else torch.empty_like(x)
     with torch.cuda.device_of(x):
         _pass_kernel[walkers, blocks, C](
-            matrix, scale, x, y, C, H, W // unit(W), tiles, matrix.stride(1),
-            N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, UNIT=unit(W), **options,
+            matrix, scale, scale if mean is None else mean, x, y, y if apart is None else apart,
+            C, H, W // unit(W), tiles, matrix.stride(1),
+            N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, UNIT=unit(W), APART=mean is not None, **options,
         )  # fmt: skip
-    return y
+    return y, apart
 
 
 def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
@@ -173,14 +201,19 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     return d
 
 
-def matrices(column: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words, and their scales (C,)."""
+def matrices(column: Tensor, dtype: torch.dtype, apart: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words, and their scales (C,).
+
+    `apart`: less their mean gain, which comes third.
+    """
     C, n = column.shape
     width = triton.cdiv(n, 8) * 8
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
     scale = torch.empty(C, dtype=torch.float32, device=column.device)
+    mean = torch.empty((), dtype=torch.float32, device=column.device) if apart else None
     with torch.cuda.device_of(column):
         _matrix_kernel[triton.cdiv(n, MATRIX["ROWS"]), C](
-            column.contiguous(), T, scale, n, width, N=triton.next_power_of_2(width), **MATRIX
-        )
-    return T, scale
+            column.contiguous(), T, scale, scale if mean is None else mean, C, n, width,
+            N=triton.next_power_of_2(width), CHANNELS=triton.next_power_of_2(C), APART=apart, **MATRIX,
+        )  # fmt: skip
+    return T, scale, mean
