@@ -14,6 +14,8 @@ import chasm
 from chasm import ops
 from chasm.ops import AxisOperator, choose_form
 from chasm.ops.circulants import obstacle
+from chasm.ops.kernels import traced
+from chasm.ops.precision import exact_product
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available()
@@ -298,9 +300,58 @@ def test_a_second_derivative_is_an_error():
     x = normal(2, 6, 7, 10).float().requires_grad_()
     if not INTERPRETED:
         module, x = module.to(HALF), x.detach().to(HALF).requires_grad_()
-    (dx,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        dx.sum().backward()
+    for power in (2, 1):  # of a linear loss too, whose gradient needs none itself
+        (dx,) = torch.autograd.grad(module(x).pow(power).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(dx.square().sum() + module(x).sum(), module.theta["ch"])
+
+
+def test_transforms_leave_no_place_for_kernels():
+    """Inside them tensors have no memory of their own, or a tangent that a kernel would lose."""
+    x = torch.ones(2)
+    seen = []
+
+    def look(t):
+        seen.append(traced(t))
+        return t.sum()
+
+    torch.func.grad(look)(x)
+    torch.vmap(look)(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        look(x)
+    assert seen == [True] * 3
+    assert not traced(x)
+
+
+@kernel_test
+def test_small_product_keeps_its_dtype(monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr("chasm.ops.precision._small", lambda a, b: True)
+    a, b = normal(3, 4).float().requires_grad_(), normal(4, 5, seed=1).float().requires_grad_()
+    torch.set_default_dtype(torch.float64)
+    try:
+        y = exact_product(a, b)
+        da, db = torch.autograd.grad(y, (a, b), torch.ones_like(y))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {t.dtype for t in (y, da, db)} == {torch.float32}
+    assert_close(y, a.double() @ b.double(), 1e-7)
+    assert_close(da, torch.ones(3, 5, device=DEVICE).double() @ b.double().mT, 1e-7)
+    assert_close(db, a.double().mT @ torch.ones(3, 5, device=DEVICE).double(), 1e-7)
+
+
+@kernel_test
+def test_maps_are_kept_for_gradients_of_parameters_alone():
+    shape = (2, 6, 7, 10)
+    oracle, module = mixer("reference", torch.float64, shape), mixer("triton", torch.float32, shape)
+    module.requires_grad_(False)
+    x, g = normal(*shape).to(HALF).requires_grad_(), normal(*shape, seed=1)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=torch.bfloat16 == HALF):
+        y = module(x)
+    assert not any(t is not None and t.ndim == 4 for t in y.grad_fn.saved_tensors)
+    (dx,) = torch.autograd.grad(y, x, g.to(y.dtype))
+    exact = x.detach().double().requires_grad_()
+    assert_close(dx, torch.autograd.grad(oracle(exact), exact, g)[0], TOLERANCE[HALF])
 
 
 def test_why_the_kernels_cannot_run(monkeypatch):

@@ -261,6 +261,22 @@ def test_kernels_in_the_inverted_bottleneck(monkeypatch):
 
 
 @kernel_test
+@pytest.mark.parametrize("channels", [3, 6])
+def test_a_wrong_number_of_channels_is_an_error_still(channels):
+    x = normal(1, channels, 4, 4)
+    with pytest.raises(RuntimeError):
+        hifi_ssm.Depthwise(4).to(DEVICE)(x)
+    with pytest.raises(RuntimeError):
+        hifi_blocks.Layers(hifi_blocks.SampleNorm(4), nn.GELU()).to(DEVICE)(x)
+
+
+@kernel_test
+def test_a_norm_may_be_the_last_layer():
+    module, x = block().body, normal(2, 2, 4, 4)
+    torch.testing.assert_close(module[:2](x), module[1](module[0](x)))
+
+
+@kernel_test
 def test_kernels_leave_changed_layers_alone(monkeypatch):
     calls = calls_of(monkeypatch, hifi_blocks, "norm_gelu")
     x = normal(1, 2, 4, 4)

@@ -38,7 +38,7 @@ class SampleNorm(nn.GroupNorm):
             return False
         if observed(self) or observed(after) or traced(x) or traced(self.weight):
             return False
-        return obstacle(x) is None
+        return obstacle(x) is None and x.shape[1:2] == self.weight.shape
 
 
 class Layers(nn.Sequential):
@@ -48,7 +48,7 @@ class Layers(nn.Sequential):
         layers = iter(self)
         for layer in layers:
             if isinstance(layer, SampleNorm):
-                after = next(layers)
+                after = next(layers, nn.Identity())
                 x = layer(x, gelu=True) if layer.joins(after, x) else after(layer(x))
             else:
                 x = layer(x)

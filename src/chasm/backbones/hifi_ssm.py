@@ -45,7 +45,7 @@ class Depthwise(nn.Conv2d):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         cast = autocast_dtype(x)
-        fits = not traced(x) and not traced(weight) and obstacle(x) is None
+        fits = not traced(x) and not traced(weight) and obstacle(x) is None and x.shape[1] == len(weight)
         if not fits or (cast is None and weight.dtype != x.dtype) or x.shape[2:].numel() == 1:
             return super()._conv_forward(x, weight, bias)
         with counted_as("conv", macs=9 * x.numel()):

@@ -12,8 +12,7 @@ Floor   the maps that have to pass through memory, in the input's dtype, at the 
         Rows of rivals are divided by the same floor, so that ratios compare.
 
 Rivals run as their users run them: float32 parameters, under autocast for bfloat16. Every row is measured with NCHW
-and with channels-last (NHWC) input, and shows the faster; a graph takes that of the eager call. float32 means float32:
-TF32 is off.
+and with channels-last (NHWC) input, and shows the faster. float32 means float32: TF32 is off.
 """
 
 from collections.abc import Callable, Iterator

@@ -14,6 +14,7 @@ from chasm.ops import reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import Circulants, circulants, matrices, obstacle
 from chasm.ops.gains import impulse_response
+from chasm.ops.kernels import transformed
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.product import circulant_row, circulant_rows, product
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
@@ -97,7 +98,7 @@ def choose_form(
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
     if longest > 512:  # a matrix per channel would be large; by operations a tenth of the FFT's time in float32
         return Choice("dft", "half-precision products with one matrix for all channels beat the FFT up to length 2048")
-    why = "compiled code holds no kernels of ours" if torch.compiler.is_compiling() else None
+    why = "compiled or transformed code holds no kernels of ours" if transformed() else None
     why = why or obstacle(shape, dims, device, dtype)
     if why is None:
         return Choice("triton", "half-precision matrix products beat the FFT up to length 512")

@@ -63,10 +63,10 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
 
 
 def _kernels_fit(theta: Tensor) -> bool:
-    """Whether what is not a float64 product may run as kernels of ours, which make a tenth of the launches."""
+    """Whether kernels of ours may run, for theta (batch, C(C-1)/2): a third of the launches, the same float64."""
     if torch.is_grad_enabled() and theta.requires_grad:  # autograd cannot see into kernels
         return False
-    return theta.is_cuda and theta.numel() > 0 and not traced(theta) and triton_runs()
+    return theta.is_cuda and theta.numel() > 0 and len(theta) < 2**16 and not traced(theta) and triton_runs()
 
 
 def _exponential(theta: Tensor) -> tuple[Tensor, ...]:

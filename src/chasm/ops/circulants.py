@@ -75,31 +75,39 @@ def _transposed(T: Circulants) -> Circulants:
 class _Circulants(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, along_h: tuple[bool, ...], symmetric: bool, T: list[Circulants], mats: Mats, *params: Tensor | None
+        x: Tensor,
+        along_h: tuple[bool, ...],
+        symmetric: bool,
+        keep: bool,
+        T: list[Circulants],
+        mats: Mats,
+        *params: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """y, x again, and the maps to keep. params: columns of the circulants, bases."""
+        """y, x again, and the maps to keep, if any. params: columns of the circulants, bases."""
         z, entered, left, apart = x, [], [], []
         for A, Tj, h in zip(mats[:-1], T, along_h, strict=True):
             z = _mixed(A, z)
-            if A is not None:  # without a matrix, z is what left the pass before
+            if keep and A is not None:  # without a matrix, z is what left the pass before
                 entered.append(z)
             z, e = _pass(Tj, z, h)
-            left.append(z)
+            if keep:
+                left.append(z)
             if e is not None:
                 apart.append(e)
         return _mixed(mats[-1], z), x.view_as(x), *left[:-1], *apart, *entered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, ctx.along_h, ctx.symmetric, ctx.T, ctx.mats, *params = inputs
+        x, ctx.along_h, ctx.symmetric, ctx.keep, ctx.T, ctx.mats, *params = inputs
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *output[2:], *params[len(ctx.T) :])
+        kept = (x, *output[2:]) if ctx.keep else ()
+        ctx.save_for_backward(*params, *kept)  # columns too: a second derivative is an error because of them
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, g_x: Tensor | None, *_: Any) -> Any:
         if g is None:
-            return (g_x, *(None,) * (4 + 2 * len(ctx.T)))
+            return (g_x, *(None,) * (5 + 2 * len(ctx.T)))
         with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
             grads = _Circulants._backward(ctx, g.contiguous(), g_x)
         if torch.is_grad_enabled():  # create_graph=True, torch.func
@@ -112,15 +120,16 @@ class _Circulants(torch.autograd.Function):
         from chasm.ops.kernels.local_triton import gram
 
         m, T, mats = len(ctx.T), ctx.T, ctx.mats
-        saved, bases = ctx.saved_tensors[:-m], [None, *ctx.saved_tensors[-m:], None]
+        bases, saved = [None, *ctx.saved_tensors[m : 2 * m], None], ctx.saved_tensors[2 * m :]
         split = m if T[0].mean is not None else 0
-        left, apart, entered = list(saved[:m]), saved[m : m + split], list(saved[m + split :])  # left starts with x
-        need_column, need_basis = ctx.needs_input_grad[5 : 5 + m], ctx.needs_input_grad[5 + m :]
+        left, apart, entered = saved[:m], saved[m : m + split], list(saved[m + split :])  # left starts with x
+        need_column, need_basis = ctx.needs_input_grad[6 : 6 + m], ctx.needs_input_grad[6 + m :]
         d_columns: list[Tensor | None] = [None] * m
         d_bases: list[Tensor | None] = [None] * m
         for j in range(m, 0, -1):
             Tj, h = T[j - 1], ctx.along_h[j - 1]
-            z = entered.pop() if mats[j - 1] is not None else left[j - 1]
+            if ctx.keep:
+                z = entered.pop() if mats[j - 1] is not None else left[j - 1]
             if need_basis[j - 1]:
                 after = _turned(bases[j + 1], gram(q, apart[j - 1]))
             g = _mixed(mats[j], q, transpose=True)
@@ -131,7 +140,7 @@ class _Circulants(torch.autograd.Function):
                 assert p is not None
                 d_bases[j - 1] = after + _turned(bases[j - 1], gram(left[j - 1], p))
         dx = _mixed(mats[0], q, transpose=True, add=g_x) if ctx.needs_input_grad[0] else None
-        return (dx, None, None, None, None, *d_columns, *d_bases)
+        return (dx, *(None,) * 5, *d_columns, *d_bases)
 
 
 def _turned(U: Tensor | None, G: Tensor) -> Tensor:
@@ -175,5 +184,6 @@ def circulants(
     """
     along_h = tuple(d == 2 for d in dims)
     with torch.autocast(x.device.type, enabled=False):
-        y, again, *_ = _Circulants.apply(x, along_h, symmetric, T, mats, *columns, *bases)
+        keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*columns, *bases))
+        y, again, *_ = _Circulants.apply(x, along_h, symmetric, keep, T, mats, *columns, *bases)
     return y, again

@@ -81,7 +81,8 @@ class _Impulse(torch.autograd.Function):
 
     @staticmethod
     def forward(gains: Tensor, n: int) -> Tensor:
-        column = exact_product((gains - gains[:1]).mT, constant(_cosines, gains, n))
+        with counted_as("fft"):  # what it stands for
+            column = exact_product((gains - gains[:1]).mT, constant(_cosines, gains, n))
         column[:, 0] += gains[0]
         return column
 

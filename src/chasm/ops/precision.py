@@ -31,31 +31,31 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.device.type == "mps":
         return a @ b
-    if not _kernel_fits(a, b):
+    if not _small(a, b):
         return (a.double() @ b.double()).to(a.dtype)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        y: Tensor = _Product.apply(a, b)
+        y: Tensor = _ExactProduct.apply(a, b)
         return y
-    return _kernel_product(a, b)
+    return _small_product(a, b)
 
 
-def _kernel_fits(a: Tensor, b: Tensor) -> bool:
+def _small(a: Tensor, b: Tensor) -> bool:
     if not a.is_cuda or a.dtype != torch.float32 or b.dtype != a.dtype or a.ndim != 2 or b.ndim != 2:
         return False
-    return min(*a.shape, *b.shape) > 0 and not traced(a) and triton_runs()
+    return min(*a.shape, *b.shape) > 0 and not traced(a) and not traced(b) and triton_runs()
 
 
-def _kernel_product(a: Tensor, b: Tensor) -> Tensor:
+def _small_product(a: Tensor, b: Tensor) -> Tensor:
     from chasm.ops.kernels import small  # imports triton, which not everybody has
 
     with counted_as("matmul", macs=a.numel() * b.shape[1]):
-        return small.products(a[None], b[None], out=torch.empty(1, a.shape[0], b.shape[1], device=a.device))[0]
+        return small.products(a[None], b[None], out=a.new_empty(1, a.shape[0], b.shape[1]))[0]
 
 
-class _Product(torch.autograd.Function):
+class _ExactProduct(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        return _kernel_product(a, b)
+        return _small_product(a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 SHARED_MEMORY = 227 * 1024  # bytes a block may have: Hopper's, for which block sizes were chosen
 
@@ -33,9 +34,21 @@ def too_small(device: torch.device) -> str | None:
     return f"its blocks need {SHARED_MEMORY // 1024} KB of shared memory, this card has {found // 1024}"
 
 
+def roomy(x: Tensor) -> bool:
+    """Whether the larger blocks fit where x is."""
+    return not x.is_cuda or too_small(x.device) is None
+
+
+def transformed() -> bool:
+    """Whether someone records what happens or does more with it (compile, export, jit, torch.func, forward mode)."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def traced(x: Tensor) -> bool:
-    """Whether someone records what happens to x (compile, export, jit, fake tensors): no place for kernels of ours."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) not in (Tensor, nn.Parameter)
+    """Whether that, or what x is (a fake tensor), leaves no place for kernels of ours."""
+    return transformed() or type(x) not in (Tensor, nn.Parameter)
 
 
 def observed(module: nn.Module) -> bool:

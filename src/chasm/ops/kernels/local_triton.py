@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chasm.ops.kernels import roomy
 from chasm.ops.kernels.circulant import unit
 
 # TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
@@ -356,7 +357,7 @@ def _product(W: Tensor, a: Tensor, out: Tensor, bias: Tensor | None = None, x: T
     B, C, N = a.shape[0], a.shape[1], a.shape[2] * a.shape[3]
     tensors = (W, a, W if bias is None else bias.contiguous(), a if x is None else x, out)
     terms = {"BIAS": bias is not None, "RESIDUAL": x is not None, "UNIT": unit(N)}
-    if C <= 128 and a.dtype != torch.float32:
+    if C <= 128 and a.dtype != torch.float32 and roomy(a):
         walkers = min(triton.cdiv(N, WALK["BLOCK_N"]), max(1, triton.cdiv(WALK_PROGRAMS, B)))
         block = max(16, triton.next_power_of_2(C))
         _walk_kernel[(walkers * B,)](*tensors, C, N // unit(N), walkers, *W.stride(), BLOCK_C=block, **terms, **WALK)
@@ -382,7 +383,8 @@ def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     C, N = a.shape[1], a.shape[2] * a.shape[3]
-    constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else WEIGHT, C)
+    half = WEIGHT if roomy(a) else {**WEIGHT, "BLOCK_N": 64}
+    constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else half, C)
     tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
     blocks = a.shape[0] * triton.cdiv(N, constants["BLOCK_N"])
     splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
