@@ -68,3 +68,4 @@ def test_mistakes_are_one_line() -> None:
     assert "did you mean 'gfnet'" in run(*SMALL, "--mixer", "gfnt", code=3)
     assert "expected device" in run("--device", "tpu", code=3)
     assert "go after its name" in run("--dtype", "bf16", "hosts", code=2)
+    assert "expected hifi or unet" in run("hosts", "--host", "vit", code=3)

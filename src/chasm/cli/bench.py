@@ -124,12 +124,20 @@ def bases(out: Path | None = OUT, device: str | None = DEVICE) -> None:
 
 
 @app.command()
-def hosts(out: Path | None = OUT, device: str | None = DEVICE) -> None:
+def hosts(
+    host: list[str] = typer.Option([], help="hifi (training) or unet (inference). Default: both."),
+    out: Path | None = OUT,
+    device: str | None = DEVICE,
+) -> None:
     """A HiFi-Mamba training step and folded U-Net inference: CHASM over the same network with empty slots."""
     from chasm.bench import hosts
 
-    parts = [("Training", hosts.hifi, hosts.HOSTS), ("Inference", hosts.unet, hosts.HOSTS)]
-    _tables("Hosts, timed", parts, hosts.COLUMNS, out, device, 2.0)
+    known = {"hifi": ("Training", hosts.hifi, hosts.HOSTS), "unet": ("Inference", hosts.unet, hosts.HOSTS)}
+    with _one_line_errors():
+        for name in host:
+            if name not in known:
+                raise ValueError(f"unknown host {name!r}: expected {' or '.join(known)}")
+    _tables("Hosts, timed", [known[name] for name in host or known], hosts.COLUMNS, out, device, 2.0)
 
 
 @app.command()
