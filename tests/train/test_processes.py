@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import HIFI, UNET, _one_thread, checkpoint, process, recipe, run, run_signalled  # noqa: F401
 
 from chasm.train import RunConfig, load_recipe, train
@@ -90,4 +91,5 @@ def test_a_batch_that_cannot_be_shared_out(tmp_path: Path) -> None:
 def expect_refusal(config: RunConfig, folder: Path) -> None:
     with pytest.raises(ValueError, match="batch 3 must be a multiple of 2 processes x 1 accumulated"):
         run(config, folder)
+    torch.distributed.barrier()  # the one that hosts the meeting place must not leave before the other has arrived
     raise SystemExit(7)
