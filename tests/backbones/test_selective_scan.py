@@ -1,8 +1,6 @@
 """Every form of the selective scan against the sequential oracle, outputs and all gradients."""
 
 import os
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 from typing import ClassVar
@@ -376,12 +374,8 @@ def test_kernels_with_bfloat16_and_an_empty_batch(kernels):
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "8 passed, 1 skipped" in done.stdout, done.stdout
+def test_kernels_in_the_interpreter(passed_in_the_interpreter):
+    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 8
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -145,9 +143,23 @@ def basis_by_kernels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("C", "H", "W"), [(5, 1, 7), (96, 5, 20), (130, 5, 13)])
+def test_products_that_add(C, H, W, dtype, mended_interpreter):
+    from chasm.ops.kernels.products import product
+
+    A, a, x = (t.to(dtype) for t in (normal(C, C) / C**0.5, normal(2, C, H, W), normal(2, C, H, W, seed=1)))
+    bias = normal(C, seed=2).float()
+    expected = torch.einsum("mc,bchw->bmhw", A.double(), a.double())
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+    assert_close(product(A, a), expected, tolerance)
+    assert_close(product(A, a, bias, x), expected + bias.double()[:, None, None] + x.double(), tolerance)
+
+
+@kernel_test
 @pytest.mark.parametrize(("C", "H", "W"), [(5, 1, 7), (96, 15, 20), (130, 5, 13)])
 def test_gram_matrix(C, H, W):
-    from chasm.ops.kernels.local_triton import gram
+    from chasm.ops.kernels.products import gram
 
     G, X = normal(2, C, H, W).float(), normal(2, C, H, W, seed=1).float()
     assert_close(gram(G, X), torch.einsum("bmhw,bnhw->mn", G.double(), X.double()), 1e-6)
@@ -375,8 +387,5 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout
+def test_kernels_in_the_interpreter(passed_in_the_interpreter):
+    assert passed_in_the_interpreter(__file__) == 71

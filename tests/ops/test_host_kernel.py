@@ -1,8 +1,6 @@
 """The kernels of the HiFi-Mamba host against float64, outputs and all gradients; and the layers that use them."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -262,7 +260,7 @@ def test_kernels_in_the_inverted_bottleneck(monkeypatch):
 
 @kernel_test
 @pytest.mark.parametrize("channels", [3, 6])
-def test_a_wrong_number_of_channels_is_an_error_still(channels):
+def test_kernels_leave_a_wrong_number_of_channels_an_error(channels):
     x = normal(1, channels, 4, 4)
     with pytest.raises(RuntimeError):
         hifi_ssm.Depthwise(4).to(DEVICE)(x)
@@ -271,7 +269,7 @@ def test_a_wrong_number_of_channels_is_an_error_still(channels):
 
 
 @kernel_test
-def test_a_norm_may_be_the_last_layer():
+def test_kernels_allow_a_norm_as_the_last_layer():
     module, x = block().body, normal(2, 2, 4, 4)
     torch.testing.assert_close(module[:2](x), module[1](module[0](x)))
 
@@ -299,12 +297,8 @@ def test_kernels_leave_changed_layers_alone(monkeypatch):
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "42 passed, 1 skipped" in done.stdout, done.stdout
+def test_kernels_in_the_interpreter(passed_in_the_interpreter):
+    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 45
 
 
 # ---- on a GPU

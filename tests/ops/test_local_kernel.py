@@ -1,8 +1,6 @@
 """The kernels of the local block against float64: outputs and all gradients."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -83,15 +81,15 @@ def monkeypatch_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter: None):
     """In the interpreter with small blocks."""
-    from chasm.ops.kernels import local_triton
+    from chasm.ops.kernels import local_triton, products
 
     if INTERPRETED:
         for name in ("ACTIVATE", "SPREAD"):
             monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
         blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "PRECISION": "ieee"}
         for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32"):
-            monkeypatch.setattr(local_triton, name, blocks)
-        monkeypatch.setattr(local_triton, "WEIGHT_PROGRAMS", 8)
+            monkeypatch.setattr(products, name, blocks)
+        monkeypatch.setattr(products, "WEIGHT_PROGRAMS", 8)
     return local_triton
 
 
@@ -203,12 +201,8 @@ def test_kernels_leave_changed_layers_alone(kernels, monkeypatch):
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "kernels", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "20 passed, 1 skipped" in done.stdout, done.stdout
+def test_kernels_in_the_interpreter(passed_in_the_interpreter):
+    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 20
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors on a CPU")

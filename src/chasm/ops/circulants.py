@@ -117,7 +117,7 @@ class _Circulants(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, q: Tensor, g_x: Tensor | None) -> Any:
         from chasm.ops.kernels import circulant
-        from chasm.ops.kernels.local_triton import gram
+        from chasm.ops.kernels.products import gram
 
         m, T, mats = len(ctx.T), ctx.T, ctx.mats
         bases, saved = [None, *ctx.saved_tensors[m : 2 * m], None], ctx.saved_tensors[2 * m :]
@@ -161,10 +161,10 @@ def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | N
         return x if add is None else x + add
     A = A.mT if transpose else A
     if add is not None or x.shape[2:].numel() % 8:  # a library copies what it adds to, and wants rows that are aligned
-        from chasm.ops.kernels import local_triton
+        from chasm.ops.kernels import products
 
         with counted_as("matmul", macs=A.shape[0] * x.numel()):
-            return local_triton.product(A, x, None if add is None else add.to(x.dtype).contiguous())
+            return products.product(A, x, x=None if add is None else add.to(x.dtype).contiguous())
     return mix(A, x.flatten(2)).view(x.shape)
 
 

@@ -13,6 +13,7 @@ from chasm.ops.kernels import traced
 from chasm.ops.precision import exact_product
 
 UNIT_GAIN = math.log(math.e - 1)  # softplus of this is 1
+LONGEST_BY_PRODUCT = 512  # whose matrix of cosines is kept
 
 
 def interpolation_matrix(K: int, B: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -64,9 +65,6 @@ def impulse_response(gains: Tensor, n: int) -> Tensor:
     first = gains[:1]
     impulse = pad((first.real if first.is_complex() else first).mT, (0, n - 1))
     return impulse + torch.fft.irfft((gains - first).mT, n=n)
-
-
-LONGEST_BY_PRODUCT = 512  # the matrix of cosines is kept
 
 
 def _cosines(device: torch.device, n: int) -> Tensor:

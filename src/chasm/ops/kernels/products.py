@@ -1,0 +1,174 @@
+"""Products over the channels of features (B, C, H, W), and over their positions, as Triton kernels. Sums in float32.
+
+`product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` what it
+has too few result blocks for. Their float32 is never TF32. See `mixing` for float32 as fast as it can be.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# (what triton.jit compiles has no Python types)
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from chasm.ops.kernels import roomy
+from chasm.ops.kernels.circulant import unit
+
+# Products, of half-precision and of float32 features. PRECISION matters to float32 alone: "ieee" is never TF32.
+HALF, FLOAT32 = {"PRECISION": "tf32"}, {"PRECISION": "ieee"}
+PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3, **HALF}
+PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
+WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
+WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3, **HALF}
+WEIGHT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_K": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
+WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
+
+
+@triton.jit
+def _product_kernel(
+    W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, stride_m, stride_k,
+    UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out[b] = W a[b] (+ bias) (+ x[b]) for (C, C) on (B, C, N)."""
+    N = N_units * UNIT
+    rows, columns = tl.cdiv(C, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    m0 = pid % rows * BLOCK_M
+    n = pid // rows % columns * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    image = tl.cast(pid // (rows * columns), tl.int64) * C * N
+    i, k = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_K)
+    m = m0 + i
+    out, inside = image + tl.cast(m0, tl.int64) * N + (i * N + n), (m < C) & (n < N)
+    if RESIDUAL:
+        x = tl.load(x_ptr + out, mask=inside, other=0.0)  # under way during the product
+    w_at, a_at = W_ptr + m * stride_m + k[None, :] * stride_k, a_ptr + image + (k[:, None] * N + n)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k0 in range(0, C, BLOCK_K):
+        w = tl.load(w_at, mask=(m < C) & (k[None, :] < C - k0), other=0.0)
+        a = tl.load(a_at, mask=(k[:, None] < C - k0) & (n < N), other=0.0)
+        acc = tl.dot(w, a, acc, input_precision=PRECISION)
+        w_at += BLOCK_K * stride_k
+        a_at += BLOCK_K * N
+    if BIAS:
+        acc += tl.load(bias_ptr + m, mask=m < C, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        acc += x.to(tl.float32)
+    tl.store(out_ptr + out, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _walk_kernel(
+    W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, WALKERS, stride_m, stride_k,
+    UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The same for half precision and few channels: W stays with a program, positions walk past it."""
+    N = N_units * UNIT
+    walker = tl.program_id(0) % WALKERS
+    image = (tl.program_id(0) // WALKERS).to(tl.int64) * C * N
+    m, k = tl.arange(0, BLOCK_C)[:, None], tl.arange(0, BLOCK_C)[None, :]
+    w = tl.load(W_ptr + m * stride_m + k * stride_k, mask=(m < C) & (k < C), other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + m, mask=m < C, other=0.0).to(tl.float32)
+    for tile in range(walker, tl.cdiv(N, BLOCK_N), WALKERS):
+        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        at, inside = image + (m * N + n), (m < C) & (n < N)
+        y = tl.dot(w, tl.load(a_ptr + at, mask=inside, other=0.0))
+        if BIAS:
+            y += bias
+        if RESIDUAL:
+            y += tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weight_kernel(
+    g_ptr, a_ptr, parts_ptr, sums_ptr, C, N_units, blocks, splits,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Parts (splits, C, C) of the sum over b of g[b] a[b]^T, and (splits, C) of that of g."""
+    N = N_units * UNIT
+    rows, columns, per_image = tl.cdiv(C, BLOCK_M), tl.cdiv(C, BLOCK_K), tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    m0, k0 = pid % rows * BLOCK_M, pid // rows % columns * BLOCK_K
+    split = pid // (rows * columns)
+    i, j, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_N)[None, :]
+    m, k = m0 + i, k0 + j
+    step = tl.cast(C, tl.int64) * N
+    g_at, a_at = g_ptr + tl.cast(m0, tl.int64) * N + i[:, None] * N, a_ptr + tl.cast(k0, tl.int64) * N + j[:, None] * N
+    acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    sums = tl.zeros([BLOCK_M, 16], tl.float32)
+    ones = tl.full([BLOCK_N, 16], 1.0, g_ptr.dtype.element_ty)
+    first = tl.cast(split, tl.int64) * blocks // splits
+    end = (tl.cast(split, tl.int64) + 1) * blocks // splits
+    for block in range(first.to(tl.int32), end.to(tl.int32)):
+        at = block // per_image * step
+        columns_n = block % per_image * BLOCK_N + n
+        g = tl.load(g_at + at + columns_n, mask=(m < C)[:, None] & (columns_n < N), other=0.0)
+        a = tl.load(a_at + at + columns_n, mask=(k < C)[:, None] & (columns_n < N), other=0.0)
+        acc = tl.dot(g, tl.trans(a), acc, input_precision=PRECISION)
+        sums = tl.dot(g, ones, sums, input_precision=PRECISION)  # a sum over n that needs no second copy of g
+    part = tl.cast(split, tl.int64) * C
+    tl.store(parts_ptr + (part + m[:, None]) * C + k[None, :], acc, mask=(m < C)[:, None] & (k < C)[None, :])
+    tl.store(sums_ptr + part + m, tl.max(sums, 1), mask=m < tl.where(k0 == 0, C, 0))  # sixteen times the same
+
+
+def product(
+    W: Tensor, a: Tensor, bias: Tensor | None = None, x: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """W a + bias + x: W (C, C) on the channels of contiguous a (B, C, H, W), of one dtype. `out`: like a by default."""
+    out = torch.empty_like(a) if out is None else out
+    B, C, N = a.shape[0], a.shape[1], a.shape[2] * a.shape[3]
+    tensors = (W, a, W if bias is None else bias.contiguous(), a if x is None else x, out)
+    terms = {"BIAS": bias is not None, "RESIDUAL": x is not None, "UNIT": unit(N)}
+    walk = C <= 128 and a.dtype != torch.float32 and roomy(a)
+    with torch.cuda.device_of(a):
+        if walk:
+            walkers = min(triton.cdiv(N, WALK["BLOCK_N"]), max(1, triton.cdiv(WALK_PROGRAMS, B)))
+            sizes = (C, N // unit(N), walkers, *W.stride())
+            block = max(16, triton.next_power_of_2(C))
+            _walk_kernel[(walkers * B,)](*tensors, *sizes, BLOCK_C=block, **terms, **WALK)
+        else:
+            constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)
+            grid = (triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(N, constants["BLOCK_N"]) * B,)
+            _product_kernel[grid](*tensors, C, N // unit(N), *W.stride(), **terms, **constants)
+    return out
+
+
+def gram(g: Tensor, a: Tensor) -> Tensor:
+    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, H, W).
+
+    A library's product has too few result blocks to fill a card; here the positions are shared out among programs.
+    """
+    return _gram_parts(g, a)[0].sum(0)
+
+
+def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """And the sum of g, (C,)."""
+    parts, sums = _gram_parts(g, a)
+    return parts.sum(0), sums.sum(0)
+
+
+def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    C, N = a.shape[1], a.shape[2] * a.shape[3]
+    half = WEIGHT if roomy(a) else {**WEIGHT, "BLOCK_N": 64}
+    constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else half, C)
+    tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
+    blocks = a.shape[0] * triton.cdiv(N, constants["BLOCK_N"])
+    splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
+    parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
+    sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
+    with torch.cuda.device_of(a):
+        _weight_kernel[(tiles * splits,)](g, a, parts, sums, C, N // unit(N), blocks, splits, UNIT=unit(N), **constants)
+    return parts, sums
+
+
+def _blocks(options: dict[str, Any], C: int) -> dict[str, Any]:
+    """No larger than the channels need; a product takes no less than 16."""
+    most = max(16, triton.next_power_of_2(C))
+    return {**options, **{key: min(options[key], most) for key in ("BLOCK_M", "BLOCK_K")}}
