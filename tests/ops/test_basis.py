@@ -119,6 +119,15 @@ def test_orthogonal_in_float32_at_1024_channels_and_norm_100() -> None:
     assert orthogonality_error(U) <= 1e-5
 
 
+@pytest.mark.parametrize(("norm", "tolerance"), [(100.0, 1e-13), (225.0, 1e-8)])
+@pytest.mark.parametrize("C", [2, 33])
+def test_accuracy_beyond_the_norms_of_training(C: int, norm: float, tolerance: float) -> None:
+    theta = theta_of_norm(C, norm)
+    w, V = torch.linalg.eigh(1j * skew(theta))
+    exact = ((V * torch.exp(-1j * w)) @ V.mH).real
+    torch.testing.assert_close(orthogonal_basis(theta), exact, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_theta_gives_a_float32_basis(dtype: torch.dtype) -> None:
     theta = theta_of_norm(16, 10.0, dtype=dtype)

@@ -16,9 +16,9 @@ from chasm.ops._cost import counted_as
 from chasm.ops.constants import constant
 from chasm.ops.kernels import traced, triton_runs
 
-# |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
-# fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
-SQUARINGS = 8
+# |A|/2^7 <= 0.78 for spectral norms up to 100: the Taylor remainder is then below 1e-16. Beyond that accuracy
+# fades gently (1e-8 at 225), so a basis far outside the range of trained ones is still orthogonal in float32.
+SQUARINGS = 7
 _TAYLOR = [1 / math.factorial(i) for i in range(17)]
 
 
