@@ -263,10 +263,11 @@ def test_eval_caches_and_gives_the_same():
     module = mixer("triton", torch.float32, (2, 6, 7, 10))
     x = normal(2, 6, 7, 10).to(HALF)
     with torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
-        trained = module(x)
+        trained = module(x).detach()
         with torch.no_grad():
-            torch.testing.assert_close(module.eval()(x), trained.detach())
-            torch.testing.assert_close(module(x), trained.detach())
+            kept = module.eval()(x)
+            assert_close(kept, trained, TOLERANCE[HALF])  # in training the mean gain is apart: other roundings
+            torch.testing.assert_close(module(x), kept, rtol=0, atol=0)
 
 
 @kernel_test

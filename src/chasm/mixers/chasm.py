@@ -29,6 +29,7 @@ from chasm.ops._cost import counted_as
 from chasm.ops.kernels import observed, traced
 from chasm.ops.kernels.local import local_block, obstacle
 from chasm.ops.precision import autocast_dtype
+from chasm.ops.replay import Replays
 from chasm.registry import near
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
@@ -118,6 +119,7 @@ class CHASM(Mixer):
         self.fuse = _POINTWISE[ndim](channels, channels, 1, **factory) if local else None
         self._given_bases: dict[str, Tensor] = {}  # set by `batched_bases` for the length of a step
         self._cache = _Cache()
+        self._replays = Replays()
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -220,18 +222,22 @@ class CHASM(Mixer):
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
         params, grad = self._spectral(), self._wants_backward(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        if self.training or wants_gradient or self._given_bases or traced(x):  # fake tensors keep out of the cache
+        if self._given_bases or traced(x):  # fake tensors keep out of the cache
             return self._build(x, grad)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad)
+        if self.training or wants_gradient:
+            like = x.new_empty(0, *x.shape[1:])  # x itself would be kept for as long as the result
+            found: list[Prepared] = self._replays(key, params, lambda: self._build(like, grad))
+            return found
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        found = self._cache.get(key, params, keep=capturing)
-        if found is None and capturing:
+        kept = self._cache.get(key, params, keep=capturing)
+        if kept is None and capturing:
             return self._build(x, grad)  # part of the graph; it has not run yet
-        if found is None:
+        if kept is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                found = self._build(x, grad)
-            self._cache.put(key, params, found)
-        return found
+                kept = self._build(x, grad)
+            self._cache.put(key, params, kept)
+        return kept
 
     def _spectral(self) -> list[nn.Parameter]:
         return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]
@@ -240,6 +246,7 @@ class CHASM(Mixer):
     # `.eval()` mark the places where people write through `.data` (averaged weights swapped in and out).
     def _apply(self, fn: Any, recurse: bool = True) -> "CHASM":
         self._cache.clear()
+        self._replays.clear()
         super()._apply(fn, recurse)
         return self
 

@@ -16,11 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
+PASS_SHORT = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 3}  # up to 128
 PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 MATRIX = {"ROWS": 16, "num_warps": 4}
 DIAGONAL = {"BLOCK": 64, "ROWS": 16, "num_warps": 4}
 PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
+PROGRAMS_SHORT = 528
 
 
 @triton.jit
@@ -53,25 +55,29 @@ def _pass_kernel(
             tiles = tl.cdiv(W, BLOCK_X)
             start = ((item // tiles).to(tl.int64) * C + c) * H * W
             w = (item % tiles) * BLOCK_X + tl.arange(0, BLOCK_X)
+            at = start + r[:, None] * W + w[None, :]
+            inside = (r < H)[:, None] & (w < W)[None, :]
             x = tl.load(
                 x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
             )
+            if APART:
+                own = tl.load(x_ptr + at, mask=inside, other=0.0)  # under way during the product
             y = tl.dot(T, x) * scale
-            at = start + r[:, None] * W + w[None, :]
-            inside = (r < H)[:, None] & (w < W)[None, :]
         else:
             tiles = tl.cdiv(H, BLOCK_X)
             start = ((item // tiles).to(tl.int64) * C + c) * H * W
             h = (item % tiles) * BLOCK_X + tl.arange(0, BLOCK_X)
+            at = start + h[:, None] * W + r[None, :]
+            inside = (h < H)[:, None] & (r < W)[None, :]
             x = tl.load(
                 x_ptr + start + h[:, None] * W + k[None, :], mask=(h < H)[:, None] & (k < W)[None, :], other=0.0
             )
+            if APART:
+                own = tl.load(x_ptr + at, mask=inside, other=0.0)
             y = tl.dot(x, T) * scale
-            at = start + h[:, None] * W + r[None, :]
-            inside = (h < H)[:, None] & (r < W)[None, :]
         if APART:
             tl.store(apart_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
-            y += mean * tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            y += mean * own.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -166,11 +172,11 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
     N = max(16, triton.next_power_of_2(n))
-    options = dict(PASS if N <= 256 else PASS_LONG)
+    options = dict(PASS_SHORT if N <= 128 else PASS if N <= 256 else PASS_LONG)
     block_t = min(options.pop("BLOCK_T"), N)
     block_x = min(options.pop("BLOCK_X"), max(16, triton.next_power_of_2(other)))
     tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
-    walkers = max(1, min(tiles, PROGRAMS // (blocks * C)))
+    walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))
     y, apart = torch.empty_like(x), None if mean is None else torch.empty_like(x)
     with torch.cuda.device_of(x):
         _pass_kernel[walkers, blocks, C](
