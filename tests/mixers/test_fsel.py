@@ -4,7 +4,7 @@ from spec_values import check, fill, golden_map
 from torch.nn import functional as F
 
 from chasm.mixers import FSEL
-from chasm.mixers.fsel import EntangledFFN, FrequencyAttention, SpatialAttention, channel_scores
+from chasm.mixers.fsel import EntangledFFN, FrequencyAttention, SpatialAttention, mirrored, whole
 
 GATE = ("0.weight", "0.bias", "3.weight", "3.bias")
 
@@ -28,18 +28,33 @@ def heads(Z):
     return Z.reshape(2, 8, 4, 30)
 
 
-def test_attention_rows_sum_to_one_plus_i(x):
-    rows = frequency().attention(heads(torch.fft.fft2(x))).sum(-1)
-    close(rows, torch.full_like(rows, 1 + 1j))
+def test_attention_is_that_of_the_spectra(x):
+    m = frequency()
+    torch.nn.init.uniform_(m.tau, 0.5, 3)
+    unit = F.normalize(heads(torch.fft.fft2(x)), dim=-1)
+    scores = m.tau * (unit @ unit.mT)
+    close(scores.imag.softmax(-1), torch.full_like(scores.real, 1 / 4))  # what is left is the mean of the head
+    weights = m.attention(x.movedim(1, -1)).reshape(2, 8, 4, 8, 4).movedim(3, 1)  # (B, head, head, c, c)
+    close(weights.diagonal(dim1=1, dim2=2).movedim(-1, 1), scores.real.softmax(-1))
+    close(weights.sum((1, -1)), torch.ones(2, 8, 4, dtype=torch.float64))  # and nothing from other heads
 
 
 def test_scores_are_correlations_with_the_reversed_map(x):
-    tau = torch.ones(8, 1, 1, dtype=torch.float64)
-    scores = channel_scores(heads(torch.fft.fft2(x)), heads(torch.fft.fft2(x)), tau)
+    unit = F.normalize(heads(torch.fft.fft2(x)), dim=-1)
+    scores = unit @ unit.mT
     assert scores.imag.abs().max() < 1e-14
-    unit = heads(F.normalize(x.flatten(2), dim=-1))
     reversed_map = x[:, :, -torch.arange(6) % 6][..., -torch.arange(5) % 5]  # index n -> -n
-    close(scores.real, unit @ heads(F.normalize(reversed_map.flatten(2), dim=-1)).mT)
+    close(mirrored(x, -2, -1), reversed_map, 0)
+    unit, reversed_unit = (heads(F.normalize(t.flatten(2), dim=-1)) for t in (x, reversed_map))
+    close(scores.real, unit @ reversed_unit.mT)
+
+
+@pytest.mark.parametrize("size", [(6, 5), (5, 6), (1, 1), (3, 2), (1, 4), (4, 1)])
+def test_whole_spectrum_from_its_half(size):
+    x = torch.randn(2, *size, dtype=torch.float64)
+    Z = torch.fft.fft2(x)
+    for part in (Z.real, Z.abs()):
+        close(whole(part[..., : size[1] // 2 + 1], size[1]), part)
 
 
 def test_open_gate_leaves_magnitudes(x):
@@ -47,7 +62,17 @@ def test_open_gate_leaves_magnitudes(x):
     with torch.no_grad():
         m.gate[3].weight.zero_()
         m.gate[3].bias.fill_(1000.0)
-    close(m.local(torch.fft.fft2(x)), x.abs())
+    close(m.local(x), x.abs())
+
+
+def test_training_normalises_over_all_bins(x):
+    m = frequency().train()
+    Z = torch.fft.fft2(x)
+    expected = torch.fft.ifft2(m.gate(Z.real) * Z).abs()
+    before = m.gate[1].running_var.clone()
+    m.gate[1].reset_running_stats()
+    close(m.local(x), expected)
+    close(m.gate[1].running_var, before)
 
 
 @pytest.mark.parametrize("axes", ["official", "spatial"])

@@ -37,18 +37,41 @@ def squeeze_gate(channels: int, hidden: int, **like: Any) -> nn.Sequential:
     )
 
 
-def gated(gate: nn.Sequential, Z: Tensor) -> Tensor:
-    """gate(Re Z) Z; call with autocast off."""
-    weights: Tensor = gate(Z.real.to(gate[0].weight.dtype))  # type: ignore[arg-type]
-    return wide(weights) * Z
+def whole(half: Tensor, width: int) -> Tensor:
+    """(..., H, W//2+1) -> (..., H, W): all bins of what is the same at k and at -k, like |Z| and Re Z of a real map."""
+    return torch.cat((half, mirrored(half[..., 1 : (width + 1) // 2], -2).flip(-1)), -1)
 
 
-def channel_scores(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-    """tau q k^T of the unit-norm channels: (B, heads, c, N) twice -> (B, heads, c, c). No conjugate."""
-    return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * wide(tau)
+def mirrored(x: Tensor, *axes: int) -> Tensor:
+    """Index n -> -n, modulo the length, along these axes."""
+    return x.flip(axes).roll((1,) * len(axes), axes)
+
+
+def gated(gate: nn.Sequential, Z: Tensor, width: int) -> Tensor:
+    """gate(Re Z) Z, for the half spectrum of real maps of this width; call with autocast off."""
+    squeeze, norm, relu, expand, sigmoid = gate
+    hidden = squeeze(Z.real.to(squeeze.weight.dtype))  # type: ignore[arg-type]
+    hidden = norm(whole(hidden, width))[..., : Z.shape[-1]]  # the statistics are those of all bins
+    return wide(sigmoid(expand(relu(hidden)))) * Z
+
+
+def channel_weights(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
+    """softmax(tau q k^T) of unit-norm channels inside each head: (B, H, W, C) twice -> (B, C, C), 0 between heads."""
+    C = q.shape[-1]
+    head = torch.arange(C, device=q.device) // (C // len(tau))
+    products = (q.mT @ k).sum(1)  # row by row of the map: few long sums would leave most of a GPU idle
+    q_norm, k_norm = (torch.linalg.vector_norm(t, dim=(1, 2)).clamp_min(1e-12) for t in (q, k))
+    scores = products / (q_norm[:, :, None] * k_norm[:, None]) * wide(tau)[head, 0]
+    return scores.masked_fill(head[:, None] != head, -torch.inf).softmax(-1)
 
 
 class FrequencyAttention(nn.Module):
+    """Attention A between the spectra z of the channels of a head, A = softmax(Re S) + i softmax(Im S), S = tau z z^T.
+
+    The maps are real, so Im S = 0, and Re S is the product of a map and a mirrored one. A z is then the spectrum of
+    softmax(Re S) x + i mean(x), which needs no complex product.
+    """
+
     spectral_parameters = ("tau", "gate")
 
     def __init__(self, channels: int, heads: int, inverse_axes: str, **like: Any) -> None:
@@ -58,24 +81,31 @@ class FrequencyAttention(nn.Module):
         self.project = nn.Conv2d(2 * channels, channels, 1, bias=False, **like)
         self.gate = squeeze_gate(channels, channels // 16, **like)
 
-    def attention(self, z: Tensor) -> Tensor:
-        """(B, heads, c, N) spectra -> (B, heads, c, c) complex weights; each row sums to 1 + i."""
-        scores = channel_scores(z, z, self.tau)
-        return torch.complex(scores.real.softmax(-1), scores.imag.softmax(-1))
+    def attention(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) maps -> (B, C, C), the real part of the weights; the imaginary part is 1 / (C / heads)."""
+        return channel_weights(x, mirrored(x, 1, 2), self.tau)
 
-    def local(self, Z: Tensor) -> Tensor:
-        return torch.fft.ifft2(gated(self.gate, Z)).abs()
+    def attended(self, x: Tensor, rows: Tensor) -> Tensor:
+        """|inverse transform of A z|, of maps that come as (B, C, H, W) and as (B, H, W, C)."""
+        C, H, W = x.shape[1:]
+        official = self.inverse_axes == "official"
+        scale = self.heads / (C * H * W) if official else 1.0  # the inverse's, taken to the smallest factors
+        mixed = rows @ (self.attention(rows) * scale).mT[:, None]
+        real = mixed.movedim(-1, 1).contiguous().unflatten(1, (self.heads, -1))
+        imag = x.unflatten(1, (self.heads, -1)).mean(2, keepdim=True) * scale
+        y = torch.complex(real, imag.expand_as(real))
+        if official:  # back over (channel in head, H*W), the axes it has at this point
+            y = torch.fft.ifft2(torch.fft.fft2(y).flatten(-2), norm="forward")
+        return y.abs().reshape(x.shape)
+
+    def local(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft2(gated(self.gate, torch.fft.rfft2(x), x.shape[-1]), x.shape[-2:]).abs()
 
     def forward(self, x: Tensor) -> Tensor:
-        B, C, H, W = x.shape
         with full_precision(x):
-            Z = torch.fft.fft2(wide(x))
-            z = Z.reshape(B, self.heads, C // self.heads, H * W)
-            y = self.attention(z) @ z
-            if self.inverse_axes == "spatial":
-                y = y.reshape(B, C, H, W)
-            y = torch.fft.ifft2(y).abs()  # official: over (channel in head, H*W), the axes it has at this point
-            y = torch.cat((y.reshape(B, C, H, W), self.local(Z)), 1).to(x.dtype)
+            maps = wide(x)
+            rows, maps = maps.movedim(1, -1), maps.contiguous()
+            y = torch.cat((self.attended(maps, rows), self.local(maps)), 1).to(x.dtype)
         return self.project(y)
 
 
@@ -117,13 +147,10 @@ class SpatialAttention(nn.Module):
         self.project = nn.Conv2d(2 * channels, channels, 1, bias=False, **like)
 
     def forward(self, x: Tensor) -> Tensor:
-        B, C, H, W = x.shape
-        q, k, v = (
-            wide(branch(x)).reshape(B, self.heads, C // self.heads, H * W) for branch in (self.q, self.k, self.v)
-        )
+        q, k, v = (wide(branch(x)).movedim(1, -1) for branch in (self.q, self.k, self.v))  # (B, H, W, C)
         with full_precision(x):  # the norms sum over every position
-            y = channel_scores(q, k, self.tau).softmax(-1) @ v
-        return self.project(torch.cat((y.reshape(x.shape).to(x.dtype), self.local(x)), 1))
+            y = v @ channel_weights(q, k, self.tau).mT[:, None]
+        return self.project(torch.cat((y.movedim(-1, 1).to(x.dtype), self.local(x)), 1))
 
 
 class EntangledFFN(nn.Module):
@@ -141,12 +168,15 @@ class EntangledFFN(nn.Module):
         self.gate_cat = squeeze_gate(2 * channels, hidden, **like)
 
     def forward(self, x: Tensor) -> Tensor:
+        H, W = x.shape[-2:]
         with full_precision(x):
-            f = gated(self.gate_in, torch.fft.fft2(wide(x), norm="ortho")).abs()  # a spectrum, used as a map
+            f = gated(self.gate_in, torch.fft.rfft2(wide(x), norm="ortho"), W)
+            f = whole(f.abs(), W)  # a spectrum, used as a map
         d = wide(self.depthwise(x))
         c = torch.cat((F.gelu(f) * f, F.gelu(d) * d), 1)  # (B, 2C, H, W)
         with full_precision(x):
-            f = torch.fft.ifft2(gated(self.gate_cat, torch.fft.fft2(c, norm="ortho")), norm="ortho").abs()
+            f = gated(self.gate_cat, torch.fft.rfft2(c, norm="ortho"), W)
+            f = torch.fft.irfft2(f, (H, W), norm="ortho").abs()
         return self.project(torch.cat((f.to(x.dtype), self.grouped(c.to(x.dtype))), 1))
 
 
