@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import chasm
 from chasm import CHASM
@@ -566,6 +567,17 @@ def test_an_unknown_option_is_refused() -> None:
         CHASM(4, axis="ch")  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="no option 'axis': did you mean 'axes'"):
         chasm.create_mixer("chasm", channels=4, axis="ch")
+
+
+@pytest.mark.parametrize("form", [form for form in chasm.ops.FORMS if form != "triton"])
+def test_checkpointing(form: str) -> None:
+    mixer = CHASM(4, size=6, form=form)
+    inputs = [torch.randn(2, 4, 6, 6, requires_grad=True), *mixer.parameters()]
+    found, expected = (
+        torch.autograd.grad(y.square().sum(), inputs)
+        for y in (checkpoint(mixer, inputs[0], use_reentrant=False), mixer(inputs[0]))
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_in_a_network_it_learns() -> None:

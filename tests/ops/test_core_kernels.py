@@ -2,11 +2,13 @@
 
 import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import chasm
 from chasm import ops
@@ -271,6 +273,20 @@ def test_eval_caches_and_gives_the_same():
 
 
 @kernel_test
+def test_checkpointing():
+    shape = (2, 6, 7, 10)
+    module, x = mixer("triton", torch.float32, shape), normal(*shape).to(HALF)
+
+    def gradients(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        inputs = [x.clone().requires_grad_(), *module.parameters()]
+        with torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
+            return list(torch.autograd.grad(run(inputs[0]).square().sum(), inputs))
+
+    again = gradients(lambda x: checkpoint(module, x, use_reentrant=False))
+    torch.testing.assert_close(again, gradients(module), rtol=0, atol=0)
+
+
+@kernel_test
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_folded_models_use_them(options, monkeypatch):
     shape = (2, 6, 7, 10)
@@ -389,4 +405,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 71
+    assert passed_in_the_interpreter(__file__) == 72

@@ -24,7 +24,7 @@ class Counted:
         Counted.made.append(self)
 
     def __call__(self, make):
-        return "replayed", make()
+        return "replayed", make([])
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def replays(monkeypatch):
 
 def test_captured_after_the_eager_calls(replays):
     p = [nn.Parameter(torch.zeros(2))]
-    found = [replays("key", p, lambda: "made") for _ in range(5)]
+    found = [replays("key", p, lambda params: "made") for _ in range(5)]
     assert found == ["made"] * replay.EAGER_CALLS + [("replayed", "made")] * 3
     assert len(Counted.made) == 1
 
@@ -48,7 +48,7 @@ def test_captured_again_where_something_is_not_as_it_was(replays):
 
     def settle(key):
         for _ in range(replay.EAGER_CALLS + 1):
-            replays(key, p, lambda: "made")
+            replays(key, p, lambda params: "made")
 
     settle("key")
     settle("another size")
@@ -65,7 +65,7 @@ def test_sizes_beyond_the_first_few_are_left_alone(replays):
     p = [nn.Parameter(torch.zeros(2))]
     for _ in range(replay.EAGER_CALLS + 1):
         for size in range(replay.SIZES + 4):
-            replays(size, p, lambda: "made")
+            replays(size, p, lambda params: "made")
     assert len(Counted.made) == replay.SIZES
 
 
@@ -76,10 +76,10 @@ def test_a_capture_that_fails_is_said_once(replays, monkeypatch):
     monkeypatch.setattr(replay, "_Captured", fail)
     p = [nn.Parameter(torch.zeros(2))]
     for _ in range(replay.EAGER_CALLS):
-        replays("key", p, lambda: "made")
+        replays("key", p, lambda params: "made")
     with pytest.warns(UserWarning, match="no CUDA graph.*no memory$"):
-        assert replays("key", p, lambda: "made") == "made"
-    assert replays("key", p, lambda: "made") == "made"  # warnings are errors here: not a second one
+        assert replays("key", p, lambda params: "made") == "made"
+    assert replays("key", p, lambda params: "made") == "made"  # warnings are errors here: not a second one
 
 
 def test_nothing_is_captured_on_a_cpu():
@@ -158,7 +158,7 @@ def test_gradients_that_add_up():
 def test_checkpointing(reentrant):
     mixer, eager = pair()
     run = lambda module, x: checkpoint(module, x, use_reentrant=reentrant)  # noqa: E731
-    assert_same(train(mixer, run=run), train(eager))
+    assert_same(train(mixer, run=run), train(eager, run=run))
 
 
 @gpu

@@ -13,7 +13,7 @@ softplus(Gamma) e^{i phi} with phi = 0 at init, at DC and at Nyquist.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -154,12 +154,18 @@ class CHASM(Mixer):
 
     def operators(self, *spatial: int) -> dict[str, AxisOperator]:
         """Basis and gains of every axis in use, for features of this spatial size. Differentiable."""
-        bases = self._bases(spatial)
+        return self._operators(spatial, self._spectral())
+
+    def _operators(self, spatial: tuple[int, ...], params: Sequence[Tensor]) -> dict[str, AxisOperator]:
+        """The same, of tensors in place of the parameters, in the order of `_spectral`."""
+        each = iter(params)
+        theta, tables, phases = ({a: next(each) for a in d} for d in (self.theta, self.gain_table, self.phase_table))
+        bases = self._given_bases or self._bases(spatial, theta)
         found = {}
-        for axis, table in self.gain_table.items():
+        for axis, table in tables.items():
             i = AXES[self.ndim].index(axis)
             if self.gain == "complex":
-                gains = ops.complex_gains(table, self.phase_table[axis], spatial[i])
+                gains = ops.complex_gains(table, phases[axis], spatial[i])
             else:
                 gains = (ops.positive_gains if self.gain == "positive" else ops.signed_gains)(table, spatial[i])
             found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
@@ -170,7 +176,7 @@ class CHASM(Mixer):
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        return self._choose(x, self._chains_of_operators(x), self._wants_backward(x))
+        return self._choose(x, self._chains_of_operators(x, self._spectral()), self._wants_backward(x))
 
     def extra_repr(self) -> str:
         return (
@@ -191,19 +197,14 @@ class CHASM(Mixer):
                 f"CHASM expected spatial axes of length 1 or more, got {tuple(x.shape)}: drop empty inputs"
             )
 
-    def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
-        if self._given_bases:
-            return self._given_bases
-        axes = list(self.theta)
+    def _bases(self, spatial: tuple[int, ...], theta: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.basis == "shared":
-            return dict(zip(axes, ops.orthogonal_basis(torch.stack([self.theta[a] for a in axes])), strict=True))
-        if self.basis == "untied":
-            at = {a: spatial[AXES[self.ndim].index(a)] for a in axes}
-            return {a: ops.orthogonal_basis(ops.table_at(self.theta[a], at[a])) for a in axes}
-        return {}
+            return dict(zip(theta, ops.orthogonal_basis(torch.stack(list(theta.values()))), strict=True))
+        at = dict(zip(AXES[self.ndim], spatial, strict=True))
+        return {a: ops.orthogonal_basis(ops.table_at(t, at[a])) for a, t in theta.items()}
 
-    def _chains_of_operators(self, x: Tensor) -> list[list[AxisOperator]]:
-        operators = self.operators(*x.shape[2:])
+    def _chains_of_operators(self, x: Tensor, params: Sequence[Tensor]) -> list[list[AxisOperator]]:
+        operators = self._operators(tuple(x.shape[2:]), params)
         return [[operators[axis] for axis in chain] for chain in self.chains]
 
     def _wants_backward(self, x: Tensor) -> bool:
@@ -213,8 +214,8 @@ class CHASM(Mixer):
         operators = [op for chain in chains for op in chain]
         return ops.choose_form(x.shape, operators, device=x.device, dtype=x.dtype, grad=grad, form=self.form)
 
-    def _build(self, x: Tensor, grad: bool) -> list[Prepared]:
-        chains = self._chains_of_operators(x)
+    def _build(self, x: Tensor, grad: bool, params: Sequence[Tensor]) -> list[Prepared]:
+        chains = self._chains_of_operators(x, params)
         form = self._choose(x, chains, grad).form
         return [ops.prepare(x.shape, chain, form, x.dtype) for chain in chains]
 
@@ -223,19 +224,19 @@ class CHASM(Mixer):
         params, grad = self._spectral(), self._wants_backward(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
         if self._given_bases or traced(x):  # fake tensors keep out of the cache
-            return self._build(x, grad)
+            return self._build(x, grad, params)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad)
         if self.training or wants_gradient:
             like = x.new_empty(0, *x.shape[1:])  # x itself would be kept for as long as the result
-            found: list[Prepared] = self._replays(key, params, lambda: self._build(like, grad))
+            found: list[Prepared] = self._replays(key, params, lambda tensors: self._build(like, grad, tensors))
             return found
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
         kept = self._cache.get(key, params, keep=capturing)
         if kept is None and capturing:
-            return self._build(x, grad)  # part of the graph; it has not run yet
+            return self._build(x, grad, params)  # part of the graph; it has not run yet
         if kept is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                kept = self._build(x, grad)
+                kept = self._build(x, grad, params)
             self._cache.put(key, params, kept)
         return kept
 

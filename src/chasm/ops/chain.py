@@ -126,16 +126,17 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor | None, _: Any) -> Any:
         if gy is None:
             return (None,) * (3 + 2 * ctx.m + 1)
+        saved = ctx.saved_tensors  # once: checkpointing makes them again, but only once
         with torch.no_grad(), full_precision(gy):
-            grads = _Chain._backward(ctx, gy)
+            grads = _Chain._backward(ctx, saved, gy)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True, torch.func
-            return Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
+            return Once.apply(len(grads), *grads, gy, *saved)
         return grads
 
     @staticmethod
-    def _backward(ctx: Any, gy: Tensor) -> Any:
+    def _backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor) -> Any:
         m, transform, shape = ctx.m, ctx.transform, ctx.shape
-        X, *params = ctx.saved_tensors
+        X, *params = saved
         gains, mats = params[:m], params[m:]
         need_x, need_gain, need_mat = (
             ctx.needs_input_grad[0],

@@ -108,19 +108,20 @@ class _Circulants(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_x: Tensor | None, *_: Any) -> Any:
         if g is None:
             return (g_x, *(None,) * (5 + 2 * len(ctx.T)))
+        saved = ctx.saved_tensors  # once: checkpointing makes them again, but only once
         with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
-            grads = _Circulants._backward(ctx, g.contiguous(), g_x)
+            grads = _Circulants._backward(ctx, saved, g.contiguous(), g_x)
         if torch.is_grad_enabled():  # create_graph=True, torch.func
-            return Once.apply(len(grads), *grads, g, g_x, *ctx.saved_tensors)
+            return Once.apply(len(grads), *grads, g, g_x, *saved)
         return grads
 
     @staticmethod
-    def _backward(ctx: Any, q: Tensor, g_x: Tensor | None) -> Any:
+    def _backward(ctx: Any, saved: tuple[Tensor, ...], q: Tensor, g_x: Tensor | None) -> Any:
         from chasm.ops.kernels import circulant
         from chasm.ops.kernels.products import gram
 
         m, T, mats = len(ctx.T), ctx.T, ctx.mats
-        bases, saved = [None, *ctx.saved_tensors[m : 2 * m], None], ctx.saved_tensors[2 * m :]
+        bases, saved = [None, *saved[m : 2 * m], None], saved[2 * m :]
         split = m if T[0].mean is not None else 0
         left, apart, entered = saved[:m], saved[m : m + split], list(saved[m + split :])  # left starts with x
         need_column, need_basis = ctx.needs_input_grad[6 : 6 + m], ctx.needs_input_grad[6 + m :]

@@ -122,16 +122,17 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor | None, *_: Any) -> Any:
         if gy is None:
             return (None,) * len(ctx.needs_input_grad)
+        saved = ctx.saved_tensors  # once: checkpointing makes them again, but only once
         with torch.no_grad(), full_precision(gy):
-            grads = _Product._backward(ctx, gy)
+            grads = _Product._backward(ctx, saved, gy)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True, torch.func
-            return Once.apply(len(grads), *grads, gy, *ctx.saved_tensors)
+            return Once.apply(len(grads), *grads, gy, *saved)
         return grads
 
     @staticmethod
-    def _backward(ctx: Any, gy: Tensor) -> Any:
+    def _backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor) -> Any:
         dims, m = ctx.dims, len(ctx.dims)
-        y, *rest = ctx.saved_tensors
+        y, *rest = saved
         us, tables, mats = rest[:m], rest[m : 2 * m], rest[2 * m :]
         need_x, need_table, need_mat = (
             ctx.needs_input_grad[0],

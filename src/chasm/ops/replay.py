@@ -6,7 +6,7 @@ backward, and replayed. The values are those of the parameters as they are now; 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from chasm.ops.kernels import traced
 
 EAGER_CALLS = 2  # come first: libraries choose kernels and constants are made, which a capture does not allow
+Make = Callable[[Sequence[Tensor]], Any]
 SIZES = 8  # are captured, those that come first: whoever changes sizes all the time would only capture
 
 
 class Replays:
-    """replays(key, params, make) -> make(), a tree of tensors that depends on the key and the parameters alone."""
+    """replays(key, params, make) -> make(params), a tree of tensors that depends on the key and the params alone."""
 
     def __init__(self) -> None:
         self.clear()
@@ -36,98 +37,93 @@ class Replays:
     def __reduce__(self) -> Any:
         return (Replays, ())
 
-    def __call__(self, key: Any, params: list[nn.Parameter], make: Callable[[], Any]) -> Any:
+    def __call__(self, key: Any, params: list[nn.Parameter], make: Make) -> Any:
         if self.failed or not _fit(params):
-            return make()
+            return make(params)
         key = (key, torch.is_grad_enabled(), *_places(params))
         if key not in self.captured:
             if key not in self.calls and len(self.calls) == SIZES:
-                return make()
+                return make(params)
             self.calls[key] = self.calls.get(key, 0) + 1
             if self.calls[key] <= EAGER_CALLS:
-                return make()
+                return make(params)
             try:
                 self.captured[key] = _Captured(params, make)
             except RuntimeError as e:
                 self.failed = True
                 reason = (str(e).strip() or type(e).__name__).splitlines()[0]
                 warnings.warn(f"no CUDA graph, so training steps are slower: {reason}", stacklevel=2)
-                return make()
+                return make(params)
         return self.captured[key](make)
 
 
 class _Captured:
     """make() and its backward, as two graphs. What it makes stays where it is, and is written again in every replay."""
 
-    def __init__(self, params: list[nn.Parameter], make: Callable[[], Any]) -> None:
-        self.params = params  # keeps their memory
+    def __init__(self, params: list[nn.Parameter], make: Make) -> None:
+        self.params = params
         self.inputs = [p for p in params if p.requires_grad and torch.is_grad_enabled()]
         device = params[0].device
         here, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         # thread_local: threads that pin memory or watch a network do not disturb the capture
         how: Any = {"pool": torch.cuda.graph_pool_handle(), "stream": stream, "capture_error_mode": "thread_local"}
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # All that a backward needs stays: a module called twice replays its forward twice, then its backward twice.
-        self.saved: list[Tensor] = []
+        # The same memory, but leaves of this stream: autograd ties a leaf to the stream that first used it.
+        tensors = [p.detach().requires_grad_(p.requires_grad) for p in params]
+        wanted = [t for t in tensors if t.requires_grad] if self.inputs else []
         stream.wait_stream(here)
         with torch.cuda.device(device), torch.autograd.set_multithreading_enabled(False):
             with torch.cuda.stream(stream):
-                outputs = _differentiable(make())
-                self._gradients(outputs, [torch.zeros_like(t) for t in outputs])
-            keep = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
-            with keep, torch.cuda.graph(self.forward, **how):
-                made = make()
-                outputs = _differentiable(made)
+                outputs = _differentiable(make(tensors))
+                _gradients(outputs, wanted, [torch.zeros_like(t) for t in outputs])
+            with torch.cuda.graph(self.forward, **how):
+                self.leaves, self.tree = tree_flatten(make(tensors))
+                outputs = _differentiable(self.leaves)
                 self.grads = [torch.empty_like(t) for t in outputs]  # filled before each backward
-            if self.inputs:
+            if wanted:
                 with torch.cuda.graph(self.backward, **how):
-                    self.found = self._gradients(outputs, self.grads)
+                    self.found = _gradients(outputs, wanted, self.grads)
         here.wait_stream(stream)
-        leaves, self.tree = tree_flatten(made)
-        self.differentiable = [isinstance(t, Tensor) and t.requires_grad for t in leaves]
-        # Without their history: it would tie the parameters to the stream of the capture.
-        self.leaves = [t.detach() if isinstance(t, Tensor) else t for t in leaves]
 
-    def _keep(self, t: Tensor) -> Tensor:
-        self.saved.append(t.detach())
-        return self.saved[-1]
-
-    def _gradients(self, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
-        return list(torch.autograd.grad(outputs, self.inputs, grads, allow_unused=True)) if self.inputs else []
-
-    def __call__(self, make: Callable[[], Any]) -> Any:
+    def __call__(self, make: Make) -> Any:
         if not self.inputs:
             self.forward.replay()
             return tree_unflatten(self.leaves, self.tree)
         made = iter(_Replayed.apply(self, make, *self.inputs))
-        leaves = [next(made) if d else t for t, d in zip(self.leaves, self.differentiable, strict=True)]
+        leaves = [next(made) if isinstance(t, Tensor) and t.requires_grad else t for t in self.leaves]
         return tree_unflatten(leaves, self.tree)
-
-
-class _Replayed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, captured: _Captured, make: Callable[[], Any], *params: Tensor) -> tuple[Tensor, ...]:
-        ctx.captured, ctx.make = captured, make
-        ctx.save_for_backward(*params)
-        ctx.set_materialize_grads(False)
-        captured.forward.replay()
-        return tuple(t.detach() for t, d in zip(captured.leaves, captured.differentiable, strict=True) if d)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        captured, params = ctx.captured, ctx.saved_tensors  # an error where one was changed since the forward
-        if torch.is_grad_enabled():  # create_graph=True: by kernels, whose backward has one itself
-            pairs = [(t, g) for t, g in zip(_differentiable(ctx.make()), grads, strict=True) if g is not None]
-            made, of = zip(*pairs, strict=True)
-            return None, None, *torch.autograd.grad(made, params, of, create_graph=True, allow_unused=True)
-        for place, g in zip(captured.grads, grads, strict=True):
-            place.zero_() if g is None else place.copy_(g)
-        captured.backward.replay()
-        return None, None, *(None if g is None else g.clone() for g in captured.found)  # the next replay writes there
 
 
 def _differentiable(made: Any) -> list[Tensor]:
     return [t for t in tree_flatten(made)[0] if isinstance(t, Tensor) and t.requires_grad]
+
+
+def _gradients(outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
+    """Nothing that was saved is given back: a module called twice replays its forward twice, then its backward."""
+    return list(torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True)) if inputs else []
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, captured: _Captured, make: Make, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.captured, ctx.make = captured, make
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+        captured.forward.replay()
+        return tuple(t.detach() for t in _differentiable(captured.leaves))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        captured, inputs = ctx.captured, ctx.saved_tensors  # an error where one was changed since the forward
+        if torch.is_grad_enabled():  # create_graph=True: by kernels, whose backward has one itself
+            made = _differentiable(ctx.make(captured.params))
+            pairs = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None]
+            outputs, of = zip(*pairs, strict=True)
+            return None, None, *torch.autograd.grad(outputs, inputs, of, create_graph=True, allow_unused=True)
+        for place, g in zip(captured.grads, grads, strict=True):
+            place.zero_() if g is None else place.copy_(g)
+        captured.backward.replay()
+        return None, None, *(None if g is None else g.clone() for g in captured.found)  # the next replay writes there
 
 
 def _places(params: list[nn.Parameter]) -> list[Any]:
