@@ -6,7 +6,7 @@ number, no matrix exponential, so any runtime can execute it. The price is one f
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +120,15 @@ class FoldedCHASM(nn.Module):
         """On a GPU in half precision the products have kernels. Never while traced: a file gets plain products."""
         if traced(x):
             return False
-        passes = [step for step in self.branches.modules() if isinstance(step, _CirculantProduct)]
-        return bool(passes) and obstacle(x.shape, [p.dim for p in passes], x.device, x.dtype) is None
+        dims = [step.dim for step in self._steps() if isinstance(step, _CirculantProduct)]
+        return bool(dims) and obstacle(x.shape, dims, x.device, x.dtype) is None
+
+    def _steps(self) -> Iterator[nn.Module]:
+        return (step for branch in self.branches for step in branch)  # type: ignore[attr-defined]
 
     def _prepared(self, x: Tensor) -> list[Prepared]:
-        versions = tuple((id(b), 0 if b.is_inference() else b._version) for b in self.branches.buffers())
+        buffers = [b for step in self._steps() for b in step._buffers.values() if b is not None]
+        versions = tuple((id(b), 0 if b.is_inference() else b._version) for b in buffers)
         key = (x.dtype, x.device, versions)
         if key not in self._kernel_constants:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():  # part of the graph; it has not run yet

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from chasm.ops._cost import counted_as
 from chasm.ops.chain import Once, mix
-from chasm.ops.kernels import too_small, triton_runs
+from chasm.ops.kernels import applied, too_small, triton_runs
 from chasm.ops.precision import exact_product
 
 LONGEST = 512  # of an axis: the block of a circulant that a program keeps has a row of it
@@ -186,5 +186,5 @@ def circulants(
     along_h = tuple(d == 2 for d in dims)
     with torch.autocast(x.device.type, enabled=False):
         keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*columns, *bases))
-        y, again, *_ = _Circulants.apply(x, along_h, symmetric, keep, T, mats, *columns, *bases)
+        y, again, *_ = applied(_Circulants, x, along_h, symmetric, keep, T, mats, *columns, *bases)
     return y, again

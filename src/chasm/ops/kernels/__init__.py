@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,13 @@ def observed(module: nn.Module) -> bool:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def applied(function: Any, *args: Any) -> Any:
+    """function.apply(*args) of an autograd function, without its cost on the host where no gradient is wanted."""
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+        return function.apply(*args)
+    return function.forward(*args)
 
 
 def gradients(y: Tensor, g: Tensor, inputs: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:

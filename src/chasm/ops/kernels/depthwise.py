@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.ops.kernels import gradients
+from chasm.ops.kernels import applied, gradients
 
 
 def depthwise(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -16,7 +16,7 @@ def depthwise(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if z.numel() == 0:
         return _plain(z, weight, bias)
-    y: Tensor = _Depthwise.apply(z, weight, bias)
+    y: Tensor = applied(_Depthwise, z, weight, bias)
     return y
 
 

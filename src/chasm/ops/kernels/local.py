@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.ops.kernels import gradients, triton_runs
+from chasm.ops.kernels import applied, gradients, triton_runs
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 2**22  # positions of an image: offsets inside a tile are 32 bits wide
@@ -41,7 +41,7 @@ def local_block(
     """
     if z.numel() == 0:
         return _plain(z, x, dw_weight, dw_bias, pw_weight, pw_bias)
-    y: Tensor = _Local.apply(z, x, dw_weight, dw_bias, pw_weight, pw_bias)
+    y: Tensor = applied(_Local, z, x, dw_weight, dw_bias, pw_weight, pw_bias)
     return y
 
 

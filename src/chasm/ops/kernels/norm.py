@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.ops.kernels import gradients
+from chasm.ops.kernels import applied, gradients
 
 
 def norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x (B, C, H, W) where `local.obstacle` finds none, parameters (C,). Arithmetic in float32, the result like x."""
     if x.numel() == 0:
         return _plain(x, weight, bias, eps)
-    y: Tensor = _NormGELU.apply(x, weight, bias, eps)[0]
+    y: Tensor = applied(_NormGELU, x, weight, bias, eps)[0]
     return y
 
 
