@@ -41,21 +41,22 @@ class GalerkinAttention(nn.Module):
     @staticmethod
     def normalise(t: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         std, mean = torch.std_mean(t, -1, keepdim=True)  # unbiased, and eps is added to the deviation
-        return (t - mean) / (std + 1e-5) * wide(weight) + wide(bias)
+        scale = 1 / (std + 1e-5)
+        return torch.addcmul(wide(bias), torch.addcmul(-mean * scale, t, scale), wide(weight))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each (B, heads, N, d)."""
         B, C, H, W = x.shape
         # channels are head-major: inside a head q, then k, then v
-        qkv = wide(self.qkv(x)).reshape(B, self.heads, 3 * C // self.heads, H * W).mT
-        q, k, v = qkv.chunk(3, -1)
+        qkv = wide(self.qkv(x)).reshape(B, self.heads, 3, C // self.heads, H * W)
+        q, k, v = (t.mT for t in qkv.unbind(2))
         return q, self.normalise(k, self.k_weight, self.k_bias), self.normalise(v, self.v_weight, self.v_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x)
         with full_precision(x):  # k^T v sums over every position
-            y = q @ (k.mT @ v / k.shape[-2])
-        return y.mT.reshape(x.shape).to(x.dtype)
+            y = (k.mT @ v / k.shape[-2]).mT @ q.mT  # (B, heads, d, N): channels first, as x has them
+        return y.reshape(x.shape).to(x.dtype)
 
 
 @register_mixer("difffno")
@@ -105,4 +106,4 @@ class DiffFNO(Mixer):
             return x
         a, b = self.branches(x)
         gate = self.gate(torch.cat((a, b), 1)).sigmoid()
-        return (gate * a + (1 - gate) * b).to(x.dtype)
+        return torch.lerp(b, a, gate.to(x.dtype))
