@@ -3,6 +3,7 @@ import torch
 from spec_values import check, fill, golden_map
 from torch.nn import functional as F
 
+from chasm.cost import count
 from chasm.mixers import FSEL
 from chasm.mixers.fsel import EntangledFFN, FrequencyAttention, SpatialAttention, mirrored, whole
 
@@ -149,6 +150,11 @@ def test_assemblies(x):
     bare = FSEL(32, part="f+effn", residual=False, dtype=torch.float64).eval()
     bare.load_state_dict(extra.state_dict())
     close(bare(x) + x, extra(x))
+
+
+def test_products_between_heads_are_not_counted(x):
+    cost = count(FSEL(32, heads=8, dtype=torch.float64).eval(), x)
+    assert cost.macs["matmul"] == 4 * x.numel() * 4  # scores and weighted sums, twice, over 4 channels each
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from chasm.mixers._spectral import full_precision, is_empty, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
+from chasm.ops._cost import counted_as
 from chasm.registry import near
 
 
@@ -59,10 +60,17 @@ def channel_weights(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     """softmax(tau q k^T) of unit-norm channels inside each head: (B, H, W, C) twice -> (B, C, C), 0 between heads."""
     C = q.shape[-1]
     head = torch.arange(C, device=q.device) // (C // len(tau))
-    products = (q.mT @ k).sum(1)  # row by row of the map: few long sums would leave most of a GPU idle
+    with counted_as("matmul", macs=q.numel() * C // len(tau)):  # those inside heads
+        products = (q.mT @ k).sum(1)  # row by row of the map: few long sums would leave most of a GPU idle
     q_norm, k_norm = (torch.linalg.vector_norm(t, dim=(1, 2)).clamp_min(1e-12) for t in (q, k))
     scores = products / (q_norm[:, :, None] * k_norm[:, None]) * wide(tau)[head, 0]
     return scores.masked_fill(head[:, None] != head, -torch.inf).softmax(-1)
+
+
+def mixed(x: Tensor, weights: Tensor, heads: int) -> Tensor:
+    """Sums of the channels of (B, H, W, C) by (B, C, C) weights that are 0 between heads."""
+    with counted_as("matmul", macs=x.numel() * x.shape[-1] // heads):
+        return x @ weights.mT[:, None]
 
 
 class FrequencyAttention(nn.Module):
@@ -90,8 +98,8 @@ class FrequencyAttention(nn.Module):
         C, H, W = x.shape[1:]
         official = self.inverse_axes == "official"
         scale = self.heads / (C * H * W) if official else 1.0  # the inverse's, taken to the smallest factors
-        mixed = rows @ (self.attention(rows) * scale).mT[:, None]
-        real = mixed.movedim(-1, 1).contiguous().unflatten(1, (self.heads, -1))
+        real = mixed(rows, self.attention(rows) * scale, self.heads).movedim(-1, 1)
+        real = real.contiguous().unflatten(1, (self.heads, -1))
         imag = x.unflatten(1, (self.heads, -1)).mean(2, keepdim=True) * scale
         y = torch.complex(real, imag.expand_as(real))
         if official:  # back over (channel in head, H*W), the axes it has at this point
@@ -149,7 +157,7 @@ class SpatialAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (wide(branch(x)).movedim(1, -1) for branch in (self.q, self.k, self.v))  # (B, H, W, C)
         with full_precision(x):  # the norms sum over every position
-            y = v @ channel_weights(q, k, self.tau).mT[:, None]
+            y = mixed(v, channel_weights(q, k, self.tau), self.heads)
         return self.project(torch.cat((y.movedim(-1, 1).to(x.dtype), self.local(x)), 1))
 
 
