@@ -59,6 +59,28 @@ def test_no_imaginary_part_reaches_the_library_at_dc_and_nyquist(size, monkeypat
         assert half[..., 1].imag.abs().min() > 1e-9
 
 
+@pytest.mark.parametrize("size", [(3, 4), (2, 3), (1, 1)])
+def test_first_and_second_derivatives(size):
+    m = mixer(size, 2)
+    x = torch.randn(2, 2, *size, dtype=torch.float64, requires_grad=True)
+    inputs = (x, m.filter.detach().clone().requires_grad_())
+
+    def run(x, pairs):
+        return torch.func.functional_call(m, {"filter": pairs}, (x,))
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+    expected = torch.autograd.grad(run(*inputs).pow(3).sum(), inputs)
+    for got, g in zip(torch.func.grad(lambda *t: run(*t).pow(3).sum(), (0, 1))(*inputs), expected, strict=True):
+        close(got, g, 1e-12)
+
+
+def test_moves_to_channels_last_with_its_model():
+    m, x = mixer((8, 6)), torch.randn(2, 3, 8, 6, dtype=torch.float64)
+    y = m(x)
+    close(m.to(memory_format=torch.channels_last)(x), y)
+
+
 def test_truncated_columns_are_zeros():
     Y = torch.randn(4, 3, dtype=torch.complex128)
     close(irfft2(Y, (4, 9), "backward"), torch.fft.irfft2(F.pad(Y, (0, 2)), s=(4, 9)))

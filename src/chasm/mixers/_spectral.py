@@ -34,7 +34,7 @@ def wide(x: Tensor) -> Tensor:
 
 def as_complex(pairs: Tensor) -> Tensor:
     """(..., 2) real -> (...) complex, of a parameter stored in any real dtype."""
-    return torch.view_as_complex(wide(pairs))
+    return torch.view_as_complex(wide(pairs).contiguous())  # a model moved to channels-last takes its parameters along
 
 
 def rfft2(x: Tensor, norm: str) -> Tensor:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, rfft2, wide
+from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops._cost import counted_as
+from chasm.ops.kernels import transformed
 
 
 def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:
@@ -53,15 +54,54 @@ def hermitian_edges(K: Tensor, width: int) -> Tensor:
     return torch.cat((first, K[..., 1:-1], last), -1)
 
 
+class _CircularConvolution(torch.autograd.Function):
+    """(x, K) -> y, X with X = rfft2(x) and y = irfft2(K X), both unscaled, K as `hermitian_edges` leaves it.
+
+    The adjoint is the same with conj(K), one real transform each way; torch's backward of a real transform is a
+    complex one of twice the size. X is an output for the sake of second derivatives.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+        X = torch.fft.rfft2(x)
+        return torch.fft.irfft2(X * K, x.shape[-2:], norm="forward"), X
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.size = inputs[0].shape[-2:]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, gX: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        (K, X), (H, W) = ctx.saved_tensors, ctx.size
+        gx = gK = None
+        if g is not None:
+            G = torch.fft.rfft2(g)
+            if ctx.needs_input_grad[0]:
+                gx = torch.fft.irfft2(G * K.conj(), (H, W), norm="forward")
+            if ctx.needs_input_grad[1]:
+                k = torch.arange(W // 2 + 1, device=g.device)
+                twins = 2 - ((k == 0) | (2 * k == W)).to(g.dtype)  # bins that a column stands for
+                gK = (G * X.conj()).sum(0) * twins
+        if gX is not None and ctx.needs_input_grad[0]:
+            g_map = torch.fft.ifft2(F.pad(gX, (0, W - W // 2 - 1)), norm="forward").real
+            gx = g_map if gx is None else gx + g_map
+        return gx, gK
+
+
 def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
     """Multiply the spectrum of x by the filter (h, w', C, 2), resized by `mode` where the sizes differ."""
     H, W = x.shape[-2:]
     with full_precision(x):
-        pairs = wide(pairs)
+        pairs = wide(pairs) / (H * W)  # the scale of both transforms
         if pairs.shape[:2] != (H, W // 2 + 1):
             pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
         K = hermitian_edges(as_complex(pairs).permute(2, 0, 1), W)  # (C, H, W//2+1)
-        return torch.fft.irfft2(rfft2(x, "ortho") * K, (H, W), norm="ortho").to(x.dtype)
+        if transformed():  # by torch.compile, torch.func, ...
+            return torch.fft.irfft2(torch.fft.rfft2(wide(x)) * K, (H, W), norm="forward").to(x.dtype)
+        y: Tensor = _CircularConvolution.apply(wide(x), K)[0]
+        return y.to(x.dtype)
 
 
 @register_mixer("gfnet")
