@@ -27,7 +27,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies the bits of bfloat16, and patches triton.language again at each call of a helper function."""
+    """It multiplies the bits of bfloat16, and TF32 as float32; and patches triton.language again at each call of a
+    helper function.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     import numpy as np
@@ -42,14 +44,21 @@ def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
             original(function)
         return SimpleNamespace(restore=lambda: None)
 
-    def widened(t):
-        if t.dtype.scalar != tl.bfloat16:
+    def read(t, precision):
+        """The numbers that a matrix unit would find in t."""
+        if t.dtype.scalar == tl.bfloat16:
+            bits = t.data.astype(np.uint32) << 16
+        elif t.dtype.scalar == tl.float32 and precision.name == "TF32":
+            bits = np.ascontiguousarray(t.data).view(np.uint32) & 0xFFFFE000
+        else:
             return t
-        return interpreter.TensorHandle((t.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
     monkeypatch.setattr(interpreter, "_patch_lang", patch)
     monkeypatch.setattr(
-        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+        interpreter.InterpreterBuilder,
+        "create_dot",
+        lambda self, a, b, d, precision, *rest: dot(self, read(a, precision), read(b, precision), d, precision, *rest),
     )
 
 

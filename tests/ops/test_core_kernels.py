@@ -65,7 +65,7 @@ def test_circulant_pass_and_its_gradient(H, W, along_h):
 
 @kernel_test
 @pytest.mark.parametrize(("C", "S"), [(5, 7), (96, 130), (40, 65), (128, 64), (16, 1)])
-def test_channel_products_in_float32(C, S):
+def test_channel_products_in_float32(C, S, mended_interpreter):
     from chasm.ops.kernels import mixing
 
     A, X = normal(C, C), normal(2, C, S, seed=1)
@@ -146,25 +146,45 @@ def basis_by_kernels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 @kernel_test
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("C", "H", "W"), [(5, 1, 7), (96, 5, 20), (130, 5, 13)])
-def test_products_that_add(C, H, W, dtype, mended_interpreter):
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize(("C", "H", "W"), [(7, 1, 7), (16, 8, 16), (33, 3, 23), (96, 5, 20), (130, 5, 13)])
+def test_products_that_add(C, H, W, room, dtype, mended_interpreter, monkeypatch):
     from chasm.ops.kernels.products import product
 
+    monkeypatch.setattr("chasm.ops.kernels.products.roomy", lambda x: room)
     A, a, x = (t.to(dtype) for t in (normal(C, C) / C**0.5, normal(2, C, H, W), normal(2, C, H, W, seed=1)))
     bias = normal(C, seed=2).float()
     expected = torch.einsum("mc,bchw->bmhw", A.double(), a.double())
     tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
     assert_close(product(A, a), expected, tolerance)
+    assert_close(product(A.mT.contiguous().mT, a), expected, tolerance)
     assert_close(product(A, a, bias, x), expected + bias.double()[:, None, None] + x.double(), tolerance)
 
 
 @kernel_test
-@pytest.mark.parametrize(("C", "H", "W"), [(5, 1, 7), (96, 15, 20), (130, 5, 13)])
-def test_gram_matrix(C, H, W):
-    from chasm.ops.kernels.products import gram
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("C", "H", "W"), [(7, 1, 7), (16, 8, 16), (33, 3, 23), (96, 15, 20), (130, 5, 13)])
+def test_gram_matrix(C, H, W, dtype, mended_interpreter, monkeypatch):
+    check_gram((3, C, H, W), dtype)
+    monkeypatch.setattr("chasm.ops.kernels.products.WEIGHT_PROGRAMS", 4)  # several blocks for each
+    check_gram((3, C, H, W), dtype)
 
-    G, X = normal(2, C, H, W).float(), normal(2, C, H, W, seed=1).float()
-    assert_close(gram(G, X), torch.einsum("bmhw,bnhw->mn", G.double(), X.double()), 1e-6)
+
+@gpu_test
+@pytest.mark.parametrize("shape", [(8, 96, 256, 256), (4, 96, 218, 170), (8, 384, 32, 32)], ids=str)
+def test_gram_matrix_of_many_positions(shape):
+    check_gram(shape, torch.float32)
+
+
+def check_gram(shape, dtype):
+    from chasm.ops.kernels.products import gram, gram_and_sum
+
+    G, X = normal(*shape).to(dtype), normal(*shape, seed=1).to(dtype)
+    expected = torch.einsum("bmhw,bnhw->mn", G.double(), X.double())
+    assert_close(gram(G, X), expected, 2e-6)  # sums are float32
+    found, total = gram_and_sum(G, X)
+    assert_close(found, expected, 2e-6)
+    assert_close(total, G.double().sum((0, 2, 3)), 2e-6)
 
 
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], spread: float = 0.3, **options: Any) -> chasm.CHASM:
@@ -235,8 +255,12 @@ def compare(shape, options, dtype=HALF, spread=0.3):
 
 @kernel_test
 @pytest.mark.parametrize("shape", [(2, 6, 7, 10), (2, 20, 1, 4), (2, 6, 9), (1, 5, 4, 3, 6)], ids=str)
-def test_fft_form_with_the_float32_product(shape, monkeypatch):
+def test_fft_form_with_the_float32_products(shape, mended_interpreter, monkeypatch):
+    from chasm.ops.kernels import products
+
+    grams = []
     monkeypatch.setattr("chasm.ops.chain._slow_in_a_library", lambda X: X.dtype == torch.float32)
+    monkeypatch.setattr(products, "gram", lambda *maps, gram=products.gram: grams.append(1) or gram(*maps))
     x, g = normal(*shape).float(), normal(*shape, seed=1).float()
     options = {"ndim": len(shape) - 2}
     oracle = mixer("reference", torch.float64, shape, **options)
@@ -244,6 +268,7 @@ def test_fft_form_with_the_float32_product(shape, monkeypatch):
     oracle.load_state_dict(module.state_dict())
     for found, expected in zip(results(module, x, g), results(oracle, x.double(), g.double()), strict=True):
         assert_close(found, expected, 1e-5)
+    assert len(grams) == options["ndim"] + 1  # one for each matrix
 
 
 @kernel_test
@@ -405,4 +430,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 72
+    assert passed_in_the_interpreter(__file__) == 93

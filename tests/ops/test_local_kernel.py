@@ -86,7 +86,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter:
     if INTERPRETED:
         for name in ("ACTIVATE", "SPREAD"):
             monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
-        blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "PRECISION": "ieee"}
+        blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16}
         for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32"):
             monkeypatch.setattr(products, name, blocks)
         monkeypatch.setattr(products, "WEIGHT_PROGRAMS", 8)

@@ -30,17 +30,17 @@ def mix(A: Tensor | None, X: Tensor) -> Tensor:
 
 
 def _kernel_fits(A: Tensor, X: Tensor) -> bool:
-    """Whether `mixing.product` may run: it cannot be traced, and has no gradient of its own."""
+    """Whether kernels may multiply: they cannot be traced, and have no gradient of their own."""
     if traced(X) or (torch.is_grad_enabled() and (A.requires_grad or X.requires_grad)):
         return False
     return _slow_in_a_library(X)
 
 
 def _slow_in_a_library(X: Tensor) -> bool:
-    """float32 on a GPU, where a library's product is slow or TF32; and the kernel takes it."""
+    """float32 on a GPU, where a library's product is slow or TF32; and the kernels take it."""
     if not X.is_cuda or X.dtype != torch.float32 or not triton_runs():
         return False
-    # It keeps both parts of the matrix in shared memory; offsets in an image are 32 bits wide.
+    # `mixing` keeps both parts of a matrix in shared memory; offsets in an image are 32 bits wide.
     return X.shape[1] <= 128 and X.shape[1] * X.shape[2] < 2**31 and too_small(X.device) is None
 
 
@@ -49,6 +49,16 @@ def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours
 
     with counted_as("matmul", macs=A.shape[0] * X.numel()):
         return mixing.product(A, X, gain, neighbours)
+
+
+def _gram(G: Tensor, X: Tensor) -> Tensor:
+    """Sum over batch and positions of G X^T, (C, C)."""
+    if not _kernel_fits(G, X):
+        return torch.bmm(G, X.mT).sum(0)
+    from chasm.ops.kernels import products
+
+    with counted_as("matmul", macs=G.shape[1] * X.numel()):
+        return products.gram(G, X)
 
 
 def _mix_and_scale(A: Tensor | None, X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
@@ -161,11 +171,11 @@ class _Chain(torch.autograd.Function):
             if need_gain[j - 1]:
                 grad_gain[j - 1] = _gain_gradient(bins(P), bins(H), g) * transform.weight
             if need_mat[j]:
-                grad_mat[j] = torch.bmm(G, _scaled(P, g, bins).mT).sum(0) * transform.weight
+                grad_mat[j] = _gram(G, _scaled(P, g, bins)) * transform.weight
             G = _scaled(H, g.conj(), bins)
             del P, H
         if need_mat[0]:
-            grad_mat[0] = torch.bmm(G, X.mT).sum(0) * transform.weight
+            grad_mat[0] = _gram(G, X) * transform.weight
         if need_x and mats[0] is not None:
             G = mix(mats[0].mT, G)
         gx = transform.forward_adjoint(G, shape) if need_x else None

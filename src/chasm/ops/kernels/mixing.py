@@ -1,7 +1,7 @@
 """The product of a channel matrix (C, C), C <= 128, with float32 features (B, C, S) as a Triton kernel.
 
 A library multiplies float32 on its slow units, or in TF32, which has 10 bits. Here every number is split in two
-of TF32, and three products of the parts give float32 accuracy on the fast units.
+of TF32, and three products of the parts (`add_product`) give float32 accuracy on the fast units.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,7 +17,7 @@ PROGRAMS = 528  # enough to keep a card busy
 
 
 @triton.jit
-def _upper(x):
+def upper_part(x):
     """The part of a float32 that TF32 holds."""
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
@@ -26,25 +26,46 @@ def _upper(x):
 def _block(a_ptr, C, n, k):
     """A[n, k] as (k, n), in two parts."""
     w = tl.load(a_ptr + n[None, :] * C + k[:, None], mask=(n < C)[None, :] & (k < C)[:, None], other=0.0)
-    upper = _upper(w)
+    upper = upper_part(w)
     return upper, w - upper
 
 
 @triton.jit
-def _add(y, x, upper, lower):
-    """y + x w for w in two parts."""
-    x_upper = _upper(x)
+def add_product(y, x, upper, lower):
+    """y + x w for w in two parts.
+
+    Matrix units cut off where others round: what sums over more than channels starts at y = 0 in every block.
+    """
+    x_upper = upper_part(x)
     y = tl.dot(x - x_upper, upper, y, input_precision="tf32")
     y = tl.dot(x_upper, lower, y, input_precision="tf32")
     return tl.dot(x_upper, upper, y, input_precision="tf32")
 
 
 @triton.jit
-def _product_kernel(
-    x_ptr, y_ptr, a_ptr, gain_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
-    C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr, GAIN: tl.constexpr,
+def _store(
+    y, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS,
+    GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers * B,): y = g A x in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
+    """g y + bias + what is to be added, of channels c at positions s."""
+    inside = (s < S)[:, None] & (c < C)[None, :]
+    if GAIN:
+        bins = (s // NEIGHBOURS % BINS)[:, None]
+        y *= tl.load(gain_ptr + c[None, :] * BINS + bins, mask=inside, other=0.0)
+    if BIAS:
+        y += tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
+    if ADD:
+        y += tl.load(add_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + at, y, mask=inside)
+
+
+@triton.jit
+def _product_kernel(
+    x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
+    C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr,
+    GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Grid (walkers * B,), in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
     walker = tl.program_id(0) % WALKERS
     start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
     c0 = tl.arange(0, C0)
@@ -57,22 +78,17 @@ def _product_kernel(
     for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
         s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
         inside = (s < S)[:, None]
-        bins = (s // NEIGHBOURS % BINS)[:, None]
         at0 = start + c0[None, :] * S + s[:, None]
         x0 = tl.load(x_ptr + at0, mask=inside & (c0 < C)[None, :], other=0.0)
-        y0 = _add(tl.zeros([BLOCK_S, C0], tl.float32), x0, u00, l00)
+        y0 = add_product(tl.zeros([BLOCK_S, C0], tl.float32), x0, u00, l00)
         if C1 > 0:
             at1 = start + c1[None, :] * S + s[:, None]
             x1 = tl.load(x_ptr + at1, mask=inside & (c1 < C)[None, :], other=0.0)
-            y0 = _add(y0, x1, u10, l10)
-            y1 = _add(tl.zeros([BLOCK_S, C1], tl.float32), x0, u01, l01)
-            y1 = _add(y1, x1, u11, l11)
-            if GAIN:
-                y1 *= tl.load(gain_ptr + c1[None, :] * BINS + bins, mask=inside & (c1 < C)[None, :], other=0.0)
-            tl.store(y_ptr + at1, y1, mask=inside & (c1 < C)[None, :])
-        if GAIN:
-            y0 *= tl.load(gain_ptr + c0[None, :] * BINS + bins, mask=inside & (c0 < C)[None, :], other=0.0)
-        tl.store(y_ptr + at0, y0, mask=inside & (c0 < C)[None, :])
+            y0 = add_product(y0, x1, u10, l10)
+            y1 = add_product(tl.zeros([BLOCK_S, C1], tl.float32), x0, u01, l01)
+            y1 = add_product(y1, x1, u11, l11)
+            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, at1, c1, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, at0, c0, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
 
 
 def channel_blocks(C: int) -> tuple[int, int]:
@@ -81,18 +97,31 @@ def channel_blocks(C: int) -> tuple[int, int]:
     return (C0, 0) if C <= C0 else (C0, max(16, triton.next_power_of_2(C - C0)))
 
 
-def product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:
-    """A (C, C) on contiguous float32 X (B, C, S), then gain (C, n), of bin (s // neighbours) % n at position s."""
+def product(
+    A: Tensor,
+    X: Tensor,
+    gain: Tensor | None = None,
+    neighbours: int = 1,
+    *,
+    bias: Tensor | None = None,
+    add: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A (C, C) on contiguous float32 X (B, C, S), then gain (C, n), of bin (s // neighbours) % n at position s.
+
+    To that come bias (C,) and `add`, a map like X; both of any dtype.
+    """
     B, C, S = X.shape
     C0, C1 = channel_blocks(C)
     options = dict(PRODUCT)
     block = options.pop("BLOCK_S")
-    Y = torch.empty_like(X)
+    Y = torch.empty_like(X) if out is None else out
     walkers = min(triton.cdiv(S, block), max(1, triton.cdiv(PROGRAMS, B)))
     bins = 1 if gain is None else gain.shape[1]
+    terms = (X if t is None else t.contiguous() for t in (gain, bias, add))
     with torch.cuda.device_of(X):
         _product_kernel[(walkers * B,)](
-            X, Y, A.contiguous(), X if gain is None else gain.contiguous(), C, S, bins, neighbours, walkers,
-            C0=C0, C1=C1, BLOCK_S=block, GAIN=gain is not None, **options,
+            X, Y, A.contiguous(), *terms, C, S, bins, neighbours, walkers, C0=C0, C1=C1, BLOCK_S=block,
+            GAIN=gain is not None, BIAS=bias is not None, ADD=add is not None, **options,
         )  # fmt: skip
     return Y

@@ -1,7 +1,7 @@
 """Products over the channels of features (B, C, H, W), and over their positions, as Triton kernels. Sums in float32.
 
 `product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` what it
-has too few result blocks for. Their float32 is never TF32. See `mixing` for float32 as fast as it can be.
+has too few result blocks for. Their float32 is never TF32, but three products of parts: see `mixing`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,24 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import roomy
+from chasm.ops.kernels import mixing, roomy
 from chasm.ops.kernels.circulant import unit
+from chasm.ops.kernels.mixing import add_product, upper_part
 
-# Products, of half-precision and of float32 features. PRECISION matters to float32 alone: "ieee" is never TF32.
-HALF, FLOAT32 = {"PRECISION": "tf32"}, {"PRECISION": "ieee"}
-PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3, **HALF}
-PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
+# Products, of half-precision and of float32 features
+PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
+PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
 WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
-WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3, **HALF}
-WEIGHT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_K": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3, **FLOAT32}
+WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
+WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
 WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
 
 
 @triton.jit
 def _product_kernel(
     W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, stride_m, stride_k,
-    UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[b] = W a[b] (+ bias) (+ x[b]) for (C, C) on (B, C, N)."""
@@ -51,7 +51,11 @@ def _product_kernel(
     for k0 in range(0, C, BLOCK_K):
         w = tl.load(w_at, mask=(m < C) & (k[None, :] < C - k0), other=0.0)
         a = tl.load(a_at, mask=(k[:, None] < C - k0) & (n < N), other=0.0)
-        acc = tl.dot(w, a, acc, input_precision=PRECISION)
+        if a.dtype == tl.float32:
+            upper = upper_part(a)
+            acc += add_product(tl.zeros([BLOCK_M, BLOCK_N], tl.float32), w, upper, a - upper)
+        else:
+            acc = tl.dot(w, a, acc)
         w_at += BLOCK_K * stride_k
         a_at += BLOCK_K * N
     if BIAS:
@@ -88,8 +92,7 @@ def _walk_kernel(
 @triton.jit
 def _weight_kernel(
     g_ptr, a_ptr, parts_ptr, sums_ptr, C, N_units, blocks, splits,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Parts (splits, C, C) of the sum over b of g[b] a[b]^T, and (splits, C) of that of g."""
     N = N_units * UNIT
@@ -102,7 +105,8 @@ def _weight_kernel(
     step = tl.cast(C, tl.int64) * N
     g_at, a_at = g_ptr + tl.cast(m0, tl.int64) * N + i[:, None] * N, a_ptr + tl.cast(k0, tl.int64) * N + j[:, None] * N
     acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    sums = tl.zeros([BLOCK_M, 16], tl.float32)
+    SPLIT: tl.constexpr = g_ptr.dtype.element_ty == tl.float32
+    sums = tl.zeros([BLOCK_M, BLOCK_N if SPLIT else 16], tl.float32)
     ones = tl.full([BLOCK_N, 16], 1.0, g_ptr.dtype.element_ty)
     first = tl.cast(split, tl.int64) * blocks // splits
     end = (tl.cast(split, tl.int64) + 1) * blocks // splits
@@ -111,11 +115,17 @@ def _weight_kernel(
         columns_n = block % per_image * BLOCK_N + n
         g = tl.load(g_at + at + columns_n, mask=(m < C)[:, None] & (columns_n < N), other=0.0)
         a = tl.load(a_at + at + columns_n, mask=(k < C)[:, None] & (columns_n < N), other=0.0)
-        acc = tl.dot(g, tl.trans(a), acc, input_precision=PRECISION)
-        sums = tl.dot(g, ones, sums, input_precision=PRECISION)  # a sum over n that needs no second copy of g
+        if SPLIT:  # float32
+            upper = upper_part(a)
+            acc += add_product(tl.zeros([BLOCK_M, BLOCK_K], tl.float32), g, tl.trans(upper), tl.trans(a - upper))
+            sums += g
+        else:
+            acc = tl.dot(g, tl.trans(a), acc)
+            sums = tl.dot(g, ones, sums)  # a sum over n that needs no second copy of g
     part = tl.cast(split, tl.int64) * C
     tl.store(parts_ptr + (part + m[:, None]) * C + k[None, :], acc, mask=(m < C)[:, None] & (k < C)[None, :])
-    tl.store(sums_ptr + part + m, tl.max(sums, 1), mask=m < tl.where(k0 == 0, C, 0))  # sixteen times the same
+    total = tl.sum(sums, 1) if SPLIT else tl.max(sums, 1)  # sixteen times the same
+    tl.store(sums_ptr + part + m, total, mask=m < tl.where(k0 == 0, C, 0))
 
 
 def product(
@@ -126,9 +136,12 @@ def product(
     B, C, N = a.shape[0], a.shape[1], a.shape[2] * a.shape[3]
     tensors = (W, a, W if bias is None else bias.contiguous(), a if x is None else x, out)
     terms = {"BIAS": bias is not None, "RESIDUAL": x is not None, "UNIT": unit(N)}
-    walk = C <= 128 and a.dtype != torch.float32 and roomy(a)
+    few = C <= 128 and roomy(a)
+    if few and a.dtype == torch.float32:
+        mixing.product(W, a.flatten(2), bias=bias, add=x, out=out.flatten(2))
+        return out
     with torch.cuda.device_of(a):
-        if walk:
+        if few:
             walkers = min(triton.cdiv(N, WALK["BLOCK_N"]), max(1, triton.cdiv(WALK_PROGRAMS, B)))
             sizes = (C, N // unit(N), walkers, *W.stride())
             block = max(16, triton.next_power_of_2(C))
@@ -141,7 +154,7 @@ def product(
 
 
 def gram(g: Tensor, a: Tensor) -> Tensor:
-    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, H, W).
+    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, ..).
 
     A library's product has too few result blocks to fill a card; here the positions are shared out among programs.
     """
@@ -155,7 +168,7 @@ def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    C, N = a.shape[1], a.shape[2] * a.shape[3]
+    C, N = a.shape[1], a.shape[2:].numel()
     half = WEIGHT if roomy(a) else {**WEIGHT, "BLOCK_N": 64}
     constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else half, C)
     tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
