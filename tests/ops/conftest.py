@@ -27,8 +27,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies the bits of bfloat16, and TF32 as float32; and patches triton.language again at each call of a
-    helper function.
+    """It multiplies the bits of bfloat16, and TF32 as float32; rounds to bfloat16 towards zero; and patches
+    triton.language again at each call of a helper function.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
@@ -54,6 +54,14 @@ def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
             return t
         return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
+    def cast_to(self, src, dst_type):
+        if (src.dtype.scalar, dst_type.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, src, dst_type)
+        rounded = torch.from_numpy(np.ascontiguousarray(src.data)).bfloat16().view(torch.uint16)
+        return interpreter.TensorHandle(rounded.numpy(), tl.bfloat16)
+
+    cast = interpreter.InterpreterBuilder.cast_impl
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_to)
     monkeypatch.setattr(interpreter, "_patch_lang", patch)
     monkeypatch.setattr(
         interpreter.InterpreterBuilder,

@@ -187,6 +187,20 @@ def check_gram(shape, dtype):
     assert_close(total, G.double().sum((0, 2, 3)), 2e-6)
 
 
+@kernel_test
+@pytest.mark.parametrize(("C", "H", "W"), [(7, 1, 7), (33, 3, 23), (96, 15, 20)])
+def test_product_and_gram_in_one_pass(C, H, W, mended_interpreter, monkeypatch):
+    from chasm.ops.kernels.products import product_and_gram
+
+    A, q, e = (normal(*shape, seed=s).bfloat16() for s, shape in enumerate([(C, C), *[(3, C, H, W)] * 2]))
+    for programs in (264, 3):  # a block for each, then several
+        monkeypatch.setattr("chasm.ops.kernels.products.BOTH_PROGRAMS", programs)
+        found, total = product_and_gram(A.mT, q, e)
+        assert_close(found, torch.einsum("cm,bchw->bmhw", A.double(), q.double()), 1e-2)
+        assert_close(total, torch.einsum("bmhw,bnhw->mn", q.double(), e.double()), 2e-6)
+    assert product_and_gram(A.float(), q.float(), e.float()) is None
+
+
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], spread: float = 0.3, **options: Any) -> chasm.CHASM:
     options = {"local": False, **options}
     module = chasm.CHASM(shape[1], size=shape[2:], form=form, **options).to(DEVICE, dtype)
@@ -430,4 +444,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 93
+    assert passed_in_the_interpreter(__file__) == 96

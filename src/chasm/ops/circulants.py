@@ -132,8 +132,10 @@ class _Circulants(torch.autograd.Function):
             if ctx.keep:
                 z = entered.pop() if mats[j - 1] is not None else left[j - 1]
             if need_basis[j - 1]:
-                after = _turned(bases[j + 1], gram(q, apart[j - 1]))
-            g = _mixed(mats[j], q, transpose=True)
+                g, after = _mixed_and_summed(mats[j], q, apart[j - 1])
+                after = _turned(bases[j + 1], after)
+            else:
+                g = _mixed(mats[j], q, transpose=True)
             if need_column[j - 1]:
                 d_columns[j - 1] = circulant.gradient(g, z, h)
             q, p = _pass(Tj if ctx.symmetric else _transposed(Tj), g, h)
@@ -167,6 +169,14 @@ def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | N
         with counted_as("matmul", macs=A.shape[0] * x.numel()):
             return products.product(A, x, x=None if add is None else add.to(x.dtype).contiguous())
     return mix(A, x.flatten(2)).view(x.shape)
+
+
+def _mixed_and_summed(A: Tensor | None, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """A^T q, and the sum of q e^T over batch and positions."""
+    from chasm.ops.kernels import products
+
+    found = None if A is None else products.product_and_gram(A.mT, q, e)
+    return found or (_mixed(A, q, transpose=True), products.gram(q, e))
 
 
 def circulants(

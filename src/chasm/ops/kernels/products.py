@@ -25,6 +25,8 @@ WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
 WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
 WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
+BOTH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
+BOTH_PROGRAMS = 264
 WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
 
 
@@ -128,6 +130,29 @@ def _weight_kernel(
     tl.store(sums_ptr + part + m, total, mask=m < tl.where(k0 == 0, C, 0))
 
 
+@triton.jit
+def _both_kernel(
+    W_ptr, q_ptr, e_ptr, out_ptr, parts_ptr, C, N_units, WALKERS, stride_m, stride_k,
+    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """out[b] = W q[b], and parts (programs, C, C) of the sum over b of q[b] e[b]^T, with q read once."""
+    N = N_units * UNIT
+    pid = tl.program_id(0)
+    image = (pid // WALKERS).to(tl.int64) * C * N
+    m, k = tl.arange(0, BLOCK_C)[:, None], tl.arange(0, BLOCK_C)[None, :]
+    square = (m < C) & (k < C)
+    w = tl.load(W_ptr + m * stride_m + k * stride_k, mask=square, other=0.0)
+    acc = tl.zeros([BLOCK_C, BLOCK_C], tl.float32)
+    for tile in range(pid % WALKERS, tl.cdiv(N, BLOCK_N), WALKERS):
+        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        at, inside = image + (m * N + n), (m < C) & (n < N)
+        q = tl.load(q_ptr + at, mask=inside, other=0.0)
+        e = tl.load(e_ptr + at, mask=inside, other=0.0)
+        acc = tl.dot(q, tl.trans(e), acc)
+        tl.store(out_ptr + at, tl.dot(w, q).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(parts_ptr + pid.to(tl.int64) * C * C + m * C + k, acc, mask=square)
+
+
 def product(
     W: Tensor, a: Tensor, bias: Tensor | None = None, x: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
@@ -165,6 +190,22 @@ def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """And the sum of g, (C,)."""
     parts, sums = _gram_parts(g, a)
     return parts.sum(0), sums.sum(0)
+
+
+def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] | None:
+    """W q and gram(q, e) in one pass over q; None where a program cannot hold what that takes."""
+    B, C, N = q.shape[0], q.shape[1], q.shape[2] * q.shape[3]
+    if C > 128 or q.dtype.itemsize > 2 or not roomy(q):
+        return None
+    walkers = min(triton.cdiv(N, BOTH["BLOCK_N"]), max(1, BOTH_PROGRAMS // B))
+    out = torch.empty_like(q)
+    parts = torch.empty(walkers * B, C, C, device=q.device, dtype=torch.float32)
+    block = max(16, triton.next_power_of_2(C))
+    with torch.cuda.device_of(q):
+        _both_kernel[(walkers * B,)](
+            W, q, e, out, parts, C, N // unit(N), walkers, *W.stride(), UNIT=unit(N), BLOCK_C=block, **BOTH
+        )
+    return out, parts.sum(0)
 
 
 def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
