@@ -35,6 +35,16 @@ def too_small(device: torch.device) -> str | None:
     return f"its blocks need {SHARED_MEMORY // 1024} KB of shared memory, this card has {found // 1024}"
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own takes microseconds, of which a step has few."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The least that is n or more; as above."""
+    return 1 << (n - 1).bit_length()
+
+
 def roomy(x: Tensor) -> bool:
     """Whether the larger blocks fit where x is."""
     return not x.is_cuda or too_small(x.device) is None

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chasm.ops.kernels import cdiv, power_of_2
+
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 PASS_SHORT = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 3}  # up to 128
 PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
@@ -171,11 +173,11 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     """
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
-    N = max(16, triton.next_power_of_2(n))
+    N = max(16, power_of_2(n))
     options = dict(PASS_SHORT if N <= 128 else PASS if N <= 256 else PASS_LONG)
     block_t = min(options.pop("BLOCK_T"), N)
-    block_x = min(options.pop("BLOCK_X"), max(16, triton.next_power_of_2(other)))
-    tiles, blocks = B * triton.cdiv(other, block_x), triton.cdiv(n, block_t)
+    block_x = min(options.pop("BLOCK_X"), max(16, power_of_2(other)))
+    tiles, blocks = B * cdiv(other, block_x), cdiv(n, block_t)
     walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))
     y, apart = torch.empty_like(x), None if mean is None else torch.empty_like(x)
     with torch.cuda.device_of(x):
@@ -192,18 +194,18 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     B, C, H, W = x.shape
     n = H if along_h else W
     options = dict(GRADIENT)
-    block = min(options.pop("BLOCK"), max(16, triton.next_power_of_2(n)))
-    step = min(options.pop("BLOCK_K"), max(16, triton.next_power_of_2(W if along_h else H)))
+    block = min(options.pop("BLOCK"), max(16, power_of_2(n)))
+    step = min(options.pop("BLOCK_K"), max(16, power_of_2(W if along_h else H)))
     D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
     d = torch.empty(C, n, dtype=torch.float32, device=g.device)
-    blocks = triton.cdiv(n, block)
+    blocks = cdiv(n, block)
     with torch.cuda.device_of(x):
         _gradient_kernel[blocks, blocks, C](
             g, x, D, B, C, H, W // unit(W), BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit(W), **options
         )
         # T[i, j] = column[(i - j) % n], and D is the gradient of T, transposed.
-        width = min(DIAGONAL["BLOCK"], triton.next_power_of_2(n))
-        _diagonal_kernel[triton.cdiv(n, width), C](D, d, n, **{**DIAGONAL, "BLOCK": width})
+        width = min(DIAGONAL["BLOCK"], power_of_2(n))
+        _diagonal_kernel[cdiv(n, width), C](D, d, n, **{**DIAGONAL, "BLOCK": width})
     return d
 
 
@@ -213,13 +215,13 @@ def matrices(column: Tensor, dtype: torch.dtype, apart: bool) -> tuple[Tensor, T
     `apart`: less their mean gain, which comes third.
     """
     C, n = column.shape
-    width = triton.cdiv(n, 8) * 8
+    width = cdiv(n, 8) * 8
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
     scale = torch.empty(C, dtype=torch.float32, device=column.device)
     mean = torch.empty((), dtype=torch.float32, device=column.device) if apart else None
     with torch.cuda.device_of(column):
-        _matrix_kernel[triton.cdiv(n, MATRIX["ROWS"]), C](
+        _matrix_kernel[cdiv(n, MATRIX["ROWS"]), C](
             column.contiguous(), T, scale, scale if mean is None else mean, C, n, width,
-            N=triton.next_power_of_2(width), CHANNELS=triton.next_power_of_2(C), APART=apart, **MATRIX,
+            N=power_of_2(width), CHANNELS=power_of_2(C), APART=apart, **MATRIX,
         )  # fmt: skip
     return T, scale, mean

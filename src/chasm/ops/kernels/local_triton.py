@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import products
+from chasm.ops.kernels import cdiv, power_of_2, products
 from chasm.ops.kernels.circulant import unit
 
 # TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
@@ -250,10 +250,10 @@ def _strips(z: Tensor, options: dict[str, int]) -> tuple[tuple[int], int, tuple[
     """-> grid, strips of a channel, size arguments and constants of a depthwise kernel."""
     batch, C, H, W = z.shape
     constants = {key: value for key, value in options.items() if key != "TILE"}
-    widths = [256, 128, 64, 32] if W >= 32 else [triton.next_power_of_2(W)]
-    block_w = min(widths, key=lambda width: triton.cdiv(W, width) * width)  # the least beyond the edge, then the widest
+    widths = [256, 128, 64, 32] if W >= 32 else [power_of_2(W)]
+    block_w = min(widths, key=lambda width: cdiv(W, width) * width)  # the least beyond the edge, then the widest
     block_w = min(block_w, options["TILE"])
-    block_c = min(options["TILE"] // block_w, triton.next_power_of_2(C))
-    strips = batch * triton.cdiv(H, options["ROWS"]) * triton.cdiv(W, block_w)
+    block_c = min(options["TILE"] // block_w, power_of_2(C))
+    strips = batch * cdiv(H, options["ROWS"]) * cdiv(W, block_w)
     constants |= {"UNIT": unit(W), "BLOCK_C": block_c, "BLOCK_W": block_w}
-    return (strips * triton.cdiv(C, block_c),), strips, (C, H, W // unit(W)), constants
+    return (strips * cdiv(C, block_c),), strips, (C, H, W // unit(W)), constants

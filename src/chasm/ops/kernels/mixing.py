@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chasm.ops.kernels import cdiv, power_of_2
+
 PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 2}
 PROGRAMS = 528  # enough to keep a card busy
 
@@ -94,7 +96,7 @@ def _product_kernel(
 def channel_blocks(C: int) -> tuple[int, int]:
     """C0, C1: powers of two from 16 with C0 + C1 >= C, because matrix units want those; C1 may be 0. 96 = 64 + 32."""
     C0 = max(16, 1 << (C.bit_length() - 1))
-    return (C0, 0) if C <= C0 else (C0, max(16, triton.next_power_of_2(C - C0)))
+    return (C0, 0) if C <= C0 else (C0, max(16, power_of_2(C - C0)))
 
 
 def product(
@@ -116,7 +118,7 @@ def product(
     options = dict(PRODUCT)
     block = options.pop("BLOCK_S")
     Y = torch.empty_like(X) if out is None else out
-    walkers = min(triton.cdiv(S, block), max(1, triton.cdiv(PROGRAMS, B)))
+    walkers = min(cdiv(S, block), max(1, cdiv(PROGRAMS, B)))
     bins = 1 if gain is None else gain.shape[1]
     terms = (X if t is None else t.contiguous() for t in (gain, bias, add))
     with torch.cuda.device_of(X):

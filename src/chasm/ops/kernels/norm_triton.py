@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chasm.ops.kernels import cdiv, power_of_2
 from chasm.ops.kernels.circulant import unit
 from chasm.ops.kernels.local_triton import _normal
 
@@ -193,6 +194,6 @@ def backward(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Ten
 def _walk(x: Tensor) -> tuple[tuple[int], int, tuple[int, int], dict[str, Any]]:
     """-> grid, parts of a row, size arguments and constants of the kernels that walk along rows."""
     rows, N = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
-    block = min(WALK["BLOCK"], triton.next_power_of_2(N))
-    splits = max(1, min(PROGRAMS // rows, triton.cdiv(N, block)))
+    block = min(WALK["BLOCK"], power_of_2(N))
+    splits = max(1, min(PROGRAMS // rows, cdiv(N, block)))
     return (rows * splits,), splits, (N // unit(N), splits), {**WALK, "BLOCK": block, "UNIT": unit(N)}

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import mixing, roomy
+from chasm.ops.kernels import cdiv, mixing, power_of_2, roomy
 from chasm.ops.kernels.circulant import unit
 from chasm.ops.kernels.mixing import add_product, upper_part
 
@@ -167,13 +167,13 @@ def product(
         return out
     with torch.cuda.device_of(a):
         if few:
-            walkers = min(triton.cdiv(N, WALK["BLOCK_N"]), max(1, triton.cdiv(WALK_PROGRAMS, B)))
+            walkers = min(cdiv(N, WALK["BLOCK_N"]), max(1, cdiv(WALK_PROGRAMS, B)))
             sizes = (C, N // unit(N), walkers, *W.stride())
-            block = max(16, triton.next_power_of_2(C))
+            block = max(16, power_of_2(C))
             _walk_kernel[(walkers * B,)](*tensors, *sizes, BLOCK_C=block, **terms, **WALK)
         else:
             constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)
-            grid = (triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(N, constants["BLOCK_N"]) * B,)
+            grid = (cdiv(C, constants["BLOCK_M"]) * cdiv(N, constants["BLOCK_N"]) * B,)
             _product_kernel[grid](*tensors, C, N // unit(N), *W.stride(), **terms, **constants)
     return out
 
@@ -197,10 +197,10 @@ def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] |
     B, C, N = q.shape[0], q.shape[1], q.shape[2] * q.shape[3]
     if C > 128 or q.dtype.itemsize > 2 or not roomy(q):
         return None
-    walkers = min(triton.cdiv(N, BOTH["BLOCK_N"]), max(1, BOTH_PROGRAMS // B))
+    walkers = min(cdiv(N, BOTH["BLOCK_N"]), max(1, BOTH_PROGRAMS // B))
     out = torch.empty_like(q)
     parts = torch.empty(walkers * B, C, C, device=q.device, dtype=torch.float32)
-    block = max(16, triton.next_power_of_2(C))
+    block = max(16, power_of_2(C))
     with torch.cuda.device_of(q):
         _both_kernel[(walkers * B,)](
             W, q, e, out, parts, C, N // unit(N), walkers, *W.stride(), UNIT=unit(N), BLOCK_C=block, **BOTH
@@ -212,8 +212,8 @@ def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     C, N = a.shape[1], a.shape[2:].numel()
     half = WEIGHT if roomy(a) else {**WEIGHT, "BLOCK_N": 64}
     constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else half, C)
-    tiles = triton.cdiv(C, constants["BLOCK_M"]) * triton.cdiv(C, constants["BLOCK_K"])
-    blocks = a.shape[0] * triton.cdiv(N, constants["BLOCK_N"])
+    tiles = cdiv(C, constants["BLOCK_M"]) * cdiv(C, constants["BLOCK_K"])
+    blocks = a.shape[0] * cdiv(N, constants["BLOCK_N"])
     splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
     parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
     sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
@@ -224,5 +224,5 @@ def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blocks(options: dict[str, Any], C: int) -> dict[str, Any]:
     """No larger than the channels need; a product takes no less than 16."""
-    most = max(16, triton.next_power_of_2(C))
+    most = max(16, power_of_2(C))
     return {**options, **{key: min(options[key], most) for key in ("BLOCK_M", "BLOCK_K")}}
