@@ -6,7 +6,7 @@ from spec_values import band_limited, check, circular_convolution, fill, golden_
 from torch.nn import functional as F
 
 from chasm.mixers import GFNet, SpectFormer
-from chasm.mixers._spectral import as_complex, irfft2
+from chasm.mixers._spectral import _Map, _Spectrum, as_complex, irfft2
 from chasm.mixers.gfnet import resize_filter
 
 SIZES = [(8, 10), (7, 9), (8, 9), (1, 1), (2, 3), (5, 2)]
@@ -37,6 +37,7 @@ def test_safe_inverse_equals_the_library_and_the_hermitian_projection(size):
     Y = torch.randn(2, H, W // 2 + 1, dtype=torch.complex128)
     y = irfft2(Y, size, "ortho")
     close(y, torch.fft.irfft2(Y, s=size, norm="ortho"))
+    close(y, _Map.apply(Y, size, "ortho", False))
     # K_eff(k) = (K(k) + conj K(-k)) / 2 in the columns that have no twin
     for k in {0, W // 2} if W % 2 == 0 else {0}:
         mirrored = Y[..., k][:, -torch.arange(H) % H].conj()
@@ -44,12 +45,40 @@ def test_safe_inverse_equals_the_library_and_the_hermitian_projection(size):
     close(y, torch.fft.irfft2(Y, s=size, norm="ortho"))
 
 
+@pytest.mark.parametrize("size", [(4, 6), (3, 5), (1, 1), (2, 2), (5, 1)])
+@pytest.mark.parametrize("norm", ["ortho", "backward", "forward"])
+def test_transforms_for_gpus_differentiate_like_the_librarys(size, norm):
+    H, W = size
+    torch.manual_seed(0)
+    x = torch.randn(2, H, W, dtype=torch.float64, requires_grad=True)
+    Y = torch.randn(2, H, W // 2 + 1, dtype=torch.complex128, requires_grad=True)
+    pairs = (
+        (x, lambda t: _Spectrum.apply(t, norm), lambda t: torch.fft.rfft2(t, norm=norm)),
+        (Y, lambda t: _Map.apply(t, size, norm, False), lambda t: torch.fft.irfft2(t, size, norm=norm)),
+    )
+    for t, ours, library in pairs:
+        close(ours(t), library(t), 1e-13)
+        direction = torch.randn_like(ours(t))
+        firsts = []
+        for f in (ours, library):
+            (g,) = torch.autograd.grad(f(t).abs().pow(3).sum(), t, create_graph=True)
+            (second,) = torch.autograd.grad((f(t).conj() * direction).real.pow(3).sum() + g.abs().square().sum(), t)
+            firsts.append((g, second))
+        for a, b in zip(*firsts, strict=True):
+            close(a, b, 1e-9 * b.abs().max().item())
+
+
 @pytest.mark.parametrize("size", [(6, 8), (6, 7), (1, 2)])
-def test_no_imaginary_part_reaches_the_library_at_dc_and_nyquist(size, monkeypatch):
+@pytest.mark.parametrize("function", ["filter", "inverse"])
+def test_no_imaginary_part_reaches_the_library_at_dc_and_nyquist(size, function, monkeypatch):
     seen = []
     library = torch.fft.irfft2
     monkeypatch.setattr(torch.fft, "irfft2", lambda X, *a, **kw: seen.append(X) or library(X, *a, **kw))
-    mixer(size)(torch.randn(2, 3, *size, dtype=torch.float64))
+    torch.manual_seed(0)
+    if function == "filter":
+        mixer(size)(torch.randn(2, 3, *size, dtype=torch.float64))
+    else:
+        _Map.apply(torch.randn(2, size[0], size[1] // 2 + 1, dtype=torch.complex128), size, "ortho", False)
     (spectrum,) = seen
     half = torch.fft.ifft(spectrum, dim=-2)
     assert half[..., 0].imag.abs().max() < 1e-15

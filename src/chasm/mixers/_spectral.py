@@ -4,9 +4,12 @@ Precision: a transform, and whatever multiplies its result, runs in float32 (flo
 autocast off; the mixer hands back its input's dtype.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from chasm.ops.kernels import transformed
 from chasm.ops.precision import full_precision as full_precision
 
 
@@ -39,7 +42,10 @@ def as_complex(pairs: Tensor) -> Tensor:
 
 def rfft2(x: Tensor, norm: str) -> Tensor:
     """(..., H, W) real -> (..., H, W//2+1) complex."""
-    return torch.fft.rfft2(wide(x), norm=norm)
+    if not x.is_cuda or transformed():  # by torch.compile, torch.func, ...
+        return torch.fft.rfft2(wide(x), norm=norm)
+    X: Tensor = _Spectrum.apply(wide(x), norm)
+    return X
 
 
 def irfft2(spectrum: Tensor, size: tuple[int, int], norm: str) -> Tensor:
@@ -50,9 +56,60 @@ def irfft2(spectrum: Tensor, size: tuple[int, int], norm: str) -> Tensor:
     it is set to zero here.
     """
     width = size[1]
+    if spectrum.is_cuda and spectrum.shape[-1] == width // 2 + 1 and not transformed():
+        y: Tensor = _Map.apply(spectrum, size, norm, False)
+        return y
     half = torch.fft.ifft(spectrum, dim=-2, norm=norm)  # back along H; what is left is the 1-D spectrum along W
     k = torch.arange(half.shape[-1], device=half.device)
     has_imag = ((k != 0) & (2 * k != width)).to(half.real.dtype)
     keep = torch.stack((torch.ones_like(has_imag), has_imag), -1)  # (K, 2)
     half = torch.view_as_complex(torch.view_as_real(half) * keep)
     return torch.fft.irfft(half, n=width, dim=-1, norm=norm)
+
+
+# For GPUs, where passes over memory count: torch's backward of rfft2 is a complex transform of the whole spectrum, and
+# its transforms along H alone copy their input. The two below are each other's adjoint, but for the number of bins that
+# a column stands for.
+_SAME_SCALE = {"ortho": "ortho", "backward": "forward", "forward": "backward"}  # the other way
+
+
+def _times_bins(spectrum: Tensor, width: int, power: int) -> Tensor:
+    """Columns times the number of bins they stand for: 1 without a twin, DC and (even W) Nyquist, 2 otherwise."""
+    k = torch.arange(width // 2 + 1, device=spectrum.device)
+    bins = 2 - ((k == 0) | (2 * k == width)).to(spectrum.real.dtype)
+    return torch.view_as_complex(torch.view_as_real(spectrum.resolve_conj()) * bins[:, None] ** power)
+
+
+class _Spectrum(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, norm: str) -> Tensor:
+        return torch.fft.rfft2(x, norm=norm)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.size, ctx.norm = inputs[0].shape[-2:], inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _Map.apply(g, ctx.size, _SAME_SCALE[ctx.norm], True), None
+
+
+class _Map(torch.autograd.Function):
+    """`gradient`: the columns hold the sum over their bins."""
+
+    @staticmethod
+    def forward(spectrum: Tensor, size: tuple[int, int], norm: str, gradient: bool) -> Tensor:
+        width = size[1]
+        spectrum = _times_bins(spectrum, width, -1) if gradient else spectrum.clone()
+        edges = spectrum[..., :: width if width % 2 else width // 2]  # the columns without a twin
+        edges.copy_((edges + edges.flip(-2).roll(1, -2).conj()) / 2)  # what leaves a real map
+        return torch.fft.irfft2(spectrum, size, norm=norm)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.size, ctx.norm, ctx.gradient = inputs
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        G = _Spectrum.apply(g, _SAME_SCALE[ctx.norm])
+        return G if ctx.gradient else _times_bins(G, ctx.size[1], 1), None, None, None

@@ -22,10 +22,10 @@ from chasm.mixers.base import Facts, Mixer, register_mixer
 
 def _complex_affine(X: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """X W + B in real arithmetic: X (B, n, 2b, N), real parts above imaginary ones; weight (n, b, o, 2)."""
-    re, im = wide(weight).unbind(-1)
+    re, im = weight.unbind(-1)
     # (xr + i xi)(wr + i wi): [xr xi] times [[wr, wi], [-wi, wr]]
     real_form = torch.cat((torch.cat((re, im), -1), torch.cat((-im, re), -1)), -2)  # (n, 2b, 2o)
-    offset = torch.cat(wide(bias).unbind(-1), -1)  # (n, 2o)
+    offset = torch.cat(bias.unbind(-1), -1)  # (n, 2o)
     return real_form.mT @ X + offset[..., None]
 
 
@@ -80,10 +80,12 @@ class AFNO(Mixer):
         B, C, H, W = x.shape
         n, b, K = self.blocks, C // self.blocks, W // 2 + 1
         with full_precision(x):
-            X = torch.view_as_real(rfft2(x, "ortho"))  # (B, C, H, K, 2)
+            scale = (H * W) ** -0.5  # of orthonormal transforms, taken to the small factors
+            w1, b1, w2, b2 = wide(self.w1) * scale, wide(self.b1), wide(self.w2) * scale, wide(self.b2) * scale
+            X = torch.view_as_real(rfft2(x, "backward"))  # (B, C, H, K, 2)
             X = X.reshape(B, n, b, H * K, 2).movedim(-1, 2).reshape(B, n, 2 * b, H * K)
-            X = F.relu(_complex_affine(X, self.w1, self.b1))
-            X = F.softshrink(_complex_affine(X, self.w2, self.b2), self.shrink)
+            X = F.relu(_complex_affine(X, w1, b1))
+            X = F.softshrink(_complex_affine(X, w2, b2), self.shrink * scale)
             re, im = X.reshape(B, n, 2, b, H, K).unbind(2)
-            y = irfft2(torch.complex(re, im).reshape(B, C, H, K), (H, W), "ortho").to(x.dtype)
+            y = irfft2(torch.complex(re, im).reshape(B, C, H, K), (H, W), "forward").to(x.dtype)
         return x + y if self.residual else y

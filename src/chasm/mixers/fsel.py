@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from chasm.mixers._spectral import full_precision, is_empty, wide
+from chasm.mixers._spectral import full_precision, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops._cost import counted_as
 from chasm.registry import near
@@ -107,7 +107,7 @@ class FrequencyAttention(nn.Module):
         return y.abs().reshape(x.shape)
 
     def local(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft2(gated(self.gate, torch.fft.rfft2(x), x.shape[-1]), x.shape[-2:]).abs()
+        return torch.fft.irfft2(gated(self.gate, rfft2(x, "backward"), x.shape[-1]), x.shape[-2:]).abs()
 
     def forward(self, x: Tensor) -> Tensor:
         with full_precision(x):
@@ -178,12 +178,12 @@ class EntangledFFN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[-2:]
         with full_precision(x):
-            f = gated(self.gate_in, torch.fft.rfft2(wide(x), norm="ortho"), W)
+            f = gated(self.gate_in, rfft2(x, "ortho"), W)
             f = whole(f.abs(), W)  # a spectrum, used as a map
         d = wide(self.depthwise(x))
         c = torch.cat((F.gelu(f) * f, F.gelu(d) * d), 1)  # (B, 2C, H, W)
         with full_precision(x):
-            f = gated(self.gate_cat, torch.fft.rfft2(c, norm="ortho"), W)
+            f = gated(self.gate_cat, rfft2(c, "ortho"), W)
             f = torch.fft.irfft2(f, (H, W), norm="ortho").abs()
         return self.project(torch.cat((f.to(x.dtype), self.grouped(c.to(x.dtype))), 1))
 
