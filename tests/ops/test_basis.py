@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chasm.ops import orthogonal_basis, skew
-from chasm.ops.basis import channels_of
+from chasm.ops.basis import _SINC, channels_of
 
 NORMS = [0.0, 1e-3, 1.0, 30.0, 100.0]
 
@@ -80,6 +80,12 @@ def test_two_channels_against_cosine_and_sine() -> None:
     angle = torch.linspace(-20, 20, 801, dtype=torch.float64)
     expected = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).view(-1, 2, 2)
     torch.testing.assert_close(orthogonal_basis(angle[:, None]), expected, rtol=0, atol=1e-12)
+
+
+def test_polynomial_of_the_gradient_in_float32() -> None:
+    w = torch.linspace(0, 1.72, 1000, dtype=torch.float64)
+    polynomial = sum(c * w ** (2 * i) for i, c in enumerate(_SINC))
+    torch.testing.assert_close(polynomial, torch.sinc(w / torch.pi), rtol=0, atol=2e-6)
 
 
 def test_zero_theta_is_the_identity_exactly() -> None:

@@ -92,8 +92,8 @@ def test_many_small_images():
 
 
 @kernel_test
-@pytest.mark.parametrize(("m", "k", "n"), [(5, 7, 3), (33, 40, 65), (96, 96, 96), (1, 1, 1)])
-def test_sums_of_small_products(m, k, n):
+@pytest.mark.parametrize(("m", "k", "n"), [(5, 7, 3), (33, 40, 65), (96, 96, 96), (1, 1, 1), (7, 33, 130)])
+def test_sums_of_small_products(m, k, n, mended_interpreter):
     from chasm.ops.kernels import small
 
     P, Q, Z = normal(2, m, k), normal(2, n, k, seed=1).mT, normal(2, m, n, seed=2).float()
@@ -101,31 +101,72 @@ def test_sums_of_small_products(m, k, n):
     assert_close(small.products(P, Q), P @ Q, 1e-14)
     expected = Z.double() - P @ Q + 0.5 * (R.double() @ S)
     assert_close(small.products(P, Q, R, S, add=Z, signs=(-1, 0.5)), expected, 1e-14)
+    found = small.products(P, Q, R, S, add=Z, signs=(-1, 0.5), dtype=torch.float32)
+    assert found.dtype == torch.float32
+    assert_close(found, expected, 1e-6)
     out = Z.clone()
     assert small.products(P, Q, add=out, out=out) is out
     assert_close(out, Z.double() + P @ Q, 1e-7)  # out is float32
 
 
 @kernel_test
-@pytest.mark.parametrize("C", [3, 33])
-@pytest.mark.parametrize("norm", [0.1, 100.0])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-7), (torch.float64, 1e-10)])
-def test_basis_and_its_gradient(C, norm, dtype, tolerance, basis_by_kernels):
+@pytest.mark.parametrize("C", [1, 5, 70])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_half_of_a_skew_sum_is_mirrored(C, dtype, tolerance, mended_interpreter):
+    from chasm.ops.kernels import small
+
+    A, X, Z = (t - t.mT for t in (normal(2, C, C, seed=s) for s in range(3)))
+    found = small.products(A, X, X, A, add=Z, signs=(1, -1), dtype=dtype, skew=True)
+    assert torch.equal(found.triu(1), -found.tril(-1).mT)
+    if C > 1:
+        assert_close(found, Z + A @ X - X @ A, tolerance)
+    else:
+        assert not found.any()
+
+
+def basis_and_a_gradient(C, norm, dtype):
+    """theta, U, theta in float64, U of it by torch; a gradient U (S + K) of U: its symmetric S has no effect."""
     theta = normal(2, C * (C - 1) // 2)
-    theta = (theta * norm / theta.norm(dim=1, keepdim=True)).to(dtype).requires_grad_()
+    spectral = torch.linalg.matrix_norm(ops.skew(theta), 2)
+    theta = (theta * norm / spectral[:, None]).to(dtype).requires_grad_()
     exact = theta.detach().double().requires_grad_()
-    g = normal(2, C, C, seed=1).to(dtype).mT
     U, V = ops.orthogonal_basis(theta), torch.linalg.matrix_exp(ops.skew(exact))
+    S, K = normal(2, C, C, seed=1), normal(2, C, C, seed=2)
+    large = 1000 if dtype == torch.float32 else 1  # torch's own gradient loses digits
+    return theta, U, exact, V, (V.detach() @ (large * (S + S.mT) + K - K.mT)).to(dtype).mT.contiguous().mT
+
+
+@kernel_test
+@pytest.mark.parametrize("C", [2, 7, 33] if INTERPRETED else [2, 7, 33, 96, 384])
+@pytest.mark.parametrize("norm", [0.1, 100.0])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "of_gradient"), [(torch.float32, 2e-7, 1e-5), (torch.float64, 1e-10, 1e-9)]
+)
+def test_basis_and_its_gradient(C, norm, dtype, tolerance, of_gradient, basis_by_kernels, mended_interpreter):
+    theta, U, exact, V, g = basis_and_a_gradient(C, norm, dtype)
     assert_close(U, V, tolerance)
-    assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), 10 * tolerance)
+    assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), of_gradient)
     assert basis_by_kernels == {"skew", "unskew"}
 
 
 @kernel_test
-def test_second_derivative_of_the_basis(basis_by_kernels):
-    theta = normal(1, 6).requires_grad_()
+def test_gradient_recorded_when_the_forward_was_not(basis_by_kernels, monkeypatch, mended_interpreter):
+    theta, U, exact, V, g = basis_and_a_gradient(5, 3.0, torch.float32)
+    monkeypatch.setattr("chasm.ops.basis._kernels_fit", lambda theta: False)
+    assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), 1e-7)
+    assert basis_by_kernels == {"skew"}
+
+
+@kernel_test
+def test_second_derivative_of_the_basis(basis_by_kernels, mended_interpreter):
+    theta = normal(1, 3).requires_grad_()
     assert torch.autograd.gradgradcheck(ops.orthogonal_basis, theta)
     assert "unskew" in basis_by_kernels
+    found = []
+    for t in (theta.detach().float().requires_grad_(), theta):
+        (d,) = torch.autograd.grad(ops.orthogonal_basis(t)[:, 0].pow(3).sum(), t, create_graph=True)
+        found += torch.autograd.grad(d.square().sum(), t)
+    assert_close(*found, 1e-5)
 
 
 @pytest.fixture
@@ -444,4 +485,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 96
+    assert passed_in_the_interpreter(__file__) == 108

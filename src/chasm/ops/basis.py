@@ -3,7 +3,8 @@
 Scaling and squaring with a fixed number of steps: exp(A) = (p(A / 2^s))^(2^s), p the Taylor polynomial of degree 16.
 Nothing depends on the values of A, so there is no host synchronisation and the call can be compiled, captured
 in a CUDA graph and batched over many bases. All of it runs in float64: TF32 and autocast never touch float64
-products, so a basis is as orthogonal under those settings as without them.
+products, so a basis is as orthogonal under those settings as without them. On a CUDA device the gradient of theta in
+float32 is computed in float32.
 """
 
 import math
@@ -20,6 +21,8 @@ from chasm.ops.kernels import traced, triton_runs
 # fades gently (1e-8 at 225), so a basis far outside the range of trained ones is still orthogonal in float32.
 SQUARINGS = 7
 _TAYLOR = [1 / math.factorial(i) for i in range(17)]
+# sin(w)/w = 1 + c1 w^2 + c2 w^4 + c3 w^6 to 2e-6 for w up to 1.72, which is 2 |A|/2^7 at norm 110.
+_SINC = [1.0, -0.166654324, 8.30781373e-3, -1.83329054e-4]
 
 
 def channels_of(entries: int) -> int:
@@ -63,19 +66,23 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
 
 
 def _kernels_fit(theta: Tensor) -> bool:
-    """Whether kernels of ours may run, for theta (batch, C(C-1)/2): a third of the launches, the same float64."""
+    """Whether kernels of ours may run, for theta (batch, C(C-1)/2): a third of the launches."""
     if torch.is_grad_enabled() and theta.requires_grad:  # autograd cannot see into kernels
         return False
     return theta.is_cuda and theta.numel() > 0 and len(theta) < 2**16 and not traced(theta) and triton_runs()
 
 
-def _exponential(theta: Tensor) -> tuple[Tensor, ...]:
-    """exp(skew(theta)) in float64 for theta (batch, C(C-1)/2), and what was met on the way."""
+def _exponential(theta: Tensor, kept: Tensor | None = None) -> tuple[Tensor, ...]:
+    """exp(skew(theta)) in float64 for theta (batch, C(C-1)/2), and what was met on the way.
+
+    Where kernels fit, kept (1 + SQUARINGS, batch, C, C) is memory for the scaled A and what was squared.
+    """
     fused = _kernels_fit(theta)
+    places: list[Any] = [None] * (2 + SQUARINGS) if kept is None else [*kept, None]
     if fused:
         from chasm.ops.kernels import small  # imports triton, which not everybody has
 
-        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS)
+        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS, places[0])
     else:
         A = skew(theta.to(torch.float64)) * 0.5**SQUARINGS
     A2 = A @ A
@@ -90,19 +97,24 @@ def _exponential(theta: Tensor) -> tuple[Tensor, ...]:
         cubics = torch.stack([*cubics[:3], torch.add(cubics[3], A4, alpha=_TAYLOR[16])])
     steps = [cubics[3]]
     for j in (2, 1, 0):
-        steps.append(torch.baddbmm(cubics[j], A4, steps[-1]))
-    for _ in range(SQUARINGS):
-        steps.append(steps[-1] @ steps[-1])
+        steps.append(torch.baddbmm(cubics[j], A4, steps[-1], out=None if j else places[1]))
+    for place in places[2:]:
+        steps.append(torch.bmm(steps[-1], steps[-1], out=place))
     return steps[-1], A, A2, A4, *steps[:-1]
 
 
 class _Exponential(torch.autograd.Function):
-    """theta (batch, C(C-1)/2) -> U, then what `_exponential` went through. Half the launches of autograd."""
+    """theta (batch, C(C-1)/2) -> U, then what its gradient needs of `_exponential`. Half the launches of autograd."""
 
     @staticmethod
     def forward(theta: Tensor) -> tuple[Tensor, ...]:
-        U, *rest = _exponential(theta)
-        return U.to(torch.promote_types(theta.dtype, torch.float32)), *rest
+        if theta.dtype == torch.float64 or not _kernels_fit(theta):
+            U, *rest = _exponential(theta)
+            return U.to(torch.promote_types(theta.dtype, torch.float32)), *rest
+        C = channels_of(theta.shape[-1])
+        kept = torch.empty(1 + SQUARINGS, len(theta), C, C, dtype=torch.float64, device=theta.device)
+        U, *_ = _exponential(theta, kept)
+        return U.float(), U, kept.float()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -119,9 +131,12 @@ class _Gradient(torch.autograd.Function):
     """The backward of `_Exponential`, itself differentiable: the slow way, through autograd."""
 
     @staticmethod
-    def forward(g: Tensor, theta: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
-        gradient = _gradient_by_kernels if _kernels_fit(theta) else _gradient
-        return gradient(g, A, A2, A4, *steps).to(theta.dtype)
+    def forward(g: Tensor, theta: Tensor, *kept: Tensor) -> Tensor:
+        short, fit = len(kept) == 2, _kernels_fit(theta)
+        if short and not fit:  # recorded now, though the forward was not
+            short, kept = False, _exponential(theta)[1:]
+        gradient: Any = _gradient_in_float32 if short else _gradient_by_kernels if fit else _gradient
+        return gradient(g, *kept).to(theta.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -176,3 +191,29 @@ def _gradient_by_kernels(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: T
     small.products(A2, dA3, dA2, A, add=dA, signs=(1, -1), out=dA)
     small.products(A, dA2, add=dA, signs=(-1, 1), out=dA)
     return small.unskew(dA, 0.5**SQUARINGS)
+
+
+def _gradient_in_float32(g: Tensor, U: Tensor, kept: Tensor) -> Tensor:
+    """The same in float32, by kernels: on the way back nothing amplifies rounding.
+
+    In g = U (S + K), S symmetric and K skew, only K has an effect but S may be large: it leaves in float64. Then
+    g = W W P becomes W P W W^T + W^T W W P = W (P + W P W^T) by each U = W W but the first, W = V V = exp(2A). There
+    the gradient of 2A is, with ad X = A X - X A, (exp(2 ad) - 1) / (2 ad) P = sinh(ad) / ad V P V^T.
+    """
+    from chasm.ops.kernels import small
+
+    def products(*factors: Tensor, **options: Any) -> Tensor:
+        return small.products(*factors, dtype=torch.float32, **options)
+
+    A, V, *powers = kept
+    K = small.products(U.mT, g, g.mT, U, signs=(0.5, -0.5), out=torch.empty_like(A), skew=True)
+    g = products(U, K)
+    for W in reversed(powers):
+        g = products(g, W.mT, W.mT, g)
+    P = X = products(products(V.mT, g), V.mT, skew=True)
+    for c, before in zip(_SINC[:0:-1], _SINC[-2::-1], strict=True):
+        r = -c / before  # Horner's rule in ad^2, whose eigenvalues are -w^2
+        # A X - X A, then A Y - Y A, all skew: as rows times rows, which matrix units like best.
+        Y = products(A, X.mT, X, A.mT, signs=(-1, 1), skew=True)
+        X = products(A, Y.mT, Y, A.mT, add=P, signs=(-r, r), skew=True)
+    return small.unskew(X, 0.5 ** (SQUARINGS - 1))
