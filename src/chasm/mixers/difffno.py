@@ -41,8 +41,7 @@ class GalerkinAttention(nn.Module):
     @staticmethod
     def normalise(t: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         std, mean = torch.std_mean(t, -1, keepdim=True)  # unbiased, and eps is added to the deviation
-        scale = 1 / (std + 1e-5)
-        return torch.addcmul(wide(bias), torch.addcmul(-mean * scale, t, scale), wide(weight))
+        return torch.addcmul(wide(bias), (t - mean) / (std + 1e-5), wide(weight))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each (B, heads, N, d)."""

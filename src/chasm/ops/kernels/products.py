@@ -24,9 +24,9 @@ PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, 
 WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
 WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
-WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
-BOTH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-BOTH_PROGRAMS = 264
+WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 16, "num_warps": 8, "num_stages": 4}
+BOTH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 4}
+BOTH_PROGRAMS = 132  # one for every multiprocessor of an H200
 WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
 
 

@@ -16,8 +16,8 @@ from chasm.ops.kernels.mixing import add_product, upper_part
 
 PRODUCTS = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
 # In float32; the larger for all of a large matrix, of which half would be too few blocks.
-SPLIT = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
-SPLIT_LARGE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+SPLIT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
+SPLIT_LARGE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
 BLOCK = 1024  # of elementwise kernels
 
 
