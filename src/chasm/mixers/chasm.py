@@ -322,6 +322,9 @@ register_optimizer_step_post_hook(_note_step)
 def batched_bases(model: nn.Module) -> Iterator[None]:
     """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
 
+    For a CPU, and for CUDA graphs of one's own; in eager steps on a GPU mixers replay graphs of theirs (`ops.replay`),
+    which they do not in here.
+
     >>> import torch
     >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))
     >>> with batched_bases(model):
