@@ -169,3 +169,17 @@ def test_products_between_heads_are_not_counted(x):
 def test_bad_options_are_named(channels, options, message):
     with pytest.raises(ValueError, match=message):
         FSEL(channels, **options)
+
+
+@pytest.mark.parametrize("where", ["spatial.local.conv3", "frequency.gate"])
+def test_hooks_and_exchanged_convolutions_are_not_passed_by(where):
+    torch.manual_seed(0)
+    m, x = FSEL(16), torch.randn(2, 16, 5, 6)
+    m.eval()
+    expected, seen = m(x), []
+    m.get_submodule(where).register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(m(x), expected)
+    assert seen
+    torch.nn.utils.spectral_norm(m.spatial.local.conv5)
+    m(x).sum().backward()
+    assert m.spatial.local.conv5.weight_orig.grad is not None

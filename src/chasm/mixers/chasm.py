@@ -12,6 +12,7 @@ softplus(Gamma) e^{i phi} with phi = 0 at init, at DC and at Nyquist.
 """
 
 import re
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -227,8 +228,9 @@ class CHASM(Mixer):
             return self._build(x, grad, params)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad)
         if self.training or wants_gradient:
-            like = x.new_empty(0, *x.shape[1:])  # x itself would be kept for as long as the result
-            found: list[Prepared] = self._replays(key, params, lambda tensors: self._build(like, grad, tensors))
+            # Kept for as long as the result, so neither x nor a strong reference, which would be a cycle of autograd's.
+            like, mixer = x.new_empty(0, *x.shape[1:]), weakref.proxy(self)
+            found: list[Prepared] = self._replays(key, params, lambda tensors: mixer._build(like, grad, tensors))
             return found
         capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
         kept = self._cache.get(key, params, keep=capturing)

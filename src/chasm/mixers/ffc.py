@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
+from chasm.ops.kernels import transformed
 from chasm.ops.precision import autocast_dtype
 
 
@@ -118,7 +119,8 @@ class FFC(Mixer):
         if is_empty(x, self.channels):
             return x
         maps = x
-        if x.is_cuda and (autocast_dtype(x) or x.dtype).itemsize == 2:  # batch norms are several times faster so
+        half = (autocast_dtype(x) or x.dtype).itemsize == 2
+        if x.is_cuda and half and not transformed():  # batch norms are several times faster so
             maps = x.contiguous(memory_format=torch.channels_last)
         x_l, x_g = maps.split(self.split, 1)
         y_l = F.relu(self.norm_l(self.conv_ll(x_l) + self.conv_gl(x_g)))
