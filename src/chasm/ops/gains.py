@@ -86,8 +86,9 @@ class _Impulse(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
         ctx.cosines = constant(_cosines, inputs[0], inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return exact_product(ctx.cosines, g.mT), None
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        return None if g is None else exact_product(ctx.cosines, g.mT), None

@@ -59,10 +59,13 @@ class _ExactProduct(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        if g is None:
+            return None, None
         a, b = ctx.saved_tensors
         need_a, need_b = ctx.needs_input_grad
         return exact_product(g, b.mT) if need_a else None, exact_product(a.mT, g) if need_b else None
