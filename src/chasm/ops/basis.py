@@ -78,11 +78,10 @@ def _exponential(theta: Tensor, kept: Tensor | None = None) -> tuple[Tensor, ...
     Where kernels fit, kept (1 + SQUARINGS, batch, C, C) is memory for the scaled A and what was squared.
     """
     fused = _kernels_fit(theta)
-    places: list[Any] = [None] * (2 + SQUARINGS) if kept is None else [*kept, None]
     if fused:
         from chasm.ops.kernels import small  # imports triton, which not everybody has
 
-        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS, places[0])
+        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS, None if kept is None else kept[0])
     else:
         A = skew(theta.to(torch.float64)) * 0.5**SQUARINGS
     A2 = A @ A
@@ -90,15 +89,17 @@ def _exponential(theta: Tensor, kept: Tensor | None = None) -> tuple[Tensor, ...
     t = constant(_taylor, A)
     # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A, the last with the term of A^16.
     if fused:
-        cubics = small.cubics(A, A2, A3, A4, t)
+        cubics = small.cubics(A, A2, A3, A4, t, None if kept is None else kept[1:5])  # free again when squares come
     else:
         eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
         cubics = (t[:16].view(4, 4, 1, 1, 1) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
         cubics = torch.stack([*cubics[:3], torch.add(cubics[3], A4, alpha=_TAYLOR[16])])
     steps = [cubics[3]]
     for j in (2, 1, 0):
-        steps.append(torch.baddbmm(cubics[j], A4, steps[-1], out=None if j else places[1]))
-    for place in places[2:]:
+        add = cubics[j].baddbmm_ if fused else cubics[j].baddbmm  # in place: a library copies what it adds to
+        steps.append(add(A4, steps[-1]))
+    for j in range(SQUARINGS):
+        place = None if kept is None or j == SQUARINGS - 1 else kept[2 + j]
         steps.append(torch.bmm(steps[-1], steps[-1], out=place))
     return steps[-1], A, A2, A4, *steps[:-1]
 

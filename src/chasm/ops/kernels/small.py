@@ -200,9 +200,9 @@ def unskew(dA: Tensor, scale: float) -> Tensor:
     return d
 
 
-def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor) -> Tensor:
+def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor, out: Tensor | None = None) -> Tensor:
     """(4, batch, C, C): the coefficients t (17,) of a polynomial as cubics in A, for Horner's rule in A^4."""
-    out = torch.empty(4, *A.shape, dtype=A.dtype, device=A.device)
+    out = torch.empty(4, *A.shape, dtype=A.dtype, device=A.device) if out is None else out
     with torch.cuda.device_of(A):
         _cubics_kernel[(cdiv(A.numel(), BLOCK),)](
             A, A2, A3, A4, t, out, A.shape[-1], A.numel(), BLOCK=BLOCK
