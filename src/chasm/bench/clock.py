@@ -4,17 +4,16 @@ A call takes the number of the input set it runs on. Sets are rotated, so that a
 hold what is read.
 """
 
-import gc
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from chasm.ops.replay import capture_stream, no_collection
 
 Call = Callable[[int], dict[str, Tensor]]
 
@@ -99,7 +98,7 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
     Whether a call waits for the host is found out before capturing: a failed capture would leave torch's allocator
     and random generators in a state that later calls trip over.
     """
-    stream = _capture_stream(device)
+    stream = capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
@@ -119,7 +118,7 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        with _no_collection():
+        with no_collection():
             graph.capture_begin()
             try:
                 results = call(0)
@@ -130,24 +129,6 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
     torch.cuda.current_stream(device).wait_stream(stream)
     return Captured(graph.replay, results, peak)
-
-
-@cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures: memory that a warm-up leaves behind belongs to its stream."""
-    return torch.cuda.Stream(device)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A collection during a capture could free tensors of other streams, which a capture does not allow."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def first_line(error: BaseException) -> str:

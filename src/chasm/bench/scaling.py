@@ -7,7 +7,7 @@ the row.
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ TITLES = {
 }
 COLUMNS = (*TITLES, "grad_error", "worst_gradient", "note")
 PATIENCE_MS = 1000.0
+LONG_MS = 20.0  # from here on in the layout that was the faster one before
 ORACLE_ELEMENTS = 2**24  # of one map: beyond that the float64 oracle takes longer than all the rest
 
 
@@ -68,7 +69,7 @@ def total(plan: table.Plan, sweeps: Sequence[str]) -> int:
 
 def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[Row]:
     over: set[tuple[str, str]] = set()  # what has met the end of memory or patience
-    last: dict[tuple[str, str], tuple[int, float]] = {}
+    last: dict[tuple[str, str], tuple[int, float, str]] = {}
     compared: dict[tuple[str, str], Shape] = {}
     for n, shape in shapes(sweep, plan.device.type == "cuda"):
         make = _maker(name, shape, plan.device)
@@ -88,11 +89,17 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                 if not exact and (dtype, mode) not in compared:
                     yield row | {"note": "never compared with float64"}
                     continue
-                if (dtype, mode) in last and guess(sweep, n, *last[dtype, mode]) > PATIENCE_MS:
-                    over.add((dtype, mode))
-                    yield row | {"note": "not run: a call would take over a second"}
-                    continue
-                row |= table.measure(make, shape, dtype, mode, exact.get(kind, {}), plan)
+                layouts: Iterable[str] = subjects.LAYOUTS
+                if (dtype, mode) in last:
+                    before, time_ms, layout = last[dtype, mode]
+                    expected = guess(sweep, n, before, time_ms)
+                    if expected > PATIENCE_MS:
+                        over.add((dtype, mode))
+                        yield row | {"note": "not run: a call would take over a second"}
+                        continue
+                    if expected > LONG_MS:
+                        layouts = [layout]
+                row |= table.measure(make, shape, dtype, mode, exact.get(kind, {}), plan, layouts)
                 if row.get("note") == "out of memory":
                     over.add((dtype, mode))
                 elif exact and "time_ms" in row:
@@ -100,7 +107,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                 elif "time_ms" in row:
                     row["note"] = f"float64 compared at {'x'.join(map(str, compared[dtype, mode]))}"
                 if "time_ms" in row:
-                    last[dtype, mode] = n, row["time_ms"]
+                    last[dtype, mode] = n, row["time_ms"], row["layout"]
                 yield row
 
 

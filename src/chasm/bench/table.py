@@ -15,7 +15,7 @@ Rivals run as their users run them: float32 parameters, under autocast for bfloa
 and with channels-last (NHWC) input, and shows the faster. float32 means float32: TF32 is off.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -196,8 +196,9 @@ def measure(
     mode: str,
     exact: dict[str, Tensor] | str,
     plan: Plan,
+    layouts: Iterable[str] = subjects.LAYOUTS,
 ) -> Row:
-    """Errors and, where they are small enough, time and memory of one subject, in its faster layout.
+    """Errors and, where they are small enough, time and memory of one subject, in the faster of these layouts.
 
     `exact`: float64 results, or why there are none. An empty one is for callers that compared at another size.
     """
@@ -207,7 +208,7 @@ def measure(
     best: Row = {}
     try:
         subject = make()
-        for layout in subjects.LAYOUTS:
+        for layout in layouts:
             found = _in_layout(subjects.fresh(subject), shape, dtype, kind, graph, layout, exact, plan)
             if found.get("time_ms") is None:
                 return found

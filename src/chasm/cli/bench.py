@@ -73,7 +73,7 @@ def scaling(
     mixer: list[str] = typer.Option([], help="chasm, or a rival."),
     mode: list[str] = typer.Option([], help="core, core-graph, eval, step or graph. Default: step."),
     plot: Path | None = typer.Option(None, help="Draw time against size into this PNG file."),
-    redraw: Path | None = typer.Option(None, "--from", help="Measure nothing, draw this CSV of an earlier run."),
+    redraw: list[Path] = typer.Option([], "--from", help="Measure nothing, draw these CSVs of earlier runs."),
     note: str = typer.Option("", help="With --from: what to write below the picture."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
@@ -85,10 +85,10 @@ def scaling(
     from chasm.ops.precision import tf32
 
     with _one_line_errors(), tf32(False):
-        if redraw is not None:
+        if redraw:
             if plot is None:
                 raise ValueError("--from draws again what was measured: give the picture's name with --plot")
-            sweeps.plot(sweeps.read(redraw), plot, note)
+            sweeps.plot([row for path in redraw for row in sweeps.read(path)], plot, note)
             return
         for name in sweep:
             if name not in sweeps.SWEEPS:

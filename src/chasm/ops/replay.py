@@ -5,8 +5,10 @@ matrices: the same kernels over the same memory in every step, whatever the inpu
 backward, and replayed. The values are those of the parameters as they are now; none is kept from step to step.
 """
 
+import gc
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -69,7 +71,7 @@ class _Captured:
         self.params, self.addresses = params, [p.data_ptr() for p in params]
         self.inputs = [p for p in params if p.requires_grad and torch.is_grad_enabled()]
         device = params[0].device
-        here, stream = torch.cuda.current_stream(device), _capture_stream(device)
+        here, stream = torch.cuda.current_stream(device), capture_stream(device)
         # thread_local: threads that pin memory or watch a network do not disturb the capture
         how: Any = {"pool": torch.cuda.graph_pool_handle(), "stream": stream, "capture_error_mode": "thread_local"}
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -77,7 +79,7 @@ class _Captured:
         tensors = [p.detach().requires_grad_(p.requires_grad) for p in params]
         wanted = [t for t in tensors if t.requires_grad] if self.inputs else []
         stream.wait_stream(here)
-        with torch.cuda.device(device), torch.autograd.set_multithreading_enabled(False):
+        with torch.cuda.device(device), torch.autograd.set_multithreading_enabled(False), no_collection():
             with torch.cuda.stream(stream):
                 outputs = _differentiable(make(tensors))
                 _gradients(outputs, wanted, [torch.zeros_like(t) for t in outputs])
@@ -110,9 +112,21 @@ class _Captured:
         return tree_unflatten(leaves, self.tree)
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """A collection during a capture could free tensors of other streams, which a capture does not allow."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: libraries keep a workspace for every stream."""
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: what libraries and warm-ups leave behind belongs to a stream."""
     return torch.cuda.Stream(device)
 
 
