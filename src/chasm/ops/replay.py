@@ -189,6 +189,8 @@ def _fit(params: list[nn.Parameter], device: str = "cuda") -> bool:
         return False
     if torch.is_anomaly_enabled():
         return False
+    if torch.version.hip is not None:  # never tried there
+        return False
     if device == "cuda" and (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode()):
         return False
     if torch._C._len_torch_dispatch_stack() > 0:  # somebody counts
