@@ -83,9 +83,9 @@ def test_two_channels_against_cosine_and_sine() -> None:
 
 
 def test_polynomial_of_the_gradient_in_float32() -> None:
-    w = torch.linspace(0, 1.72, 1000, dtype=torch.float64)
+    w = torch.linspace(0, 1.2, 1000, dtype=torch.float64)
     polynomial = sum(c * w ** (2 * i) for i, c in enumerate(_SINC))
-    torch.testing.assert_close(polynomial, torch.sinc(w / torch.pi), rtol=0, atol=2e-6)
+    torch.testing.assert_close(polynomial, torch.sinc(w / torch.pi), rtol=0, atol=1.1e-7)
 
 
 def test_zero_theta_is_the_identity_exactly() -> None:
@@ -125,7 +125,7 @@ def test_orthogonal_in_float32_at_1024_channels_and_norm_100() -> None:
     assert orthogonality_error(U) <= 1e-5
 
 
-@pytest.mark.parametrize(("norm", "tolerance"), [(100.0, 1e-13), (225.0, 1e-8)])
+@pytest.mark.parametrize(("norm", "tolerance"), [(200.0, 1e-13), (450.0, 1e-8)])
 @pytest.mark.parametrize("C", [2, 33])
 def test_accuracy_beyond_the_norms_of_training(C: int, norm: float, tolerance: float) -> None:
     theta = theta_of_norm(C, norm)

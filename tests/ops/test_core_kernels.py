@@ -124,15 +124,14 @@ def test_half_of_a_skew_sum_is_mirrored(C, dtype, tolerance, mended_interpreter)
         assert not found.any()
 
 
-def basis_and_a_gradient(C, norm, dtype):
-    """theta, U, theta in float64, U of it by torch; a gradient U (S + K) of U: its symmetric S has no effect."""
+def basis_and_a_gradient(C, norm, dtype, large):
+    """theta, U, theta in float64, U of it by torch; a gradient U (large S + K) of U: its symmetric S has no effect."""
     theta = normal(2, C * (C - 1) // 2)
     spectral = torch.linalg.matrix_norm(ops.skew(theta), 2)
     theta = (theta * norm / spectral[:, None]).to(dtype).requires_grad_()
     exact = theta.detach().double().requires_grad_()
     U, V = ops.orthogonal_basis(theta), torch.linalg.matrix_exp(ops.skew(exact))
     S, K = normal(2, C, C, seed=1), normal(2, C, C, seed=2)
-    large = 1000 if dtype == torch.float32 else 1  # torch's own gradient loses digits
     return theta, U, exact, V, (V.detach() @ (large * (S + S.mT) + K - K.mT)).to(dtype).mT.contiguous().mT
 
 
@@ -140,18 +139,19 @@ def basis_and_a_gradient(C, norm, dtype):
 @pytest.mark.parametrize("C", [2, 7, 33] if INTERPRETED else [2, 7, 33, 96, 384])
 @pytest.mark.parametrize("norm", [0.1, 100.0])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance", "of_gradient"), [(torch.float32, 2e-7, 1e-5), (torch.float64, 1e-10, 1e-9)]
+    ("dtype", "tolerance", "large", "of_gradient"),
+    [(torch.float32, 2e-7, 1, 2e-6), (torch.float32, 2e-7, 1000, 1e-5), (torch.float64, 1e-10, 1, 1e-9)],
 )
-def test_basis_and_its_gradient(C, norm, dtype, tolerance, of_gradient, basis_by_kernels, mended_interpreter):
-    theta, U, exact, V, g = basis_and_a_gradient(C, norm, dtype)
+def test_basis_and_its_gradient(C, norm, dtype, tolerance, large, of_gradient, basis_by_kernels, mended_interpreter):
+    theta, U, exact, V, g = basis_and_a_gradient(C, norm, dtype, large)
     assert_close(U, V, tolerance)
     assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), of_gradient)
-    assert basis_by_kernels == {"skew", "unskew"}
+    assert basis_by_kernels == ({"skew"} if dtype == torch.float64 else {"skew", "unskew"})
 
 
 @kernel_test
 def test_gradient_recorded_when_the_forward_was_not(basis_by_kernels, monkeypatch, mended_interpreter):
-    theta, U, exact, V, g = basis_and_a_gradient(5, 3.0, torch.float32)
+    theta, U, exact, V, g = basis_and_a_gradient(5, 3.0, torch.float32, 1000)
     monkeypatch.setattr("chasm.ops.basis._kernels_fit", lambda theta: False)
     assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), 1e-7)
     assert basis_by_kernels == {"skew"}
@@ -161,7 +161,7 @@ def test_gradient_recorded_when_the_forward_was_not(basis_by_kernels, monkeypatc
 def test_second_derivative_of_the_basis(basis_by_kernels, mended_interpreter):
     theta = normal(1, 3).requires_grad_()
     assert torch.autograd.gradgradcheck(ops.orthogonal_basis, theta)
-    assert "unskew" in basis_by_kernels
+    assert "skew" in basis_by_kernels
     found = []
     for t in (theta.detach().float().requires_grad_(), theta):
         (d,) = torch.autograd.grad(ops.orthogonal_basis(t)[:, 0].pow(3).sum(), t, create_graph=True)
@@ -214,18 +214,18 @@ def test_gram_matrix(C, H, W, dtype, mended_interpreter, monkeypatch):
 @gpu_test
 @pytest.mark.parametrize("shape", [(8, 96, 256, 256), (4, 96, 218, 170), (8, 384, 32, 32)], ids=str)
 def test_gram_matrix_of_many_positions(shape):
-    check_gram(shape, torch.float32)
+    check_gram(shape, torch.float32, 2e-6)  # half a million numbers in float32
 
 
-def check_gram(shape, dtype):
+def check_gram(shape, dtype, tolerance=1e-6):
     from chasm.ops.kernels.products import gram, gram_and_sum
 
     G, X = normal(*shape).to(dtype), normal(*shape, seed=1).to(dtype)
     expected = torch.einsum("bmhw,bnhw->mn", G.double(), X.double())
-    assert_close(gram(G, X), expected, 2e-6)  # sums are float32
+    assert_close(gram(G, X), expected, tolerance)
     found, total = gram_and_sum(G, X)
-    assert_close(found, expected, 2e-6)
-    assert_close(total, G.double().sum((0, 2, 3)), 2e-6)
+    assert_close(found, expected, tolerance)
+    assert_close(total, G.double().sum((0, 2, 3)), tolerance)
 
 
 @kernel_test
@@ -348,7 +348,7 @@ def test_eval_caches_and_gives_the_same():
         trained = module(x).detach()
         with torch.no_grad():
             kept = module.eval()(x)
-            assert_close(kept, trained, TOLERANCE[HALF])  # in training the mean gain is apart: other roundings
+            assert_close(kept, trained, 1e-6 if INTERPRETED else 1e-2)  # in training the mean gain is apart
             torch.testing.assert_close(module(x), kept, rtol=0, atol=0)
 
 
@@ -485,4 +485,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 108
+    assert passed_in_the_interpreter(__file__) == 114

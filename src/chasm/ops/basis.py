@@ -17,12 +17,12 @@ from chasm.ops._cost import counted_as
 from chasm.ops.constants import constant
 from chasm.ops.kernels import traced, triton_runs
 
-# |A|/2^7 <= 0.78 for spectral norms up to 100: the Taylor remainder is then below 1e-16. Beyond that accuracy
-# fades gently (1e-8 at 225), so a basis far outside the range of trained ones is still orthogonal in float32.
-SQUARINGS = 7
+# |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
+# fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
+SQUARINGS = 8
 _TAYLOR = [1 / math.factorial(i) for i in range(17)]
-# sin(w)/w = 1 + c1 w^2 + c2 w^4 + c3 w^6 to 2e-6 for w up to 1.72, which is 2 |A|/2^7 at norm 110.
-_SINC = [1.0, -0.166654324, 8.30781373e-3, -1.83329054e-4]
+# sin(w)/w = 1 + c1 w^2 + c2 w^4 + c3 w^6 to 1.1e-7 for w up to 1.2, which is 2 |A|/2^8 at norm 150.
+_SINC = [1.0, -0.1666651996, 8.327126814e-3, -1.909284166e-4]
 
 
 def channels_of(entries: int) -> int:
@@ -133,10 +133,10 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, theta: Tensor, *kept: Tensor) -> Tensor:
-        short, fit = len(kept) == 2, _kernels_fit(theta)
-        if short and not fit:  # recorded now, though the forward was not
+        short = len(kept) == 2
+        if short and not _kernels_fit(theta):  # recorded now, though the forward was not
             short, kept = False, _exponential(theta)[1:]
-        gradient: Any = _gradient_in_float32 if short else _gradient_by_kernels if fit else _gradient
+        gradient: Any = _gradient_in_float32 if short else _gradient
         return gradient(g, *kept).to(theta.dtype)
 
     @staticmethod
@@ -174,28 +174,8 @@ def _gradient(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> T
     return d * 0.5**SQUARINGS
 
 
-def _gradient_by_kernels(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
-    """The same by kernels that sum two products at once."""
-    from chasm.ops.kernels import small
-
-    cubics, dA4 = torch.empty(4, *g.shape, dtype=A.dtype, device=g.device), None
-    for j in range(len(steps) - 1, 2, -1):
-        W = steps[j]
-        g = small.products(g, W.mT, W.mT, g, out=cubics[0] if j == 3 else None)
-    for j, V in enumerate(reversed(steps[:3])):
-        dA4 = small.products(cubics[j], V.mT, add=dA4, out=dA4)
-        small.products(A4, cubics[j], out=cubics[j + 1])
-    assert dA4 is not None
-    dA, dA2, dA3 = small.cubics_gradient(cubics, constant(_taylor, A), dA4)
-    small.products(dA3, A, dA4, A2, add=dA2, signs=(-1, 1), out=dA2)
-    small.products(A2, dA4, add=dA2, out=dA2)
-    small.products(A2, dA3, dA2, A, add=dA, signs=(1, -1), out=dA)
-    small.products(A, dA2, add=dA, signs=(-1, 1), out=dA)
-    return small.unskew(dA, 0.5**SQUARINGS)
-
-
 def _gradient_in_float32(g: Tensor, U: Tensor, kept: Tensor) -> Tensor:
-    """The same in float32, by kernels: on the way back nothing amplifies rounding.
+    """The same in float32, by kernels that sum two products at once: on the way back nothing amplifies rounding.
 
     In g = U (S + K), S symmetric and K skew, only K has an effect but S may be large: it leaves in float64. Then
     g = W W P becomes W P W W^T + W^T W W P = W (P + W P W^T) by each U = W W but the first, W = V V = exp(2A). There

@@ -20,8 +20,8 @@ PROGRAMS = 528  # enough to keep a card busy
 
 @triton.jit
 def upper_part(x):
-    """The part of a float32 that TF32 holds."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    """A float32 rounded to what TF32 holds. To cut it off would leave parts of one sign, whose errors add up."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -127,27 +127,6 @@ def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK
         tl.store(out_ptr + j * SIZE + at, value, mask=live)
 
 
-@triton.jit
-def _cubics_gradient_kernel(g_ptr, t_ptr, da_ptr, da2_ptr, da3_ptr, da4_ptr, SIZE, BLOCK: tl.constexpr):
-    """The adjoint of `_cubics_kernel` for gradients g (4, ..); dA^4 is added to."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = at < SIZE
-    da = tl.zeros([BLOCK], tl.float64)
-    da2, da3, da4 = da, da, tl.load(da4_ptr + at, mask=live, other=0.0)
-    for j in tl.static_range(4):
-        g = tl.load(g_ptr + j * SIZE + at, mask=live, other=0.0)
-        t = t_ptr + 4 * j
-        da += tl.load(t + 1) * g
-        da2 += tl.load(t + 2) * g
-        da3 += tl.load(t + 3) * g
-        if j == 3:
-            da4 += tl.load(t + 4) * g
-    tl.store(da_ptr + at, da, mask=live)
-    tl.store(da2_ptr + at, da2, mask=live)
-    tl.store(da3_ptr + at, da3, mask=live)
-    tl.store(da4_ptr + at, da4, mask=live)
-
-
 def products(
     P: Tensor,
     Q: Tensor,
@@ -208,13 +187,3 @@ def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor, out: Tensor
             A, A2, A3, A4, t, out, A.shape[-1], A.numel(), BLOCK=BLOCK
         )  # fmt: skip
     return out
-
-
-def cubics_gradient(g: Tensor, t: Tensor, dA4: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """g (4, batch, C, C) -> the gradients of A, A^2 and A^3; that of A^4 is added to dA4."""
-    dA, dA2, dA3 = (torch.empty_like(g[0]) for _ in range(3))
-    with torch.cuda.device_of(g):
-        _cubics_gradient_kernel[(cdiv(dA.numel(), BLOCK),)](
-            g, t, dA, dA2, dA3, dA4, dA.numel(), BLOCK=BLOCK
-        )  # fmt: skip
-    return dA, dA2, dA3
