@@ -21,9 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from chasm import ops
+from chasm.mixers._cache import Cache
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
@@ -119,7 +119,7 @@ class CHASM(Mixer):
         self.refine = conv(channels, channels, 3, padding=1, groups=channels, **factory) if local else None
         self.fuse = _POINTWISE[ndim](channels, channels, 1, **factory) if local else None
         self._given_bases: dict[str, Tensor] = {}  # set by `batched_bases` for the length of a step
-        self._cache = _Cache()
+        self._cache = Cache()
         self._replays = Replays()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -259,73 +259,12 @@ class CHASM(Mixer):
         return self
 
 
-class _Cache:
-    """Prepared constants of the last few input sizes, valid while the parameters are the ones they were made from.
-
-    A change is seen by object identity and torch's version counter, which every in-place write bumps: optimiser step,
-    `load_state_dict`, `copy_`. A write through `.data` does not; on a CPU the values are compared as well.
-    """
-
-    SIZES = 4
-
-    def __init__(self) -> None:
-        self.captured: list[Any] = []
-        self.clear()
-
-    def clear(self) -> None:
-        self.entries: dict[Any, list[Prepared]] = {}
-        self.params: list[nn.Parameter] = []
-        self.versions: list[int] = []
-        self.values: list[Tensor] = []
-
-    def __deepcopy__(self, memo: Any) -> "_Cache":
-        return _Cache()
-
-    def __reduce__(self) -> Any:
-        return (_Cache, ())
-
-    def get(self, key: Any, params: list[nn.Parameter], keep: bool = False) -> list[Prepared] | None:
-        """`keep`: for as long as this cache lives, because a CUDA graph that is being captured reads it by address."""
-        if not self._same(params):
-            self.clear()
-        found = self.entries.get(key)
-        if keep:
-            self.captured.append(found)
-        return found
-
-    def put(self, key: Any, params: list[nn.Parameter], value: list[Prepared]) -> None:
-        if any(p.is_inference() for p in params):
-            return  # such tensors carry no version counter
-        if not self.entries:
-            self.params, self.versions = list(params), [p._version for p in params]
-            self.values = [p.detach().clone() for p in params if p.device.type == "cpu"]
-        while len(self.entries) >= self.SIZES:
-            del self.entries[next(iter(self.entries))]
-        self.entries[key] = value
-
-    def _same(self, params: list[nn.Parameter]) -> bool:
-        return (
-            len(params) == len(self.params)
-            and all(p is q and p._version == v for p, q, v in zip(params, self.params, self.versions, strict=True))
-            and all(map(torch.equal, (p for p in params if p.device.type == "cpu"), self.values))
-        )
-
-
-def _note_step(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    stepped = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    torch.autograd.graph.increment_version(stepped)
-
-
-# Fused optimisers write without raising the version counters that `_Cache` watches; the others raise them once more.
-register_optimizer_step_post_hook(_note_step)
-
-
 @contextmanager
-def batched_bases(model: nn.Module) -> Iterator[None]:
+def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
 
-    For a CPU, and for CUDA graphs of one's own; in eager steps on a GPU mixers replay graphs of theirs (`ops.replay`),
-    which they do not in here.
+    On a GPU only where the step becomes a CUDA graph of one's own (`graph`): else every mixer replays its own basis
+    (`ops.replay`), which takes fewer launches.
 
     >>> import torch
     >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))
@@ -337,6 +276,8 @@ def batched_bases(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, CHASM) and module.basis == "shared":
             for axis, theta in module.theta.items():
+                if theta.is_cuda and not graph:
+                    continue
                 groups[module.channels, theta.dtype, theta.device].append((module, axis))
     try:
         for members in groups.values():

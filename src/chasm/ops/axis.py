@@ -97,7 +97,7 @@ def choose_form(
         return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
     if dtype.itemsize >= 4 or longest > 2048 or (longest > 512 and is_complex):
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
-    if longest > 512:  # a matrix per channel would be large; by operations a tenth of the FFT's time in float32
+    if longest > 512:  # where a matrix per channel would be large
         return Choice("dft", "half-precision products with one matrix for all channels beat the FFT up to length 2048")
     why = "compiled or transformed code holds no kernels of ours" if transformed() else None
     why = why or obstacle(shape, dims, device, dtype)

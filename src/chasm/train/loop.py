@@ -225,18 +225,13 @@ class Trainer:
         """Adds the gradients of a step to those that are there, micro-batch by micro-batch; returns its loss."""
         total = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
-            with self._bases(), self._sync(last=i == self.t.accumulate - 1):
+            with batched_bases(self.model, graph=self.t.cuda_graph), self._sync(last=i == self.t.accumulate - 1):
                 with self._precision():
                     output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
                 loss = (self.task.loss(output.float(), batch) + aux.float()) / self.t.accumulate
                 self.accelerator.backward(loss)
             total += loss.detach()
         return total
-
-    def _bases(self) -> AbstractContextManager[Any]:
-        """All bases in one call; not where every mixer replays its own in less time (`ops.replay`)."""
-        replayed = self.device.type == "cuda" and not self.t.cuda_graph
-        return nullcontext() if replayed else batched_bases(self.model)
 
     def _sync(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged between processes with the last micro-batch only."""
