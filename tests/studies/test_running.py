@@ -13,7 +13,7 @@ from chasm.studies import collect, executors, make_plan, runner, worker
 from chasm.studies.executors import environment_of, local, on_ray, visible_gpus
 from chasm.studies.runner import jobs_of, run
 from chasm.studies.state import BusyError, clear_failure, failed, state, working_on
-from chasm.studies.worker import run_cell
+from chasm.studies.worker import PROGRAM, run_cell
 
 TINY = make_plan("parameters").cells[0].config
 
@@ -122,7 +122,8 @@ def test_a_worker_that_dies_without_a_word(tmp_path, monkeypatch):
     assert error == "the worker ended with code -9 (often: out of memory): last words"
 
 
-def test_two_runs_of_a_study_train_and_compare(tmp_path):
+def test_two_runs_of_a_study_train_and_compare(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["somewhere/chasm", "study", "run", "seeds-basis"])
     plan = make_plan("seeds-basis", seeds=(0,), overrides=["train.steps=2", "data.options.cases=10"])
     assert set(run(plan, tmp_path, at_once=2, say=lambda _: None).values()) == {"done"}
     found = collect(plan, tmp_path)
@@ -131,6 +132,8 @@ def test_two_runs_of_a_study_train_and_compare(tmp_path):
     (pair,) = [c for c in found["comparisons"] if c["metric"] == "psnr"]
     assert pair["cases"] == len(found["rows"][0]["scores"]["psnr"]["cases"]) == 2
     assert found["cells"][0]["environment"]["seed"] == 0
+    assert found["cells"][0]["environment"]["command"] == "chasm study run seeds-basis"
+    assert (plan.folder(tmp_path, plan.cells[0]) / "output.txt").read_text() == ""
     assert jobs_of(plan, tmp_path) == []
 
 
@@ -150,7 +153,7 @@ def test_a_failure_does_not_stop_the_rest_and_stopping_interrupts_it(tmp_path):
 
 
 def test_a_worker_ends_with_whoever_started_it(tmp_path):
-    process = subprocess.Popen([sys.executable, "-m", "chasm.studies.worker"], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE)
     process.stdin.write(json.dumps(endless(tmp_path / "cell")).encode() + b"\n")
     process.stdin.flush()
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm.studies.state import failed
-from chasm.studies.worker import Job, run_cell
+from chasm.studies.worker import PROGRAM, Job, run_cell
 
 PATIENCE = 60  # seconds a stopped run gets to save
 
@@ -72,7 +72,7 @@ class _Process:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "output.txt", "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "chasm.studies.worker"],
+                [sys.executable, "-c", PROGRAM, *sys.argv],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=output,

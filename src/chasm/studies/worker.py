@@ -1,7 +1,7 @@
 """One cell, run to its end: what every executor calls, here or on another machine.
 
 As a program it reads the job from its standard input and lives no longer than that stays open: when whoever started it
-is gone, however that came about, it saves and stops.
+is gone, however that came about, it saves and stops. Its arguments are the command that started the study.
 """
 
 import json
@@ -18,6 +18,7 @@ from chasm.train.config import RunConfig, load_recipe
 from chasm.train.files import write_json
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
+PROGRAM = "import sys; from chasm.studies.worker import main; sys.exit(main())"
 Job = dict[str, Any]  # key, folder, kind, config: plain values, so that it can travel
 
 
@@ -85,10 +86,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
+    sys.argv = sys.argv[1:] or sys.argv  # what a run keeps as the command to repeat it
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     return {"done": 0, "failed": 1, "running": 2}[run_cell(job)]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
