@@ -63,13 +63,73 @@ def test_circulant_pass_and_its_gradient(H, W, along_h):
     assert_close(circulant.gradient(g, x, along_h), expected, 1e-5)  # sums are float32
 
 
-@kernel_test
-@pytest.mark.parametrize(("C", "S"), [(5, 7), (96, 130), (40, 65), (128, 64), (16, 1)])
-def test_channel_products_in_float32(C, S, mended_interpreter):
+@pytest.fixture(params=["right", "whole", "left", "tf32"])
+def way(request, monkeypatch, mended_interpreter) -> str:
     from chasm.ops.kernels import mixing
 
-    A, X = normal(C, C), normal(2, C, S, seed=1)
-    assert_close(mixing.product(A.float(), X.float()), A.float().double() @ X.float().double(), 1e-6)
+    monkeypatch.setattr(mixing, "FP16_PARTS", request.param != "tf32")
+    monkeypatch.setattr(mixing, "A_LEFT", request.param == "left")
+    monkeypatch.setattr(mixing, "WHOLE", request.param == "whole")
+    return request.param
+
+
+@kernel_test
+@pytest.mark.parametrize(("C", "S"), [(1, 3), (7, 65), (16, 1), (40, 65), (63, 129), (90, 67), (96, 130), (128, 64)])
+def test_channel_products_in_float32(C, S, way):
+    from chasm.ops.kernels import mixing
+
+    A, X = normal(C, C).float(), normal(2, C, S, seed=1).float()
+    expected = A.double() @ X.double()
+    assert_close(mixing.product(A, X), expected, 5e-7)
+    gain, bias, add = normal(C, 7, seed=2).float(), normal(C, seed=3).bfloat16(), normal(2, C, S, seed=4).half()
+    bins = torch.arange(S, device=DEVICE) // 3 % 7
+    expected = gain.double()[:, bins] * expected + bias.double()[:, None]
+    assert_close(mixing.product(A, X, gain, 3, bias=bias), expected, 5e-7)
+    out = torch.empty_like(X)
+    assert mixing.product(A, X, gain, 3, bias=bias, add=add, out=out) is out
+    assert_close(out, expected + add.double(), 5e-7)
+
+
+@kernel_test
+@pytest.mark.parametrize("C", [7, 96])
+@pytest.mark.parametrize("size", [1e-38, 1e-12, 1.0, 1e12, 1e38])
+@pytest.mark.parametrize("way", ["right", "whole", "left"], indirect=True)
+def test_channel_products_of_all_sizes(C, size, way):
+    """Every block of positions is as accurate as if it were alone, and nothing is infinite that need not be."""
+    from chasm.ops.kernels import mixing
+
+    block = mixing.PRODUCT["BLOCK_S"]
+    sizes = [1, 1e-20, 0, 1e20, 1e-38, 1e-42, 3e37]
+    A = (normal(C, C).clamp(-3, 3) * size).float()
+    X = torch.cat([normal(1, C, block, seed=i).clamp(-3, 3) * s for i, s in enumerate(sizes)], -1).float()
+    Y = mixing.product(A, X)
+    expected = A.double() @ X.double()
+    infinite = expected.abs() > torch.finfo(torch.float32).max
+    assert torch.equal(Y.isinf(), infinite)
+    error = (Y.double() - expected).where(~infinite, 0)
+    smallest = 2.0**-149 * (C * block) ** 0.5  # where float32 ends
+    for e, y in zip(error.split(block, -1), expected.split(block, -1), strict=True):
+        assert e.norm() <= 5e-7 * y.norm() + smallest
+
+
+@kernel_test
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan])
+def test_channel_products_are_not_finite_only_where_they_cannot_be(number, way):
+    from chasm.ops.kernels import mixing
+
+    A, X = normal(90, 90).float(), normal(1, 90, 150, seed=1).float()
+    expected = A.double() @ X.double()
+    X[0, 80, 3] = X[0, 5, 140] = number
+    bad = torch.zeros(90, 150, dtype=torch.bool, device=DEVICE)
+    bad[:, [3, 140]] = True
+    Y = mixing.product(A, X)[0]
+    assert torch.equal(~Y.isfinite(), bad)
+    assert_close(Y[~bad], expected[0][~bad], 5e-7)
+    A[70, 2] = number
+    bad[70] = True
+    Y = mixing.product(A, X)[0]
+    assert torch.equal(~Y.isfinite(), bad)
+    assert_close(Y[~bad], expected[0][~bad], 5e-7)
 
 
 @kernel_test

@@ -1,7 +1,9 @@
 """The product of a channel matrix (C, C), C <= 128, with float32 features (B, C, S) as a Triton kernel.
 
 A library multiplies float32 on its slow units, or in TF32, which has 10 bits. Here every number is split in two
-of TF32, and three products of the parts (`add_product`) give float32 accuracy on the fast units.
+of float16, and three products of the parts give float32 accuracy on the fast units. Float16 has few exponents: a
+power of two brings A, and each block of positions, to the upper end of them. Other kernels split in two of TF32
+(`add_product`), which needs none, but takes twice the time, and features only transposed.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,8 +16,11 @@ from torch import Tensor
 
 from chasm.ops.kernels import cdiv, power_of_2
 
-PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 2}
+PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 528  # enough to keep a card busy
+FP16_PARTS = True  # parts of float16; else of TF32
+A_LEFT = False  # of those: A left of X in the products, or right
+WHOLE = False  # right: channels of Y in one block, padded to a power of two, or in two
 
 
 @triton.jit
@@ -49,20 +54,19 @@ def _store(
     y, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS,
     GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """g y + bias + what is to be added, of channels c at positions s."""
-    inside = (s < S)[:, None] & (c < C)[None, :]
+    """g y + bias + what is to be added, of channels c at positions s, which are of different dimensions of y."""
+    inside = (s < S) & (c < C)
     if GAIN:
-        bins = (s // NEIGHBOURS % BINS)[:, None]
-        y *= tl.load(gain_ptr + c[None, :] * BINS + bins, mask=inside, other=0.0)
+        y *= tl.load(gain_ptr + c * BINS + s // NEIGHBOURS % BINS, mask=inside, other=0.0)
     if BIAS:
-        y += tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
+        y += tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)
     if ADD:
         y += tl.load(add_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + at, y, mask=inside)
 
 
 @triton.jit
-def _product_kernel(
+def _product_kernel_tf32(
     x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
     C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr,
     GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
@@ -78,19 +82,167 @@ def _product_kernel(
         u10, l10 = _block(a_ptr, C, c0, c1)
         u11, l11 = _block(a_ptr, C, c1, c1)
     for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
-        s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
-        inside = (s < S)[:, None]
-        at0 = start + c0[None, :] * S + s[:, None]
-        x0 = tl.load(x_ptr + at0, mask=inside & (c0 < C)[None, :], other=0.0)
+        s = (tile * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
+        n0 = c0[None, :]
+        at0 = start + n0 * S + s
+        x0 = tl.load(x_ptr + at0, mask=(s < S) & (n0 < C), other=0.0)
         y0 = add_product(tl.zeros([BLOCK_S, C0], tl.float32), x0, u00, l00)
         if C1 > 0:
-            at1 = start + c1[None, :] * S + s[:, None]
-            x1 = tl.load(x_ptr + at1, mask=inside & (c1 < C)[None, :], other=0.0)
+            n1 = c1[None, :]
+            at1 = start + n1 * S + s
+            x1 = tl.load(x_ptr + at1, mask=(s < S) & (n1 < C), other=0.0)
             y0 = add_product(y0, x1, u10, l10)
             y1 = add_product(tl.zeros([BLOCK_S, C1], tl.float32), x0, u01, l01)
             y1 = add_product(y1, x1, u11, l11)
-            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, at1, c1, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
-        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, at0, c0, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, at1, n1, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, at0, n0, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+
+
+@triton.jit
+def _magnitudes(x):
+    """The bits of |x|, which are ordered as numbers are; 0 where x is not finite."""
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(bits < 0x7F800000, bits, 0)
+
+
+@triton.jit
+def _exponent(largest):
+    """Of bits: the e with 2^14 <= largest 2^-e < 2^15; as small as a power of two goes if the largest is smaller."""
+    return tl.maximum((largest >> 23) - 141, -126)
+
+
+@triton.jit
+def _power(e):
+    """2^e for -126 <= e <= 127."""
+    return ((e + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _halves(x, exponent):
+    """x 2^-exponent, less than 2^15, in two parts of float16.
+
+    The second holds what the first leaves up to 2^-23 of x, or up to 2^-25 where float16 ends: 2^-39 of the largest.
+    Inf leaves NaN: where inf or NaN goes in, at that position NaN comes out.
+    """
+    x *= _power(-exponent)
+    upper = x.to(tl.float16)
+    return upper, (x - upper.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _scaled_back(y, exponent):
+    """y 2^exponent in two steps: the power may be too large or small where the result is not."""
+    half = exponent >> 1
+    return y * _power(half) * _power(exponent - half)
+
+
+@triton.jit
+def _weights(a_ptr, C, n, k):
+    """A[n, k] as (k, n)."""
+    return tl.load(a_ptr + n[None, :] * C + k[:, None], mask=(n < C)[None, :] & (k < C)[:, None], other=0.0)
+
+
+@triton.jit
+def _add_halves(y, x_upper, x_lower, upper, lower):
+    """y + x w, both in parts; what lower times lower would add is 2^-22 of that or less."""
+    y = tl.dot(x_upper, lower, y)
+    y = tl.dot(x_lower, upper, y)
+    return tl.dot(x_upper, upper, y)
+
+
+@triton.jit
+def _product_kernel(
+    x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
+    C0: tl.constexpr, C1: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, BLOCK_S: tl.constexpr,
+    GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Grid (walkers * B,), in blocks of positions. Channels of x are in blocks of C0 and, if C1, C1; of y: N0, N1."""
+    walker = tl.program_id(0) % WALKERS
+    start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
+    x_ptr, y_ptr, add_ptr = x_ptr + start, y_ptr + start, add_ptr + start
+    k0, n0 = tl.arange(0, C0), tl.arange(0, N0)
+    k1, n1 = C0 + tl.arange(0, max(C1, 1)), N0 + tl.arange(0, max(N1, 1))
+    a00 = _weights(a_ptr, C, n0, k0)
+    largest = tl.max(_magnitudes(a00))
+    if C1 > 0:
+        a10 = _weights(a_ptr, C, n0, k1)
+        largest = tl.maximum(largest, tl.max(_magnitudes(a10)))
+    if N1 > 0:
+        a01 = _weights(a_ptr, C, n1, k0)
+        largest = tl.maximum(largest, tl.max(_magnitudes(a01)))
+    if C1 > 0 and N1 > 0:
+        a11 = _weights(a_ptr, C, n1, k1)
+        largest = tl.maximum(largest, tl.max(_magnitudes(a11)))
+    a_exponent = _exponent(largest)
+    u00, l00 = _halves(a00, a_exponent)
+    if C1 > 0:
+        u10, l10 = _halves(a10, a_exponent)
+    if N1 > 0:
+        u01, l01 = _halves(a01, a_exponent)
+    if C1 > 0 and N1 > 0:
+        u11, l11 = _halves(a11, a_exponent)
+    for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
+        s = (tile * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
+        x0 = tl.load(x_ptr + k0[None, :] * S + s, mask=(s < S) & (k0 < C)[None, :], other=0.0)
+        found = _magnitudes(x0)
+        if C1 > 0:
+            x1 = tl.load(x_ptr + k1[None, :] * S + s, mask=(s < S) & (k1 < C)[None, :], other=0.0)
+            # both blocks in one maximum among threads: the first is folded to the second's width in registers
+            found = tl.maximum(tl.max(tl.reshape(found, [BLOCK_S, C0 // C1, C1]), 1), _magnitudes(x1))
+        exponent = _exponent(tl.max(found))
+        upper, lower = _halves(x0, exponent)
+        y0 = _add_halves(tl.zeros([BLOCK_S, N0], tl.float32), upper, lower, u00, l00)
+        if N1 > 0:
+            y1 = _add_halves(tl.zeros([BLOCK_S, N1], tl.float32), upper, lower, u01, l01)
+        if C1 > 0:
+            x1_upper, x1_lower = _halves(x1, exponent)
+            y0 = _add_halves(y0, x1_upper, x1_lower, u10, l10)
+            if N1 > 0:
+                y1 = _add_halves(y1, x1_upper, x1_lower, u11, l11)
+        exponent += a_exponent
+        if N1 > 0:
+            y1, c, at = _scaled_back(y1, exponent), n1[None, :], n1[None, :] * S + s
+            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+        y0, c, at = _scaled_back(y0, exponent), n0[None, :], n0[None, :] * S + s
+        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+
+
+@triton.jit
+def _product_kernel_left(
+    x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
+    C0: tl.constexpr, C1: tl.constexpr, M: tl.constexpr, BLOCK_S: tl.constexpr,
+    GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """As above with A left of x; M >= C channels of y."""
+    walker = tl.program_id(0) % WALKERS
+    start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
+    x_ptr, y_ptr, add_ptr = x_ptr + start, y_ptr + start, add_ptr + start
+    m = tl.arange(0, M)[:, None]
+    k0, k1 = tl.arange(0, C0), C0 + tl.arange(0, max(C1, 1))
+    a0 = tl.load(a_ptr + m * C + k0[None, :], mask=(m < C) & (k0 < C)[None, :], other=0.0)
+    largest = tl.max(_magnitudes(a0))
+    if C1 > 0:
+        a1 = tl.load(a_ptr + m * C + k1[None, :], mask=(m < C) & (k1 < C)[None, :], other=0.0)
+        largest = tl.maximum(largest, tl.max(_magnitudes(a1)))
+    a_exponent = _exponent(largest)
+    u0, l0 = _halves(a0, a_exponent)
+    if C1 > 0:
+        u1, l1 = _halves(a1, a_exponent)
+    for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
+        s = (tile * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
+        x0 = tl.load(x_ptr + k0[:, None] * S + s, mask=(s < S) & (k0 < C)[:, None], other=0.0)
+        found = _magnitudes(x0)
+        if C1 > 0:
+            x1 = tl.load(x_ptr + k1[:, None] * S + s, mask=(s < S) & (k1 < C)[:, None], other=0.0)
+            found = tl.maximum(tl.max(tl.reshape(found, [C0 // C1, C1, BLOCK_S]), 0), _magnitudes(x1))
+        exponent = _exponent(tl.max(found))
+        upper, lower = _halves(x0, exponent)
+        y = _add_halves(tl.zeros([M, BLOCK_S], tl.float32), u0, l0, upper, lower)
+        if C1 > 0:
+            x1_upper, x1_lower = _halves(x1, exponent)
+            y = _add_halves(y, u1, l1, x1_upper, x1_lower)
+        y = _scaled_back(y, exponent + a_exponent)
+        _store(y, y_ptr, gain_ptr, bias_ptr, add_ptr, m * S + s, m, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
 
 
 def channel_blocks(C: int) -> tuple[int, int]:
@@ -121,8 +273,13 @@ def product(
     walkers = min(cdiv(S, block), max(1, cdiv(PROGRAMS, B)))
     bins = 1 if gain is None else gain.shape[1]
     terms = (X if t is None else t.contiguous() for t in (gain, bias, add))
+    kernel, whole = _product_kernel_tf32, max(16, power_of_2(C))
+    if FP16_PARTS and A_LEFT:
+        kernel, options["M"] = _product_kernel_left, max(64, whole)
+    elif FP16_PARTS:
+        kernel, options["N0"], options["N1"] = _product_kernel, *((whole, 0) if WHOLE else (C0, C1))
     with torch.cuda.device_of(X):
-        _product_kernel[(walkers * B,)](
+        kernel[(walkers * B,)](
             X, Y, A.contiguous(), *terms, C, S, bins, neighbours, walkers, C0=C0, C1=C1, BLOCK_S=block,
             GAIN=gain is not None, BIAS=bias is not None, ADD=add is not None, **options,
         )  # fmt: skip
