@@ -113,6 +113,17 @@ def test_channel_products_of_all_sizes(C, size, way):
 
 
 @kernel_test
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (95, 63), (63, 95), (64, 64)])
+def test_the_largest_number_may_be_in_any_channel(row, column, way):
+    from chasm.ops.kernels import mixing
+
+    A, X = normal(96, 96).float(), normal(1, 96, 65, seed=1).float()
+    A[row, column] *= 1e6
+    X[:, column] *= 1e6
+    assert_close(mixing.product(A, X), A.double() @ X.double(), 5e-7)
+
+
+@kernel_test
 @pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan])
 def test_channel_products_are_not_finite_only_where_they_cannot_be(number, way):
     from chasm.ops.kernels import mixing

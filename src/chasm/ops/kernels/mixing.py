@@ -200,11 +200,13 @@ def _product_kernel(
             if N1 > 0:
                 y1 = _add_halves(y1, x1_upper, x1_lower, u11, l11)
         exponent += a_exponent
+        # Channels first: what loads the gains, of no order that a compiler sees, then has few positions in a thread.
+        s = tl.trans(s)
         if N1 > 0:
-            y1, c, at = _scaled_back(y1, exponent), n1[None, :], n1[None, :] * S + s
-            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
-        y0, c, at = _scaled_back(y0, exponent), n0[None, :], n0[None, :] * S + s
-        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+            y1, c = tl.trans(_scaled_back(y1, exponent)), n1[:, None]
+            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, c * S + s, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+        y0, c = tl.trans(_scaled_back(y0, exponent)), n0[:, None]
+        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, c * S + s, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
 
 
 @triton.jit
