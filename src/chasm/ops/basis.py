@@ -23,6 +23,10 @@ SQUARINGS = 8
 _TAYLOR = [1 / math.factorial(i) for i in range(17)]
 # sin(w)/w = 1 + c1 w^2 + c2 w^4 + c3 w^6 to 1.1e-7 for w up to 1.2, which is 2 |A|/2^8 at norm 150.
 _SINC = [1.0, -0.1666651996, 8.327126814e-3, -1.909284166e-4]
+# sin(w)/w, the mean of cos(w s) for |s| < 1, as its mean over -s and s at these s: to 5e-9 for the same w.
+_NODES = [0.33827115, 0.8598559102]
+_WEIGHTS = [0.6497086626, 0.3502913324]
+PAIRS_OF_HALF = True
 
 
 def channels_of(entries: int) -> int:
@@ -75,17 +79,18 @@ def _kernels_fit(theta: Tensor) -> bool:
 def _exponential(theta: Tensor, kept: Tensor | None = None) -> tuple[Tensor, ...]:
     """exp(skew(theta)) in float64 for theta (batch, C(C-1)/2), and what was met on the way.
 
-    Where kernels fit, kept (1 + SQUARINGS, batch, C, C) is memory for the scaled A and what was squared.
+    Where kernels fit, kept (4 + SQUARINGS, batch, C, C) is memory for the scaled A, what was squared, A^2, A^3, A^4.
     """
     fused = _kernels_fit(theta)
+    place = [None] * (4 + SQUARINGS) if kept is None else kept.unbind()
     if fused:
         from chasm.ops.kernels import small  # imports triton, which not everybody has
 
-        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS, None if kept is None else kept[0])
+        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS, place[0])
     else:
         A = skew(theta.to(torch.float64)) * 0.5**SQUARINGS
-    A2 = A @ A
-    A3, A4 = A2 @ A, A2 @ A2
+    A2 = torch.bmm(A, A, out=place[-3])
+    A3, A4 = torch.bmm(A2, A, out=place[-2]), torch.bmm(A2, A2, out=place[-1])
     t = constant(_taylor, A)
     # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A, the last with the term of A^16.
     if fused:
@@ -99,8 +104,7 @@ def _exponential(theta: Tensor, kept: Tensor | None = None) -> tuple[Tensor, ...
         add = cubics[j].baddbmm_ if fused else cubics[j].baddbmm  # in place: a library copies what it adds to
         steps.append(add(A4, steps[-1]))
     for j in range(SQUARINGS):
-        place = None if kept is None or j == SQUARINGS - 1 else kept[2 + j]
-        steps.append(torch.bmm(steps[-1], steps[-1], out=place))
+        steps.append(torch.bmm(steps[-1], steps[-1], out=place[2 + j] if j < SQUARINGS - 1 else None))
     return steps[-1], A, A2, A4, *steps[:-1]
 
 
@@ -113,9 +117,14 @@ class _Exponential(torch.autograd.Function):
             U, *rest = _exponential(theta)
             return U.to(torch.promote_types(theta.dtype, torch.float32)), *rest
         C = channels_of(theta.shape[-1])
-        kept = torch.empty(1 + SQUARINGS, len(theta), C, C, dtype=torch.float64, device=theta.device)
+        kept = torch.empty(4 + SQUARINGS, len(theta), C, C, dtype=torch.float64, device=theta.device)
         U, *_ = _exponential(theta, kept)
-        return U.float(), U, kept.float()
+        if not PAIRS_OF_HALF:
+            return U.float(), U, kept[: 1 + SQUARINGS].float()
+        from chasm.ops.kernels import small
+
+        single, *pairs = small.halves(kept, U, constant(_exponentials, U))
+        return single, U, *pairs
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -133,10 +142,10 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, theta: Tensor, *kept: Tensor) -> Tensor:
-        short = len(kept) == 2
+        short = len(kept) <= 3
         if short and not _kernels_fit(theta):  # recorded now, though the forward was not
             short, kept = False, _exponential(theta)[1:]
-        gradient: Any = _gradient_in_float32 if short else _gradient
+        gradient: Any = (_gradient_by_pairs if len(kept) == 3 else _gradient_in_float32) if short else _gradient
         return gradient(g, *kept).to(theta.dtype)
 
     @staticmethod
@@ -198,3 +207,36 @@ def _gradient_in_float32(g: Tensor, U: Tensor, kept: Tensor) -> Tensor:
         Y = products(A, X.mT, X, A.mT, signs=(-1, 1), skew=True)
         X = products(A, Y.mT, Y, A.mT, add=P, signs=(-r, r), skew=True)
     return small.unskew(X, 0.5 ** (SQUARINGS - 1))
+
+
+def _exponentials(device: torch.device) -> Tensor:
+    """exp((s - 1) A) for s and -s of _NODES, by the root of their weights, as sums of what `small.halves` sums: (4, 9).
+
+    A fit as good as one by polynomials of degree 8, for all eigenvalues ia of A up to norm 200.
+    """
+    a = 200 * 0.5**SQUARINGS * torch.linspace(0, math.pi / 2, 65, dtype=torch.float64)[:-1].cos()
+    s = a.new_tensor([*(-s for s in reversed(_NODES)), *_NODES])
+    weights = a.new_tensor([*reversed(_WEIGHTS), *_WEIGHTS]) / 2
+    summed = torch.stack([*((1j * a) ** p for p in range(5)), *(torch.exp(1j * k * a) for k in (1, -1, 2, -2))], 1)
+    wanted = weights.sqrt() * torch.exp(1j * a[:, None] * (s - 1))
+    fit = torch.linalg.lstsq(*(torch.cat([x.real, x.imag]) for x in (summed, wanted))).solution
+    return fit.mT.contiguous().to(device)
+
+
+def _gradient_by_pairs(g: Tensor, U: Tensor, powers: Tensor, nodes: Tensor) -> Tensor:
+    """Gradient of theta in float32, by products of pairs of float16: on the way back nothing amplifies rounding.
+
+    In g = U (S + K), S symmetric and K skew, only K has an effect but S may be large: it leaves in float64. Then
+    g = W W K becomes g W^T + W^T g = W (K + W K W^T) by each U = W W down to W = exp(2A), halved so that it never
+    grows. There the gradient of 2A is the mean of exp(tA) K exp(-tA) for t from 0 to 2: with t = 1 + s and g = W K
+    that of exp((s - 1) A) g exp((-s - 1) A), which is a sum over few s.
+    """
+    from chasm.ops.kernels import small
+
+    K, largest = small.skew_part(U, g)
+    *squared, last = powers.unbind(1)
+    g = small.pairs(last, K, largest)
+    for W in reversed(squared):
+        g = small.pairs(g, W.mT, factor=0.5, both=True)
+    g = small.pairs(g, nodes.permute(0, 3, 1, 2, 4))
+    return small.pairs(nodes.flatten(3), g, largest, factor=2.0, triangle=True)

@@ -1,6 +1,8 @@
 """Small matrices (batch, m, n): what a matrix exponential and its gradient need, in few launches.
 
-In float64; what needs no more than float32 runs on the matrix units for TF32, every number in two parts.
+In float64; what needs no more than float32 runs on the matrix units for TF32, every number in two parts. Pairs (2, ...)
+of float16 hold as much, x = upper + lower / 2^11, and are split once: 22 bits of what lies below 2^16, and never less
+than 2^-36.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,7 +20,12 @@ PRODUCTS = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_st
 # In float32; the larger for all of a large matrix, of which half would be too few blocks.
 SPLIT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
 SPLIT_LARGE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+# Of pairs: up to 128 channels, more, and for half of a matrix as a sum over many channels.
+PAIRS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
+PAIRS_LARGE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
+PAIRS_TRIANGLE = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 BLOCK = 1024  # of elementwise kernels
+TILE = 32  # of those that transpose
 
 
 @triton.jit
@@ -39,14 +46,15 @@ def _add_block(
 
 @triton.jit
 def _products_kernel(
-    z_ptr, p_ptr, q_ptr, r_ptr, s_ptr, out_ptr, alpha, beta, M, N, K,
+    z_ptr, p_ptr, q_ptr, r_ptr, s_ptr, out_ptr, largest_ptr, alpha, beta, M, N, K,
     p_batch, p_row, p_column, q_batch, q_row, q_column, r_batch, r_row, r_column, s_batch, s_row, s_column,
-    ADD: tl.constexpr, TWO: tl.constexpr, SKEW: tl.constexpr, SPLIT: tl.constexpr,
+    ADD: tl.constexpr, TWO: tl.constexpr, SKEW: tl.constexpr, SPLIT: tl.constexpr, LARGEST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid (row blocks, column blocks, batch): out = z + alpha p q + beta r s; z and out contiguous.
 
     Of a SKEW out only blocks that reach the diagonal or beyond do anything; what they find above it they mirror.
+    LARGEST: also the largest number of every block, float32, as (batch, row blocks, column blocks).
     """
     b = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -77,6 +85,140 @@ def _products_kernel(
     tl.store(out_ptr + at, total, mask=inside)
     if SKEW:
         tl.store(out_ptr + b * M * N + n[None, :] * N + m[:, None], -total, mask=inside & (m[:, None] < n[None, :]))
+    if LARGEST:
+        bits = tl.abs(total.to(tl.float32)).to(tl.int32, bitcast=True)  # ordered as the numbers are, NaN above all
+        place = (b * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(largest_ptr + place, tl.max(tl.max(bits, 1), 0).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _pair(x):
+    upper = x.to(tl.float16)
+    return upper, ((x - upper.to(x.dtype)) * 2048).to(tl.float16)
+
+
+@triton.jit
+def _load_pair(ptr, part, row, column, i, j, rows, columns, scale, NUMBERS: tl.constexpr):
+    """[i, j] of a pair; of NUMBERS in float32, scaled, as a pair."""
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    at = i[:, None] * row + j[None, :] * column
+    upper = tl.load(ptr + at, mask=inside, other=0.0)
+    if NUMBERS:
+        upper, lower = _pair(upper * scale)
+    else:
+        lower = tl.load(ptr + part + at, mask=inside, other=0.0)
+    return upper, lower
+
+
+@triton.jit
+def _add_pairs(total, p, p_lower, q, q_lower):
+    """total + p q. Matrix units cut off where others round, so that every block is a sum of its own."""
+    small = tl.dot(p_lower, q, tl.dot(p, q_lower))
+    return total + tl.dot(p, q, small * (1 / 2048))
+
+
+@triton.jit
+def _exponent(largest_ptr, BLOCKS):
+    """The power of 2 in the largest of BLOCKS positive numbers, as the bits of a float32 whose inverse is one too."""
+    bits = tl.zeros([1024], tl.int32)
+    for start in range(0, BLOCKS, 1024):
+        at = start + tl.arange(0, 1024)
+        bits = tl.maximum(bits, tl.load(largest_ptr + at, mask=at < BLOCKS, other=0.0).to(tl.int32, bitcast=True))
+    return tl.minimum(tl.maximum(tl.max(bits, 0) & 0x7F800000, 1 << 23), 253 << 23)
+
+
+@triton.jit
+def _pairs_kernel(
+    p_ptr, q_ptr, out_ptr, largest_ptr, factor, C, K, TERMS, BLOCKS,
+    p_part, p_batch, p_row, p_column, q_part, q_term, q_batch, q_row, q_column,
+    BOTH: tl.constexpr, NUMBERS: tl.constexpr, TRIANGLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid (row blocks of all terms, column blocks, batch): out (2, batch, terms, C, C) = factor p q, last term first.
+
+    BOTH: p q + q p. NUMBERS: q is float32, not a pair, and is divided by the power of 2 of its largest. TRIANGLE: out
+    is what lies below the diagonal, times that power, in float32.
+    """
+    b = tl.program_id(2).to(tl.int64)
+    rows = tl.cdiv(C, BLOCK_M)
+    term, block = tl.program_id(0) // rows, tl.program_id(0) % rows
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    p_ptr += b * p_batch
+    q_ptr += b * q_batch + term * q_term
+    scale, steps = 1.0, tl.cdiv(K, BLOCK_K)
+    if NUMBERS:
+        scale = ((254 << 23) - _exponent(largest_ptr + b * BLOCKS, BLOCKS)).to(tl.float32, bitcast=True)
+    if TRIANGLE:
+        steps = tl.where((block + 1) * BLOCK_M - 1 > tl.program_id(1) * BLOCK_N, steps, 0)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(steps):
+        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+        p, p_lower = _load_pair(p_ptr, p_part, p_row, p_column, m, k, C, K, scale, False)
+        q, q_lower = _load_pair(q_ptr, q_part, q_row, q_column, k, n, K, C, scale, NUMBERS)
+        total = _add_pairs(total, p, p_lower, q, q_lower)
+        if BOTH:
+            q, q_lower = _load_pair(q_ptr, q_part, q_row, q_column, m, k, C, K, scale, False)
+            p, p_lower = _load_pair(p_ptr, p_part, p_row, p_column, k, n, K, C, scale, False)
+            total = _add_pairs(total, q, q_lower, p, p_lower)
+    total *= factor
+    if TRIANGLE:
+        total *= _exponent(largest_ptr + b * BLOCKS, BLOCKS).to(tl.float32, bitcast=True)
+        at = b * (C * (C - 1) // 2) + _triangle(m[:, None], n[None, :])
+        tl.store(out_ptr + at, total, mask=(m < C)[:, None] & (m[:, None] > n[None, :]))
+    else:
+        at = (b * TERMS + TERMS - 1 - term) * C * C + m[:, None] * C + n[None, :]
+        inside = (m < C)[:, None] & (n < C)[None, :]
+        upper, lower = _pair(total)
+        tl.store(out_ptr + at, upper, mask=inside)
+        tl.store(out_ptr + tl.num_programs(2).to(tl.int64) * TERMS * C * C + at, lower, mask=inside)
+
+
+@triton.jit
+def _halves_kernel(
+    kept_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C, SIZE,
+    SQUARINGS: tl.constexpr, NODES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Grid (row blocks, column blocks, batch): what `halves` returns."""
+    b = tl.program_id(2).to(tl.int64)
+    m = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
+    n = tl.program_id(1) * TILE + tl.arange(0, TILE)[None, :]
+    inside = (m < C) & (n < C)
+    at = b * C * C + m * C + n
+    u = tl.load(u_ptr + at, mask=inside, other=0.0)
+    tl.store(single_ptr + at, u.to(tl.float32), mask=inside)
+    for j in tl.static_range(SQUARINGS):
+        w = u
+        if j < SQUARINGS - 1:
+            w = tl.load(kept_ptr + (2 + j) * SIZE + at, mask=inside, other=0.0)
+        upper, lower = _pair(w)
+        tl.store(powers_ptr + j * SIZE + at, upper, mask=inside)
+        tl.store(powers_ptr + (SQUARINGS + j) * SIZE + at, lower, mask=inside)
+    a = tl.load(kept_ptr + at, mask=inside, other=0.0)
+    a2 = tl.load(kept_ptr + (SQUARINGS + 1) * SIZE + at, mask=inside, other=0.0)
+    a3 = tl.load(kept_ptr + (SQUARINGS + 2) * SIZE + at, mask=inside, other=0.0)
+    a4 = tl.load(kept_ptr + (SQUARINGS + 3) * SIZE + at, mask=inside, other=0.0)
+    v, v_t = _with_transpose(kept_ptr + SIZE + b * C * C, C, TILE)
+    v2, v2_t = _with_transpose(kept_ptr + 2 * SIZE + b * C * C, C, TILE)
+    at = (b * C + m) * NODES * C + n
+    for r in tl.static_range(NODES):
+        t = t_ptr + 9 * r
+        x = tl.where(m == n, tl.load(t), 0.0) + tl.load(t + 1) * a + tl.load(t + 2) * a2
+        x += tl.load(t + 3) * a3 + tl.load(t + 4) * a4 + tl.load(t + 5) * v + tl.load(t + 6) * v_t
+        x += tl.load(t + 7) * v2 + tl.load(t + 8) * v2_t
+        upper, lower = _pair(x)
+        tl.store(nodes_ptr + r * C + at, upper, mask=inside)
+        tl.store(nodes_ptr + NODES * SIZE + r * C + at, lower, mask=inside)
+
+
+@triton.jit
+def _with_transpose(ptr, C, TILE: tl.constexpr):
+    """This program's block of a matrix, and of its transpose."""
+    m = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    here = tl.load(ptr + m[:, None] * C + n[None, :], mask=(m < C)[:, None] & (n < C)[None, :], other=0.0)
+    there = tl.load(ptr + n[:, None] * C + m[None, :], mask=(n < C)[:, None] & (m < C)[None, :], other=0.0)
+    return here, tl.trans(there)
 
 
 @triton.jit
@@ -138,11 +280,12 @@ def products(
     out: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     skew: bool = False,
+    largest: Tensor | None = None,
 ) -> Tensor:
     """add + signs[0] P Q + signs[1] R S of (batch, m, k) and (batch, k, n), any strides, float32 or float64.
 
     Summed in this dtype, float64 or float32, as `out` is unless it is given. `out` may be `add`. Where it is known
-    to be skew, half of it is computed.
+    to be skew, half of it is computed. `largest` is filled with the largest number of each block.
     """
     B, M, K = P.shape
     N = Q.shape[2]
@@ -155,11 +298,68 @@ def products(
     grid = (cdiv(M, options["BLOCK_M"]), cdiv(N, options["BLOCK_N"]), B)
     with torch.cuda.device_of(P):
         _products_kernel[grid](
-            *(out if add is None else add, P, Q, R_, S_, out, *signs, M, N, K),
+            *(out if add is None else add, P, Q, R_, S_, out, out if largest is None else largest, *signs, M, N, K),
             *(*P.stride(), *Q.stride(), *R_.stride(), *S_.stride()),
-            ADD=add is not None, TWO=R is not None, SKEW=skew, SPLIT=dtype == torch.float32, **options,
+            ADD=add is not None, TWO=R is not None, SKEW=skew, SPLIT=dtype == torch.float32,
+            LARGEST=largest is not None, **options,
         )  # fmt: skip
     return out
+
+
+def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """(U^T g - g^T U) / 2 in float32 from sums in float64, and the largest of its numbers in each block."""
+    K = torch.empty(U.shape, dtype=torch.float32, device=U.device)
+    blocks = cdiv(U.shape[1], PRODUCTS["BLOCK_M"]) * cdiv(U.shape[2], PRODUCTS["BLOCK_N"])
+    largest = torch.empty(len(U), blocks, dtype=torch.float32, device=U.device)
+    return products(U.mT, g, g.mT, U, signs=(0.5, -0.5), out=K, skew=True, largest=largest), largest
+
+
+def pairs(
+    P: Tensor,
+    Q: Tensor,
+    largest: Tensor | None = None,
+    *,
+    factor: float = 1.0,
+    both: bool = False,
+    triangle: bool = False,
+) -> Tensor:
+    """factor P Q of pairs P (2, batch, C, k) and Q (2, batch, k, C), any strides, as a pair; `both`: P Q + Q P.
+
+    Of Q (2, terms, batch, k, C) the products of all terms, the last first, are the rows of (2, batch, terms C, C).
+    Q may be numbers (batch, k, C) in float32, which are divided by a power of 2 that `largest` of `skew_part` decides.
+    `triangle`: multiplied by it again, in float32, only what lies below the diagonal: (batch, C(C-1)/2).
+    """
+    _, B, C, K = P.shape
+    numbers, terms = Q.ndim == 3, Q.shape[1] if Q.ndim == 5 else 1
+    strides = {3: (0, 0), 4: (*Q.stride()[:1], 0), 5: ()}[Q.ndim] + Q.stride()[Q.ndim == 4 :]
+    shape, dtype = ((B, C * (C - 1) // 2), torch.float32) if triangle else ((2, B, terms * C, C), torch.float16)
+    out = torch.empty(shape, dtype=dtype, device=P.device)
+    options = PAIRS_TRIANGLE if triangle else PAIRS if C <= 128 else PAIRS_LARGE
+    with torch.cuda.device_of(P):
+        _pairs_kernel[terms * cdiv(C, options["BLOCK_M"]), cdiv(C, options["BLOCK_N"]), B](
+            *(P, Q, out, out if largest is None else largest, factor, C, K, terms),
+            *(0 if largest is None else largest.shape[1], *P.stride(), *strides),
+            BOTH=both, NUMBERS=numbers, TRIANGLE=triangle, **options,
+        )  # fmt: skip
+    return out
+
+
+def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a gradient needs of kept = (A; V, V^2, V^4, ...; A^2, A^3, A^4) and the last square U, all (batch, C, C).
+
+    U in float32; V^2, V^4, ..., U as pairs (2, squarings, batch, C, C); and sums of I, A, A^2, A^3, A^4, V, V^T, V^2,
+    V^2T with coefficients t (nodes, 9), as pairs (2, batch, C, nodes, C).
+    """
+    B, C, _ = U.shape
+    squarings = len(kept) - 4
+    single = torch.empty(U.shape, dtype=torch.float32, device=U.device)
+    powers = torch.empty(2, squarings, *U.shape, dtype=torch.float16, device=U.device)
+    nodes = torch.empty(2, B, C, len(t), C, dtype=torch.float16, device=U.device)
+    with torch.cuda.device_of(U):
+        _halves_kernel[cdiv(C, TILE), cdiv(C, TILE), B](
+            kept, U, t, single, powers, nodes, C, U.numel(), SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8
+        )  # fmt: skip
+    return single, powers, nodes
 
 
 def skew(theta: Tensor, C: int, scale: float, out: Tensor | None = None) -> Tensor:
