@@ -176,7 +176,7 @@ def _pairs_kernel(
 
 @triton.jit
 def _halves_kernel(
-    kept_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C, SIZE,
+    kept_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C,
     SQUARINGS: tl.constexpr, NODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (row blocks, column blocks, batch): what `halves` returns."""
@@ -184,6 +184,7 @@ def _halves_kernel(
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)[None, :]
     inside = (m < C) & (n < C)
+    SIZE = tl.num_programs(2).to(tl.int64) * C * C
     at = b * C * C + m * C + n
     u = tl.load(u_ptr + at, mask=inside, other=0.0)
     tl.store(single_ptr + at, u.to(tl.float32), mask=inside)
@@ -357,7 +358,7 @@ def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     nodes = torch.empty(2, B, C, len(t), C, dtype=torch.float16, device=U.device)
     with torch.cuda.device_of(U):
         _halves_kernel[cdiv(C, TILE), cdiv(C, TILE), B](
-            kept, U, t, single, powers, nodes, C, U.numel(), SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8
+            kept, U, t, single, powers, nodes, C, SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8
         )  # fmt: skip
     return single, powers, nodes
 
