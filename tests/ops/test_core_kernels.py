@@ -63,19 +63,9 @@ def test_circulant_pass_and_its_gradient(H, W, along_h):
     assert_close(circulant.gradient(g, x, along_h), expected, 1e-5)  # sums are float32
 
 
-@pytest.fixture(params=["right", "whole", "left", "tf32"])
-def way(request, monkeypatch, mended_interpreter) -> str:
-    from chasm.ops.kernels import mixing
-
-    monkeypatch.setattr(mixing, "FP16_PARTS", request.param != "tf32")
-    monkeypatch.setattr(mixing, "A_LEFT", request.param == "left")
-    monkeypatch.setattr(mixing, "WHOLE", request.param == "whole")
-    return request.param
-
-
 @kernel_test
 @pytest.mark.parametrize(("C", "S"), [(1, 3), (7, 65), (16, 1), (40, 65), (63, 129), (90, 67), (96, 130), (128, 64)])
-def test_channel_products_in_float32(C, S, way):
+def test_channel_products_in_float32(C, S, mended_interpreter):
     from chasm.ops.kernels import mixing
 
     A, X = normal(C, C).float(), normal(2, C, S, seed=1).float()
@@ -91,10 +81,20 @@ def test_channel_products_in_float32(C, S, way):
 
 
 @kernel_test
+@pytest.mark.parametrize("neighbours", [1, 2, 3, 6, 64, 65, 90, 1000])
+@pytest.mark.parametrize("C", [5, 40])
+def test_gains_of_few_and_of_many_neighbours(neighbours, C, mended_interpreter):
+    from chasm.ops.kernels import mixing
+
+    A, X, gain = normal(C, C).float(), normal(1, C, 300, seed=1).float(), normal(C, 3, seed=2).float()
+    bins = torch.arange(300, device=DEVICE) // neighbours % 3
+    assert_close(mixing.product(A, X, gain, neighbours), gain.double()[:, bins] * (A.double() @ X.double()), 5e-7)
+
+
+@kernel_test
 @pytest.mark.parametrize("C", [7, 96])
 @pytest.mark.parametrize("size", [1e-38, 1e-12, 1.0, 1e12, 1e38])
-@pytest.mark.parametrize("way", ["right", "whole", "left"], indirect=True)
-def test_channel_products_of_all_sizes(C, size, way):
+def test_channel_products_of_all_sizes(C, size, mended_interpreter):
     """Every block of positions is as accurate as if it were alone, and nothing is infinite that need not be."""
     from chasm.ops.kernels import mixing
 
@@ -114,7 +114,7 @@ def test_channel_products_of_all_sizes(C, size, way):
 
 @kernel_test
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (95, 63), (63, 95), (64, 64)])
-def test_the_largest_number_may_be_in_any_channel(row, column, way):
+def test_the_largest_number_may_be_in_any_channel(row, column, mended_interpreter):
     from chasm.ops.kernels import mixing
 
     A, X = normal(96, 96).float(), normal(1, 96, 65, seed=1).float()
@@ -125,7 +125,7 @@ def test_the_largest_number_may_be_in_any_channel(row, column, way):
 
 @kernel_test
 @pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan])
-def test_channel_products_are_not_finite_only_where_they_cannot_be(number, way):
+def test_channel_products_are_not_finite_only_where_they_cannot_be(number, mended_interpreter):
     from chasm.ops.kernels import mixing
 
     A, X = normal(90, 90).float(), normal(1, 90, 150, seed=1).float()

@@ -18,23 +18,12 @@ from chasm.ops.kernels import cdiv, power_of_2
 
 PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 528  # enough to keep a card busy
-FP16_PARTS = True  # parts of float16; else of TF32
-A_LEFT = False  # of those: A left of X in the products, or right
-WHOLE = False  # right: channels of Y in one block, padded to a power of two, or in two
 
 
 @triton.jit
 def upper_part(x):
     """A float32 rounded to what TF32 holds. To cut it off would leave parts of one sign, whose errors add up."""
     return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _block(a_ptr, C, n, k):
-    """A[n, k] as (k, n), in two parts."""
-    w = tl.load(a_ptr + n[None, :] * C + k[:, None], mask=(n < C)[None, :] & (k < C)[:, None], other=0.0)
-    upper = upper_part(w)
-    return upper, w - upper
 
 
 @triton.jit
@@ -50,52 +39,29 @@ def add_product(y, x, upper, lower):
 
 
 @triton.jit
+def _bins(first, BINS, NEIGHBOURS, BLOCK_S: tl.constexpr):
+    """(s // NEIGHBOURS) % BINS of BLOCK_S positions from `first` on, without a division for each; exact."""
+    ahead = first % NEIGHBOURS + tl.arange(0, BLOCK_S)
+    few = ((ahead + 0.5) * (1.0 / NEIGHBOURS)).to(tl.int32)
+    bins = first // NEIGHBOURS % BINS + tl.where(NEIGHBOURS < BLOCK_S, few, (ahead >= NEIGHBOURS).to(tl.int32))
+    return bins - BINS * ((bins + 0.5) * (1.0 / BINS)).to(tl.int32)
+
+
+@triton.jit
 def _store(
-    y, y_ptr, gain_ptr, bias_ptr, add_ptr, at, c, s, C, S, BINS, NEIGHBOURS,
+    y, gain, y_ptr, bias_ptr, add_ptr, c, s, C, S,
     GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """g y + bias + what is to be added, of channels c at positions s, which are of different dimensions of y."""
-    inside = (s < S) & (c < C)
+    """g y + bias + what is to be added, of y at positions s, of channels c."""
     if GAIN:
-        y *= tl.load(gain_ptr + c * BINS + s // NEIGHBOURS % BINS, mask=inside, other=0.0)
+        y *= gain
+    y, c, s = tl.trans(y), c[:, None], s[None, :]  # as they lie in memory
+    at, inside = c * S + s, (s < S) & (c < C)
     if BIAS:
         y += tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)
     if ADD:
         y += tl.load(add_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + at, y, mask=inside)
-
-
-@triton.jit
-def _product_kernel_tf32(
-    x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
-    C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr,
-    GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Grid (walkers * B,), in blocks of positions. The C channels are a block of C0 and, if C1, one of C1."""
-    walker = tl.program_id(0) % WALKERS
-    start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
-    c0 = tl.arange(0, C0)
-    u00, l00 = _block(a_ptr, C, c0, c0)
-    if C1 > 0:
-        c1 = C0 + tl.arange(0, C1)
-        u01, l01 = _block(a_ptr, C, c1, c0)
-        u10, l10 = _block(a_ptr, C, c0, c1)
-        u11, l11 = _block(a_ptr, C, c1, c1)
-    for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
-        s = (tile * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
-        n0 = c0[None, :]
-        at0 = start + n0 * S + s
-        x0 = tl.load(x_ptr + at0, mask=(s < S) & (n0 < C), other=0.0)
-        y0 = add_product(tl.zeros([BLOCK_S, C0], tl.float32), x0, u00, l00)
-        if C1 > 0:
-            n1 = c1[None, :]
-            at1 = start + n1 * S + s
-            x1 = tl.load(x_ptr + at1, mask=(s < S) & (n1 < C), other=0.0)
-            y0 = add_product(y0, x1, u10, l10)
-            y1 = add_product(tl.zeros([BLOCK_S, C1], tl.float32), x0, u01, l01)
-            y1 = add_product(y1, x1, u11, l11)
-            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, at1, n1, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
-        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, at0, n0, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
 
 
 @triton.jit
@@ -153,98 +119,59 @@ def _add_halves(y, x_upper, x_lower, upper, lower):
 @triton.jit
 def _product_kernel(
     x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
-    C0: tl.constexpr, C1: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, BLOCK_S: tl.constexpr,
+    C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr,
     GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers * B,), in blocks of positions. Channels of x are in blocks of C0 and, if C1, C1; of y: N0, N1."""
+    """Grid (walkers * B,), in blocks of positions. The C channels are a block of C0 and, if C1, one of C1.
+
+    Positions are rows of what is multiplied: then A stays in shared memory, and x is transposed on its way there.
+    """
     walker = tl.program_id(0) % WALKERS
     start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
     x_ptr, y_ptr, add_ptr = x_ptr + start, y_ptr + start, add_ptr + start
-    k0, n0 = tl.arange(0, C0), tl.arange(0, N0)
-    k1, n1 = C0 + tl.arange(0, max(C1, 1)), N0 + tl.arange(0, max(N1, 1))
-    a00 = _weights(a_ptr, C, n0, k0)
+    c0, c1 = tl.arange(0, C0), C0 + tl.arange(0, max(C1, 1))
+    a00 = _weights(a_ptr, C, c0, c0)
     largest = tl.max(_magnitudes(a00))
     if C1 > 0:
-        a10 = _weights(a_ptr, C, n0, k1)
+        a10, a01, a11 = _weights(a_ptr, C, c0, c1), _weights(a_ptr, C, c1, c0), _weights(a_ptr, C, c1, c1)
         largest = tl.maximum(largest, tl.max(_magnitudes(a10)))
-    if N1 > 0:
-        a01 = _weights(a_ptr, C, n1, k0)
         largest = tl.maximum(largest, tl.max(_magnitudes(a01)))
-    if C1 > 0 and N1 > 0:
-        a11 = _weights(a_ptr, C, n1, k1)
         largest = tl.maximum(largest, tl.max(_magnitudes(a11)))
     a_exponent = _exponent(largest)
     u00, l00 = _halves(a00, a_exponent)
     if C1 > 0:
         u10, l10 = _halves(a10, a_exponent)
-    if N1 > 0:
         u01, l01 = _halves(a01, a_exponent)
-    if C1 > 0 and N1 > 0:
         u11, l11 = _halves(a11, a_exponent)
     for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
-        s = (tile * BLOCK_S + tl.arange(0, BLOCK_S))[:, None]
-        x0 = tl.load(x_ptr + k0[None, :] * S + s, mask=(s < S) & (k0 < C)[None, :], other=0.0)
+        s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
+        inside = (s < S)[:, None]
+        x0 = tl.load(x_ptr + c0[None, :] * S + s[:, None], mask=inside & (c0 < C)[None, :], other=0.0)
+        gain0, gain1 = 1.0, 1.0
+        if GAIN:
+            bins = _bins(tile * BLOCK_S, BINS, NEIGHBOURS, BLOCK_S)  # under way during the product
+            gain0 = tl.load(gain_ptr + bins[:, None] * C + c0[None, :], mask=(c0 < C)[None, :], other=0.0)
+            if C1 > 0:
+                gain1 = tl.load(gain_ptr + bins[:, None] * C + c1[None, :], mask=(c1 < C)[None, :], other=0.0)
         found = _magnitudes(x0)
         if C1 > 0:
-            x1 = tl.load(x_ptr + k1[None, :] * S + s, mask=(s < S) & (k1 < C)[None, :], other=0.0)
+            x1 = tl.load(x_ptr + c1[None, :] * S + s[:, None], mask=inside & (c1 < C)[None, :], other=0.0)
             # both blocks in one maximum among threads: the first is folded to the second's width in registers
             found = tl.maximum(tl.max(tl.reshape(found, [BLOCK_S, C0 // C1, C1]), 1), _magnitudes(x1))
         exponent = _exponent(tl.max(found))
         upper, lower = _halves(x0, exponent)
-        y0 = _add_halves(tl.zeros([BLOCK_S, N0], tl.float32), upper, lower, u00, l00)
-        if N1 > 0:
-            y1 = _add_halves(tl.zeros([BLOCK_S, N1], tl.float32), upper, lower, u01, l01)
+        y0 = _add_halves(tl.zeros([BLOCK_S, C0], tl.float32), upper, lower, u00, l00)
         if C1 > 0:
+            y1 = _add_halves(tl.zeros([BLOCK_S, C1], tl.float32), upper, lower, u01, l01)
             x1_upper, x1_lower = _halves(x1, exponent)
             y0 = _add_halves(y0, x1_upper, x1_lower, u10, l10)
-            if N1 > 0:
-                y1 = _add_halves(y1, x1_upper, x1_lower, u11, l11)
+            y1 = _add_halves(y1, x1_upper, x1_lower, u11, l11)
         exponent += a_exponent
-        # Channels first: what loads the gains, of no order that a compiler sees, then has few positions in a thread.
-        s = tl.trans(s)
-        if N1 > 0:
-            y1, c = tl.trans(_scaled_back(y1, exponent)), n1[:, None]
-            _store(y1, y_ptr, gain_ptr, bias_ptr, add_ptr, c * S + s, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
-        y0, c = tl.trans(_scaled_back(y0, exponent)), n0[:, None]
-        _store(y0, y_ptr, gain_ptr, bias_ptr, add_ptr, c * S + s, c, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
-
-
-@triton.jit
-def _product_kernel_left(
-    x_ptr, y_ptr, a_ptr, gain_ptr, bias_ptr, add_ptr, C, S, BINS, NEIGHBOURS, WALKERS,
-    C0: tl.constexpr, C1: tl.constexpr, M: tl.constexpr, BLOCK_S: tl.constexpr,
-    GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """As above with A left of x; M >= C channels of y."""
-    walker = tl.program_id(0) % WALKERS
-    start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
-    x_ptr, y_ptr, add_ptr = x_ptr + start, y_ptr + start, add_ptr + start
-    m = tl.arange(0, M)[:, None]
-    k0, k1 = tl.arange(0, C0), C0 + tl.arange(0, max(C1, 1))
-    a0 = tl.load(a_ptr + m * C + k0[None, :], mask=(m < C) & (k0 < C)[None, :], other=0.0)
-    largest = tl.max(_magnitudes(a0))
-    if C1 > 0:
-        a1 = tl.load(a_ptr + m * C + k1[None, :], mask=(m < C) & (k1 < C)[None, :], other=0.0)
-        largest = tl.maximum(largest, tl.max(_magnitudes(a1)))
-    a_exponent = _exponent(largest)
-    u0, l0 = _halves(a0, a_exponent)
-    if C1 > 0:
-        u1, l1 = _halves(a1, a_exponent)
-    for tile in range(walker, tl.cdiv(S, BLOCK_S), WALKERS):
-        s = (tile * BLOCK_S + tl.arange(0, BLOCK_S))[None, :]
-        x0 = tl.load(x_ptr + k0[:, None] * S + s, mask=(s < S) & (k0 < C)[:, None], other=0.0)
-        found = _magnitudes(x0)
         if C1 > 0:
-            x1 = tl.load(x_ptr + k1[:, None] * S + s, mask=(s < S) & (k1 < C)[:, None], other=0.0)
-            found = tl.maximum(tl.max(tl.reshape(found, [C0 // C1, C1, BLOCK_S]), 0), _magnitudes(x1))
-        exponent = _exponent(tl.max(found))
-        upper, lower = _halves(x0, exponent)
-        y = _add_halves(tl.zeros([M, BLOCK_S], tl.float32), u0, l0, upper, lower)
-        if C1 > 0:
-            x1_upper, x1_lower = _halves(x1, exponent)
-            y = _add_halves(y, u1, l1, x1_upper, x1_lower)
-        y = _scaled_back(y, exponent + a_exponent)
-        _store(y, y_ptr, gain_ptr, bias_ptr, add_ptr, m * S + s, m, s, C, S, BINS, NEIGHBOURS, GAIN, BIAS, ADD)
+            y1 = _scaled_back(y1, exponent)
+            _store(y1, gain1, y_ptr, bias_ptr, add_ptr, c1, s, C, S, GAIN, BIAS, ADD)
+        y0 = _scaled_back(y0, exponent)
+        _store(y0, gain0, y_ptr, bias_ptr, add_ptr, c0, s, C, S, GAIN, BIAS, ADD)
 
 
 def channel_blocks(C: int) -> tuple[int, int]:
@@ -274,14 +201,10 @@ def product(
     Y = torch.empty_like(X) if out is None else out
     walkers = min(cdiv(S, block), max(1, cdiv(PROGRAMS, B)))
     bins = 1 if gain is None else gain.shape[1]
+    gain = None if gain is None else gain.mT  # a position then finds its gains side by side
     terms = (X if t is None else t.contiguous() for t in (gain, bias, add))
-    kernel, whole = _product_kernel_tf32, max(16, power_of_2(C))
-    if FP16_PARTS and A_LEFT:
-        kernel, options["M"] = _product_kernel_left, max(64, whole)
-    elif FP16_PARTS:
-        kernel, options["N0"], options["N1"] = _product_kernel, *((whole, 0) if WHOLE else (C0, C1))
     with torch.cuda.device_of(X):
-        kernel[(walkers * B,)](
+        _product_kernel[(walkers * B,)](
             X, Y, A.contiguous(), *terms, C, S, bins, neighbours, walkers, C0=C0, C1=C1, BLOCK_S=block,
             GAIN=gain is not None, BIAS=bias is not None, ADD=add is not None, **options,
         )  # fmt: skip
