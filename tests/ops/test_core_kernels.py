@@ -164,35 +164,14 @@ def test_many_small_images():
 
 @kernel_test
 @pytest.mark.parametrize(("m", "k", "n"), [(5, 7, 3), (33, 40, 65), (96, 96, 96), (1, 1, 1), (7, 33, 130)])
-def test_sums_of_small_products(m, k, n, mended_interpreter):
+def test_small_products(m, k, n, mended_interpreter):
     from chasm.ops.kernels import small
 
-    P, Q, Z = normal(2, m, k), normal(2, n, k, seed=1).mT, normal(2, m, n, seed=2).float()
-    R, S = normal(2, k, m, seed=3).mT.float(), normal(2, k, n, seed=4)
-    assert_close(small.products(P, Q), P @ Q, 1e-14)
-    expected = Z.double() - P @ Q + 0.5 * (R.double() @ S)
-    assert_close(small.products(P, Q, R, S, add=Z, signs=(-1, 0.5)), expected, 1e-14)
-    found = small.products(P, Q, R, S, add=Z, signs=(-1, 0.5), dtype=torch.float32)
-    assert found.dtype == torch.float32
-    assert_close(found, expected, 1e-6)
-    out = Z.clone()
-    assert small.products(P, Q, add=out, out=out) is out
-    assert_close(out, Z.double() + P @ Q, 1e-7)  # out is float32
-
-
-@kernel_test
-@pytest.mark.parametrize("C", [1, 5, 70])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
-def test_half_of_a_skew_sum_is_mirrored(C, dtype, tolerance, mended_interpreter):
-    from chasm.ops.kernels import small
-
-    A, X, Z = (t - t.mT for t in (normal(2, C, C, seed=s) for s in range(3)))
-    found = small.products(A, X, X, A, add=Z, signs=(1, -1), dtype=dtype, skew=True)
-    assert torch.equal(found.triu(1), -found.tril(-1).mT)
-    if C > 1:
-        assert_close(found, Z + A @ X - X @ A, tolerance)
-    else:
-        assert not found.any()
+    P, Q = normal(2, m, k), normal(2, n, k, seed=1).mT
+    out = torch.empty(2, m, n, dtype=torch.float64, device=DEVICE)
+    assert small.product(P, Q, out) is out
+    assert_close(out, P @ Q, 1e-14)
+    assert_close(small.product(P.float(), Q, out.float()), P.float().double() @ Q, 1e-7)  # out is float32
 
 
 def as_pair(x):
@@ -237,6 +216,7 @@ def test_skew_part_and_its_size(C, mended_interpreter):
     expected = (U.mT @ g.double() - g.double().mT @ U) / 2
     for i in range(2 if C > 1 else 0):
         assert_close(K[i], expected[i], 1e-7)
+    assert torch.equal(K.triu(1), -K.tril(-1).mT)
     assert torch.equal(largest.amax(1), K.abs().amax((1, 2)))
     found = of_pair(small.pairs(as_pair(U), K, largest))  # between 1 and 2 before the product
     scale = 2 ** K.abs().amax((1, 2), keepdim=True).log2().floor().double() if C > 1 else 1
@@ -284,14 +264,6 @@ def test_basis_and_its_gradient(C, norm, dtype, tolerance, large, of_gradient, b
     assert_close(U, V, tolerance)
     assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), of_gradient)
     assert basis_by_kernels == ({"skew"} if dtype == torch.float64 else {"skew", "halves", "skew_part"})
-
-
-@kernel_test
-def test_gradient_by_parts_of_tf32(basis_by_kernels, monkeypatch, mended_interpreter):
-    monkeypatch.setattr("chasm.ops.basis.PAIRS_OF_HALF", False)
-    theta, U, exact, V, g = basis_and_a_gradient(33, 100.0, torch.float32, 1)
-    assert_close(*(torch.autograd.grad(a, b, g.to(a))[0] for a, b in ((U, theta), (V, exact))), 2e-6)
-    assert basis_by_kernels == {"skew", "unskew"}
 
 
 @gpu_test
@@ -370,7 +342,7 @@ def basis_by_kernels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         monkeypatch.setattr(
             "chasm.ops.basis._kernels_fit", lambda theta: not (torch.is_grad_enabled() and theta.requires_grad)
         )
-    for name in ("skew", "unskew", "halves", "skew_part"):
+    for name in ("skew", "halves", "skew_part"):
         original = getattr(small, name)
         monkeypatch.setattr(small, name, lambda *a, f=original, n=name: ran.add(n) or f(*a))
     return ran
@@ -676,4 +648,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 131
+    assert passed_in_the_interpreter(__file__) == 160

@@ -21,12 +21,9 @@ from chasm.ops.kernels import traced, triton_runs
 # fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
 SQUARINGS = 8
 _TAYLOR = [1 / math.factorial(i) for i in range(17)]
-# sin(w)/w = 1 + c1 w^2 + c2 w^4 + c3 w^6 to 1.1e-7 for w up to 1.2, which is 2 |A|/2^8 at norm 150.
-_SINC = [1.0, -0.1666651996, 8.327126814e-3, -1.909284166e-4]
-# sin(w)/w, the mean of cos(w s) for |s| < 1, as its mean over -s and s at these s: to 5e-9 for the same w.
+# sin(w)/w, the mean of cos(w s) for |s| < 1, as a mean over two s: to 5e-9 for w up to 1.2, 2 |A|/2^8 at norm 150.
 _NODES = [0.33827115, 0.8598559102]
 _WEIGHTS = [0.6497086626, 0.3502913324]
-PAIRS_OF_HALF = True
 
 
 def channels_of(entries: int) -> int:
@@ -119,8 +116,6 @@ class _Exponential(torch.autograd.Function):
         C = channels_of(theta.shape[-1])
         kept = torch.empty(4 + SQUARINGS, len(theta), C, C, dtype=torch.float64, device=theta.device)
         U, *_ = _exponential(theta, kept)
-        if not PAIRS_OF_HALF:
-            return U.float(), U, kept[: 1 + SQUARINGS].float()
         from chasm.ops.kernels import small
 
         single, *pairs = small.halves(kept, U, constant(_exponentials, U))
@@ -142,10 +137,10 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, theta: Tensor, *kept: Tensor) -> Tensor:
-        short = len(kept) <= 3
+        short = len(kept) == 3
         if short and not _kernels_fit(theta):  # recorded now, though the forward was not
             short, kept = False, _exponential(theta)[1:]
-        gradient: Any = (_gradient_by_pairs if len(kept) == 3 else _gradient_in_float32) if short else _gradient
+        gradient: Any = _gradient_by_pairs if short else _gradient
         return gradient(g, *kept).to(theta.dtype)
 
     @staticmethod
@@ -181,32 +176,6 @@ def _gradient(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> T
     dA = dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
     d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
     return d * 0.5**SQUARINGS
-
-
-def _gradient_in_float32(g: Tensor, U: Tensor, kept: Tensor) -> Tensor:
-    """The same in float32, by kernels that sum two products at once: on the way back nothing amplifies rounding.
-
-    In g = U (S + K), S symmetric and K skew, only K has an effect but S may be large: it leaves in float64. Then
-    g = W W P becomes W P W W^T + W^T W W P = W (P + W P W^T) by each U = W W but the first, W = V V = exp(2A). There
-    the gradient of 2A is, with ad X = A X - X A, (exp(2 ad) - 1) / (2 ad) P = sinh(ad) / ad V P V^T.
-    """
-    from chasm.ops.kernels import small
-
-    def products(*factors: Tensor, **options: Any) -> Tensor:
-        return small.products(*factors, dtype=torch.float32, **options)
-
-    A, V, *powers = kept
-    K = small.products(U.mT, g, g.mT, U, signs=(0.5, -0.5), out=torch.empty_like(A), skew=True)
-    g = products(U, K)
-    for W in reversed(powers):
-        g = products(g, W.mT, W.mT, g)
-    P = X = products(products(V.mT, g), V.mT, skew=True)
-    for c, before in zip(_SINC[:0:-1], _SINC[-2::-1], strict=True):
-        r = -c / before  # Horner's rule in ad^2, whose eigenvalues are -w^2
-        # A X - X A, then A Y - Y A, all skew: as rows times rows, which matrix units like best.
-        Y = products(A, X.mT, X, A.mT, signs=(-1, 1), skew=True)
-        X = products(A, Y.mT, Y, A.mT, add=P, signs=(-r, r), skew=True)
-    return small.unskew(X, 0.5 ** (SQUARINGS - 1))
 
 
 def _exponentials(device: torch.device) -> Tensor:

@@ -1,8 +1,7 @@
 """Small matrices (batch, m, n): what a matrix exponential and its gradient need, in few launches.
 
-In float64; what needs no more than float32 runs on the matrix units for TF32, every number in two parts. Pairs (2, ...)
-of float16 hold as much, x = upper + lower / 2^11, and are split once: 22 bits of what lies below 2^16, and never less
-than 2^-36.
+In float64; what needs no more than float32 is kept as pairs (2, ...) of float16, x = upper + lower / 2^11, which the
+matrix units multiply fast: 22 bits of what lies below 2^16, and never less than 2^-36.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,78 +13,58 @@ import triton.language as tl
 from torch import Tensor
 
 from chasm.ops.kernels import cdiv
-from chasm.ops.kernels.mixing import add_product, upper_part
 
-PRODUCTS = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
-# In float32; the larger for all of a large matrix, of which half would be too few blocks.
-SPLIT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
-SPLIT_LARGE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
-# Of pairs: up to 128 channels, more, and for half of a matrix as a sum over many channels.
-PAIRS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
-PAIRS_LARGE = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
-PAIRS_TRIANGLE = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+PRODUCT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
+# Of pairs: up to 128 channels, and more, or sums over several times as many.
+PAIRS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
+PAIRS_LARGE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
 BLOCK = 1024  # of elementwise kernels
 TILE = 32  # of those that transpose
 
 
 @triton.jit
-def _add_block(
-    total, p_ptr, q_ptr, m, n, k, M, N, K, p_row, p_column, q_row, q_column, SPLIT: tl.constexpr
-):  # fmt: skip
+def _add_block(total, p_ptr, q_ptr, m, n, k, M, N, K, p_row, p_column, q_row, q_column):
     """total + p[m, k] q[k, n]."""
     p = tl.load(p_ptr + m[:, None] * p_row + k[None, :] * p_column, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
     q = tl.load(q_ptr + k[:, None] * q_row + n[None, :] * q_column, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
-    if SPLIT:
-        q = q.to(tl.float32)
-        upper = upper_part(q)
-        total += add_product(tl.zeros_like(total), p.to(tl.float32), upper, q - upper)
-    else:
-        total = tl.dot(p.to(tl.float64), q.to(tl.float64), total, out_dtype=tl.float64)
-    return total
+    return tl.dot(p.to(tl.float64), q.to(tl.float64), total, out_dtype=tl.float64)
 
 
 @triton.jit
-def _products_kernel(
-    z_ptr, p_ptr, q_ptr, r_ptr, s_ptr, out_ptr, largest_ptr, alpha, beta, M, N, K,
-    p_batch, p_row, p_column, q_batch, q_row, q_column, r_batch, r_row, r_column, s_batch, s_row, s_column,
-    ADD: tl.constexpr, TWO: tl.constexpr, SKEW: tl.constexpr, SPLIT: tl.constexpr, LARGEST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _product_kernel(
+    p_ptr, q_ptr, out_ptr, largest_ptr, M, N, K, p_batch, p_row, p_column, q_batch, q_row, q_column,
+    SKEW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row blocks, column blocks, batch): out = z + alpha p q + beta r s; z and out contiguous.
+    """Grid (row blocks, column blocks, batch): out = p q, contiguous.
 
-    Of a SKEW out only blocks that reach the diagonal or beyond do anything; what they find above it they mirror.
-    LARGEST: also the largest number of every block, float32, as (batch, row blocks, column blocks).
+    SKEW: the skew part of that, for square matrices. Only blocks that reach the diagonal or beyond do anything; what
+    they find above it they mirror. Then also the largest number of every block, as (batch, row blocks, column blocks).
     """
     b = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    p_ptr += b * p_batch
+    q_ptr += b * q_batch
     inside, steps = (m < M)[:, None] & (n < N)[None, :], tl.cdiv(K, BLOCK_K)
     if SKEW:
         inside = inside & (m[:, None] <= n[None, :])
         steps = tl.where((tl.program_id(1) + 1) * BLOCK_N > tl.program_id(0) * BLOCK_M, steps, 0)
-    first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32 if SPLIT else tl.float64)
-    second = first
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float64)
+    transposed = total
     for step in range(steps):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-        first = _add_block(
-            first, p_ptr + b * p_batch, q_ptr + b * q_batch, m, n, k, M, N, K, p_row, p_column, q_row, q_column, SPLIT
-        )
-        if TWO:
-            second = _add_block(
-                *(second, r_ptr + b * r_batch, s_ptr + b * s_batch, m, n, k, M, N, K),
-                r_row, r_column, s_row, s_column, SPLIT,
+        total = _add_block(total, p_ptr, q_ptr, m, n, k, M, N, K, p_row, p_column, q_row, q_column)
+        if SKEW:
+            transposed = _add_block(
+                transposed, q_ptr, p_ptr, m, n, k, N, M, K, q_column, q_row, p_column, p_row
             )  # fmt: skip
-    total = alpha * first
-    if TWO:
-        total += beta * second
+    if SKEW:
+        total = 0.5 * total - 0.5 * transposed
     at = b * M * N + m[:, None] * N + n[None, :]
-    if ADD:
-        total += tl.load(z_ptr + at, mask=inside, other=0.0)
     total = total.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, total, mask=inside)
     if SKEW:
         tl.store(out_ptr + b * M * N + n[None, :] * N + m[:, None], -total, mask=inside & (m[:, None] < n[None, :]))
-    if LARGEST:
         bits = tl.abs(total.to(tl.float32)).to(tl.int32, bitcast=True)  # ordered as the numbers are, NaN above all
         place = (b * tl.num_programs(0) + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)
         tl.store(largest_ptr + place, tl.max(tl.max(bits, 1), 0).to(tl.float32, bitcast=True))
@@ -241,18 +220,6 @@ def _skew_kernel(theta_ptr, a_ptr, C, scale, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _unskew_kernel(a_ptr, theta_ptr, C, scale, BLOCK: tl.constexpr):
-    """The adjoint of `_skew_kernel`."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b = tl.program_id(1).to(tl.int64)
-    i, j = at // C, at % C
-    inside = (i < C) & (i > j)
-    below = tl.load(a_ptr + b * C * C + at, mask=inside, other=0.0)
-    above = tl.load(a_ptr + b * C * C + j * C + i, mask=inside, other=0.0)
-    tl.store(theta_ptr + b * (C * (C - 1) // 2) + _triangle(i, j), (below - above) * scale, mask=inside)
-
-
-@triton.jit
 def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK: tl.constexpr):
     """Grid (blocks of all matrices,): t_4j I + t_4j+1 A + t_4j+2 A^2 + t_4j+3 A^3 j = 0..3; then + t_16 A^4."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -270,49 +237,29 @@ def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK
         tl.store(out_ptr + j * SIZE + at, value, mask=live)
 
 
-def products(
-    P: Tensor,
-    Q: Tensor,
-    R: Tensor | None = None,
-    S: Tensor | None = None,
-    *,
-    add: Tensor | None = None,
-    signs: tuple[float, float] = (1.0, 1.0),
-    out: Tensor | None = None,
-    dtype: torch.dtype = torch.float64,
-    skew: bool = False,
-    largest: Tensor | None = None,
-) -> Tensor:
-    """add + signs[0] P Q + signs[1] R S of (batch, m, k) and (batch, k, n), any strides, float32 or float64.
-
-    Summed in this dtype, float64 or float32, as `out` is unless it is given. `out` may be `add`. Where it is known
-    to be skew, half of it is computed. `largest` is filled with the largest number of each block.
-    """
-    B, M, K = P.shape
-    N = Q.shape[2]
-    if out is None:
-        out = torch.empty(B, M, N, dtype=dtype, device=P.device)
-    R_, S_ = (P, Q) if R is None or S is None else (R, S)
-    options = PRODUCTS
-    if dtype == torch.float32:
-        options = SPLIT if skew or max(M, N) <= 128 else SPLIT_LARGE
-    grid = (cdiv(M, options["BLOCK_M"]), cdiv(N, options["BLOCK_N"]), B)
-    with torch.cuda.device_of(P):
-        _products_kernel[grid](
-            *(out if add is None else add, P, Q, R_, S_, out, out if largest is None else largest, *signs, M, N, K),
-            *(*P.stride(), *Q.stride(), *R_.stride(), *S_.stride()),
-            ADD=add is not None, TWO=R is not None, SKEW=skew, SPLIT=dtype == torch.float32,
-            LARGEST=largest is not None, **options,
-        )  # fmt: skip
+def product(P: Tensor, Q: Tensor, out: Tensor) -> Tensor:
+    """P Q of (batch, m, k) and (batch, k, n), any strides, float32 or float64; sums in float64, out contiguous."""
+    _product(P, Q, out, None)
     return out
 
 
 def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """(U^T g - g^T U) / 2 in float32 from sums in float64, and the largest of its numbers in each block."""
     K = torch.empty(U.shape, dtype=torch.float32, device=U.device)
-    blocks = cdiv(U.shape[1], PRODUCTS["BLOCK_M"]) * cdiv(U.shape[2], PRODUCTS["BLOCK_N"])
+    blocks = cdiv(U.shape[1], PRODUCT["BLOCK_M"]) * cdiv(U.shape[2], PRODUCT["BLOCK_N"])
     largest = torch.empty(len(U), blocks, dtype=torch.float32, device=U.device)
-    return products(U.mT, g, g.mT, U, signs=(0.5, -0.5), out=K, skew=True, largest=largest), largest
+    _product(U.mT, g, K, largest)
+    return K, largest
+
+
+def _product(P: Tensor, Q: Tensor, out: Tensor, largest: Tensor | None) -> None:
+    B, M, K = P.shape
+    N = Q.shape[2]
+    with torch.cuda.device_of(P):
+        _product_kernel[cdiv(M, PRODUCT["BLOCK_M"]), cdiv(N, PRODUCT["BLOCK_N"]), B](
+            *(P, Q, out, out if largest is None else largest, M, N, K, *P.stride(), *Q.stride()),
+            SKEW=largest is not None, **PRODUCT,
+        )  # fmt: skip
 
 
 def pairs(
@@ -335,7 +282,7 @@ def pairs(
     strides = {3: (0, 0), 4: (*Q.stride()[:1], 0), 5: ()}[Q.ndim] + Q.stride()[Q.ndim == 4 :]
     shape, dtype = ((B, C * (C - 1) // 2), torch.float32) if triangle else ((2, B, terms * C, C), torch.float16)
     out = torch.empty(shape, dtype=dtype, device=P.device)
-    options = PAIRS_TRIANGLE if triangle else PAIRS if C <= 128 else PAIRS_LARGE
+    options = PAIRS if C <= 128 and not triangle else PAIRS_LARGE
     with torch.cuda.device_of(P):
         _pairs_kernel[terms * cdiv(C, options["BLOCK_M"]), cdiv(C, options["BLOCK_N"]), B](
             *(P, Q, out, out if largest is None else largest, factor, C, K, terms),
@@ -369,15 +316,6 @@ def skew(theta: Tensor, C: int, scale: float, out: Tensor | None = None) -> Tens
     with torch.cuda.device_of(theta):
         _skew_kernel[cdiv(C * C, BLOCK), len(theta)](theta.contiguous(), A, C, scale, BLOCK=BLOCK)
     return A
-
-
-def unskew(dA: Tensor, scale: float) -> Tensor:
-    """Gradient of theta from that of `skew`."""
-    B, C, _ = dA.shape
-    d = torch.empty(B, C * (C - 1) // 2, dtype=dA.dtype, device=dA.device)
-    with torch.cuda.device_of(dA):
-        _unskew_kernel[cdiv(C * C, BLOCK), B](dA, d, C, scale, BLOCK=BLOCK)
-    return d
 
 
 def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor, out: Tensor | None = None) -> Tensor:
