@@ -27,6 +27,12 @@ from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
 
 
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file in its place: drawing takes longer than all the rest."""
+    monkeypatch.setattr("chasm.reconstruct.side_by_side", lambda path, *_: path.touch())
+
+
 def make_run(folder: Path, size: int = 16, weights: str = "zero", **task: Any) -> Path:
     """A run folder without training. Zero weights leave y = x: the reconstruction is then the zero-filled image."""
     options = {"sampling": {"kind": "equispaced", "acceleration": 4}, **task}
@@ -85,6 +91,7 @@ def test_fastmri_with_its_reconstruction(tmp_path: Path) -> None:
     assert "4 of 16 columns" in record["sampling"]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_trained_model_changes_the_image(tmp_path: Path) -> None:
     file = tmp_path / "file1.h5"
     writers.write_fastmri(file, slices=3, size=(24, 20), recon=16)
@@ -119,6 +126,7 @@ def test_fastmri_measured_with_a_mask(tmp_path: Path, coils: int | None) -> None
         assert np.abs(found - rss).mean() < 0.15 * rss.mean()
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_complex_run_takes_the_phase(tmp_path: Path) -> None:
     file = tmp_path / "file3.h5"
     images = writers.write_fastmri(file, slices=3, size=(16, 16), recon=16)
@@ -127,6 +135,7 @@ def test_complex_run_takes_the_phase(tmp_path: Path) -> None:
         np.testing.assert_allclose(g["reconstruction"][()], zero_filled(images, columns(16)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_cc359_single_and_multi_channel(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     images = writers.write_cc359(tmp_path / "e1.npy", slices=4, size=16)
@@ -142,6 +151,7 @@ def test_cc359_single_and_multi_channel(tmp_path: Path) -> None:
     assert outcome.volumes[0].scores["psnr"] > 0
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_magnitude_folder_with_a_mask_to_nifti(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     volumes = {name: writers.blob(rng, 3, 16, 20).astype(np.float32) for name in ("a", "b")}
@@ -154,28 +164,35 @@ def test_magnitude_folder_with_a_mask_to_nifti(tmp_path: Path) -> None:
     outcome = reconstruct(
         tmp_path / "images", make_run(tmp_path / "run"), tmp_path / "out.nii.gz", mask=tmp_path / "mask.txt"
     )
-    assert [v.file.name for v in outcome.volumes] == ["out-a.nii.gz", "out-b.nii.gz"]
+    assert [v.files[0].name for v in outcome.volumes] == ["out-a.nii.gz", "out-b.nii.gz"]
     assert "15 of 20 columns" in outcome.sampling
     for volume, wanted in zip(outcome.volumes, volumes.values(), strict=True):
-        assert nibabel.load(volume.file).shape == (20, 16, 3)
-        back = Folder(volume.file, "all")
+        assert nibabel.load(volume.files[0]).shape == (20, 16, 3)
+        back = Folder(volume.files[0], "all")
         found = np.stack([back[i].image[0].numpy() for i in range(3)])
         np.testing.assert_allclose(found, as_trained(wanted, mask), atol=1e-5)
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_png(tmp_path: Path) -> None:
-    volume = writers.blob(np.random.default_rng(0), 11, 16, 16)
+    """A file for each slice, all in one scale: a slice of half the brightness is half as bright."""
+    volume = writers.blob(np.random.default_rng(0), 11, 16, 16) * np.linspace(1, 0.1, 11)[:, None, None]
     np.save(tmp_path / "scan.npy", volume)
-    reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.png")
-    names = sorted(p.name for p in tmp_path.glob("out-*.png"))
-    assert names[0] == "out-00.png"
-    assert len(names) == 11
-    with Image.open(tmp_path / "out-03.png") as image:
-        pixels = np.asarray(image).astype(float)
-    wanted = as_trained(volume, columns(16))[3]
-    np.testing.assert_allclose(pixels / 65535, wanted / wanted.max(), atol=1e-4)
+    (made,) = reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.png").volumes
+    assert made.files == sorted(tmp_path.glob("out-*.png"))
+    assert [f.name for f in made.files[::10]] == ["out-00.png", "out-10.png"]
+    wanted = as_trained(volume, columns(16))
+    for file, slice_ in zip(made.files, wanted, strict=True):
+        with Image.open(file) as image:
+            pixels = np.asarray(image).astype(float)
+        np.testing.assert_allclose(pixels / 65535, slice_ / wanted.max(), atol=1e-4)
+    assert sorted(p.name for p in tmp_path.iterdir() if "out" not in p.name) == ["run", "scan.npy"]
+    found = call(tmp_path / "scan.npy", "--run", tmp_path / "run", "-o", tmp_path / "out.png", "--device", "cpu")
+    assert f"{tmp_path / 'out-00.png'} .. out-10.png: 11 slices" in found.output
+    assert "replaced an earlier file" in found.output
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("suffix", [".h5", ".nii", ".nii.gz", ".png"])
 def test_slices_are_let_go_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     """At no time more than the few that the picture needs, and the one at hand, are in memory."""
@@ -190,7 +207,6 @@ def test_slices_are_let_go_as_they_are_written(tmp_path: Path, monkeypatch: pyte
         return result
 
     monkeypatch.setattr(_Scan, "result", tracked)
-    monkeypatch.setattr("chasm.reconstruct._side_by_side", lambda *_: None)
     np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 20, 16, 16).astype(np.float32))
     reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / f"out{suffix}")
     assert len(alive) == 20
@@ -205,6 +221,98 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"scan.npy: image 2: 1 of 256 values are NaN"):
         reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out" / "x.h5")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["same", "hard link", "symbolic link", "picture", "record", "slice", "mask", "run"])
+def test_an_input_is_never_written_over(tmp_path: Path, way: str) -> None:
+    run, source, mask = make_run(tmp_path / "run"), tmp_path / "in.h5", None
+    writers.write_fastmri(source, slices=2, size=(16, 16), recon=16)
+    out, kept = source, source
+    if way == "hard link":
+        out = tmp_path / "other.h5"
+        out.hardlink_to(source)
+    elif way == "symbolic link":
+        (tmp_path / "elsewhere").symlink_to(tmp_path)
+        out = tmp_path / "elsewhere" / "in.h5"
+    elif way in ("picture", "slice"):
+        source = kept = tmp_path / ("out.side-by-side.png" if way == "picture" else "images/out-0.png")
+        source.parent.mkdir(exist_ok=True)
+        Image.fromarray((255 * writers.blob(np.random.default_rng(0), 16, 16) / 1.3).astype(np.uint8)).save(source)
+        out = tmp_path / "out.h5"
+        if way == "slice":
+            np.save(tmp_path / "images" / "0.npy", writers.blob(np.random.default_rng(0), 1, 16, 16))
+            source, out = tmp_path / "images", tmp_path / "images" / "out.png"
+    elif way == "record":  # a text file that came with the scan, not a record of an earlier reconstruction
+        kept = tmp_path / "in.json"
+        kept.write_text('{"EchoTime": 0.1}')
+        out = tmp_path / "in.nii.gz"
+    elif way == "mask":
+        kept = mask = tmp_path / "mask.json"
+        np.savetxt(mask, np.ones(16))
+        out = tmp_path / "mask.h5"
+    elif way == "run":
+        kept, out = run / "environment.json", run / "environment.h5"
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    with pytest.raises(ValueError, match=rf"{kept.name if way != 'hard link' else 'other.h5'}: is .*--out"):
+        reconstruct(source, run, out, mask=mask)
+    assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_an_earlier_reconstruction_is_replaced(tmp_path: Path) -> None:
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    run = make_run(tmp_path / "run")
+    told = [reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5").volumes[0].replaced for _ in range(2)]
+    assert told == [False, True]
+
+
+NAMES = (
+    "scan.001.npy",
+    "scan.002.npy",
+    "scan_001_npy/x.npy",
+    "a/b/x.npy",
+    "a_b/x.npy",
+    "o.npy",
+    "o-0.npy",
+    "A.npy",
+)
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("suffix", [".h5", ".png"])
+def test_every_case_has_files_of_its_own(tmp_path: Path, suffix: str) -> None:
+    volumes = {}
+    for i, name in enumerate(NAMES):
+        file = tmp_path / "images" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        n = 2 if name == "o.npy" else 1  # as PNG: o-0 and o-1
+        volumes[name.removesuffix("/x.npy")] = (i + 1) * writers.blob(np.random.default_rng(i), n, 16, 16)
+        np.save(file, volumes[name.removesuffix("/x.npy")])
+    outcome = reconstruct(tmp_path / "images", make_run(tmp_path / "run"), tmp_path / f"out{suffix}")
+    stems = {v.case: v.picture.name.removesuffix(".side-by-side.png") for v in outcome.volumes}
+    assert len({stem.lower() for stem in stems.values()}) == len(NAMES)
+    written = [f.name for v in outcome.volumes for f in (*v.files, v.picture)] + [f"{s}.json" for s in stems.values()]
+    assert sorted(written) == sorted(f.name for f in tmp_path.glob("out*"))
+    assert stems["A.npy"] == "out-A"
+    assert stems["scan_001_npy"] == "out-scan_001_npy"  # a name of its own is kept
+    assert stems["scan.001.npy"] == "out-scan_001_npy-2"
+    assert stems["scan.002.npy"] == "out-scan_002_npy"
+    assert {stems["a/b"], stems["a_b"]} == {"out-a_b", "out-a_b-2"}
+    if suffix == ".h5":
+        assert stems["o.npy"] == "out-o"
+        for v in outcome.volumes:
+            with h5py.File(v.files[0]) as f:
+                np.testing.assert_allclose(f["reconstruction"][()], as_trained(volumes[v.case], columns(16)), atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_default_name_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "run")
+    for name in ("scan.001.npy", "scan.002.npy"):
+        np.save(name, writers.blob(np.random.default_rng(0), 1, 16, 16))
+        reconstruct(name, run)
+    assert sorted(p.name for p in tmp_path.glob("*.h5")) == ["scan.001-reconstructed.h5", "scan.002-reconstructed.h5"]
 
 
 def call(*words: object) -> Any:

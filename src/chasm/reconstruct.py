@@ -9,15 +9,12 @@ or memory (scores of the `fastmri` protocol need the whole volume, and keep it).
   is the maximum of the zero-filled image (reading: training scales by the target, which nobody has here).
 """
 
-import gzip
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,9 +29,10 @@ from chasm.mri import Operator, estimate_maps, fft2c, ifft2c, mask_from_array, t
 from chasm.ops.precision import tf32
 from chasm.tasks import Meter
 from chasm.train import Run, load_run
-from chasm.train.files import write_atomic, write_json
+from chasm.train.files import write_json
+from chasm.volumes import Place, Result, plan, side_by_side, spare, suffix_of, write
 
-SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".png")
+RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
 PICTURED = 3  # slices of a volume in the side-by-side picture
 
 
@@ -51,22 +49,14 @@ class _CC359File(CC359):
 
 
 @dataclass
-class Result:
-    """One reconstructed slice in the units of the data: (H, W) each."""
-
-    image: np.ndarray
-    zero_filled: np.ndarray
-    target: np.ndarray | None = None
-
-
-@dataclass
 class Volume:
     """What was written for one case."""
 
     case: str
-    file: Path
+    files: list[Path]  # one; or one PNG for each slice
     picture: Path
     slices: int
+    replaced: bool  # an earlier file of this name
     scores: dict[str, float] = field(default_factory=dict)
     reference: dict[str, float] = field(default_factory=dict)
 
@@ -97,22 +87,25 @@ def reconstruct(
     """
     started, device = time.monotonic(), torch.device(device)
     path = existing(source)
-    out = Path(out).expanduser() if out is not None else Path(f"{path.name.split('.')[0]}-reconstructed.h5")
-    suffix = _suffix(out)
+    out = Path(out).expanduser() if out is not None else Path(f"{_name(path)}-reconstructed.h5")
+    suffix_of(out)  # before the work
     trained = load_run(run, device)
     if trained.config.task.name != "reconstruction":
         raise ValueError(
             f"{trained.folder}: trained for {trained.config.task.name}: give a run of a reconstruction task"
         )
+    inputs = [trained.folder / name for name in RUN_FILES]
     if mask is not None:
-        trained = _with_mask(trained, existing(mask))
+        inputs.append(existing(mask))
+        trained = _with_mask(trained, inputs[-1])
     scan = _Scan(path, trained, device, mask is not None)
+    places = plan(out, {case: len(rows) for case, rows in scan.cases.items()})
+    spare(places.values(), inputs + scan.files)
     volumes: list[Volume] = []
     for case, rows in scan.cases.items():
-        name = out.name[: -len(suffix)] + (f"-{_plain(case)}" if len(scan.cases) > 1 else "")
         before = sum(v.slices for v in volumes)
         say = partial(_forward, on_slice, before, scan.total)
-        volumes.append(_volume(scan, case, rows, out.with_name(name + suffix), suffix, say))
+        volumes.append(_volume(scan, case, rows, places[case], say))
     return Outcome(
         volumes,
         trained.task.protocol.name,
@@ -121,6 +114,12 @@ def reconstruct(
         scan.notes,
         round(time.monotonic() - started, 2),
     )
+
+
+def _name(path: Path) -> str:
+    """Without the suffix of its format; other dots belong to the name."""
+    path = path.resolve()
+    return path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0] or path.name
 
 
 def _forward(on_slice: Callable[[int, int], None], before: int, total: int, i: int) -> None:
@@ -158,6 +157,7 @@ class _Scan:
         self.cases: dict[str, list[int]] = {}
         for row, (case, _) in enumerate(self.data._rows):  # known without reading a slice
             self.cases.setdefault(self.data._cases[case].name, []).append(row)
+        self.files = [file for case in self.data._cases for file in case.files]
         self.sampling = self._sampling()
 
     def _sampling(self) -> str:
@@ -242,18 +242,7 @@ def _array(x: Tensor) -> np.ndarray:
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _suffix(out: Path) -> str:
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        if out.name.lower().endswith(suffix) and out.name.lower() != suffix:
-            return out.name[-len(suffix) :]
-    raise ValueError(f"{out}: expected a name that ends in {', '.join(SUFFIXES)}: the suffix says the format")
-
-
-def _plain(case: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in case.split(".")[0])
-
-
-def _volume(scan: _Scan, case: str, rows: list[int], out: Path, suffix: str, on_slice: Callable[[int], None]) -> Volume:
+def _volume(scan: _Scan, case: str, rows: list[int], place: Place, on_slice: Callable[[int], None]) -> Volume:
     meters = (Meter(scan.run.task.protocol), Meter(scan.run.task.protocol))
     pictured = {rows[int(i)] for i in np.linspace(0, len(rows) - 1, PICTURED + 2)[1:-1].round()}
     kept: dict[int, Result] = {}
@@ -271,15 +260,12 @@ def _volume(scan: _Scan, case: str, rows: list[int], out: Path, suffix: str, on_
             on_slice(i + 1)
             yield result.image
 
-    writers = {".h5": _write_h5, ".hdf5": _write_h5, ".nii": _write_nifti, ".nii.gz": _write_nifti, ".png": _write_png}
-    writers[suffix.lower()](out, len(rows), results())
+    replaced = any(file.exists() for file in place.files)
+    write(place, results())
     scores, reference = {}, {}
     if not scan.prospective:
         scores, reference = (next(iter(m.summary().per_case.values())) for m in meters)
-    stem = out.name[: -len(suffix)]
-    picture = out.with_name(f"{stem}.side-by-side.png")
-    _side_by_side(picture, case, kept)
-    volume = Volume(case, out, picture, len(rows), scores, reference)
+    side_by_side(place.picture, case, kept)
     record = {
         "case": case,
         "slices": len(rows),
@@ -291,86 +277,8 @@ def _volume(scan: _Scan, case: str, rows: list[int], out: Path, suffix: str, on_
         "zero-filled": reference or None,
         "notes": scan.notes,
     }
-    write_json(out.with_name(f"{stem}.json"), record)
-    return volume
-
-
-def _write_h5(out: Path, n: int, images: Iterator[np.ndarray]) -> None:
-    """`reconstruction` (slices, H, W) float32, in the units of the input; one chunk per slice."""
-    import h5py
-
-    def write(unfinished: Path) -> None:
-        with h5py.File(unfinished, "w") as f:
-            item = None
-            for i, image in enumerate(images):
-                if item is None:
-                    item = f.create_dataset("reconstruction", (n, *image.shape), "f4", chunks=(1, *image.shape))
-                item[i] = image
-
-    write_atomic(out, write)
-
-
-def _write_nifti(out: Path, n: int, images: Iterator[np.ndarray]) -> None:
-    """Axial slices, written one after another as the format stores them; voxels of 1 mm (k-space files say no more)."""
-    import nibabel
-
-    @contextmanager
-    def opened(unfinished: Path) -> Iterator[Any]:
-        if out.name.lower().endswith(".gz"):
-            with open(unfinished, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as f:
-                yield f
-        else:
-            with open(unfinished, "wb") as f:
-                yield f
-
-    def write(unfinished: Path) -> None:
-        with opened(unfinished) as f:
-            for i, image in enumerate(images):
-                if i == 0:
-                    header = nibabel.Nifti1Header()
-                    header.set_data_dtype(np.float32)
-                    header.set_data_shape((image.shape[1], image.shape[0], n))
-                    header.set_sform(np.eye(4), code=1)
-                    header["magic"], header["vox_offset"] = b"n+1", 352
-                    f.write(header.binaryblock + b"\0\0\0\0")
-                # x runs along a row, y from the last row up: as our reader of NIfTI turns them
-                f.write(np.ascontiguousarray(image[::-1]).astype(f"{header.endianness}f4").tobytes())
-
-    write_atomic(out, write)
-
-
-def _write_png(out: Path, n: int, images: Iterator[np.ndarray]) -> None:
-    """16-bit grey, 0 to the maximum of the slice; a volume of several slices gets a number in each name."""
-    from PIL import Image
-
-    for i, image in enumerate(images):
-        top = float(image.max())
-        scaled = np.clip(image / (top if top > 0 else 1) * 65535, 0, 65535).round().astype(np.uint16)
-        name = out if n == 1 else out.with_name(f"{out.name[:-4]}-{i:0{len(str(n - 1))}d}{out.name[-4:]}")
-        write_atomic(name, lambda p, a=scaled: Image.fromarray(a).save(p, format="PNG"))  # type: ignore[misc]
-
-
-def _side_by_side(path: Path, case: str, kept: dict[int, Result]) -> None:
-    """Zero-filled, reconstruction and, where there is one, target and error; one row per slice."""
-    from matplotlib.figure import Figure
-
-    first = next(iter(kept.values()))
-    columns = 2 if first.target is None else 4
-    h, w = first.image.shape
-    figure = Figure(figsize=(2.8 * columns, 2.8 * len(kept) * h / w + 0.5), layout="constrained", facecolor="white")
-    for row, (i, r) in zip(figure.subplots(len(kept), columns, squeeze=False), kept.items(), strict=True):
-        top = float((r.image if r.target is None else r.target).max()) or 1.0
-        grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": top}
-        panels = [("zero-filled", r.zero_filled, grey), (f"reconstruction, slice {i}", r.image, grey)]
-        if r.target is not None:
-            error = np.abs(r.image - r.target)
-            panels += [("target", r.target, grey), ("error x 5", 5 * error, {**grey, "cmap": "inferno"})]
-        for ax, (title, image, options) in zip(row, panels, strict=True):
-            ax.imshow(image, **options)
-            ax.set_title(title, fontsize=9)
-            ax.set_axis_off()
-    figure.suptitle(case, fontsize=10)
-    write_atomic(path, lambda p: figure.savefig(p, format="png", dpi=120))
+    write_json(place.record, record)
+    return Volume(case, place.files, place.picture, len(rows), replaced, scores, reference)
 
 
 def as_json(outcome: Outcome) -> str:

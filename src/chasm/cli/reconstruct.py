@@ -4,11 +4,13 @@ from pathlib import Path
 
 import typer
 
+OUT = "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume)."
+
 
 def reconstruct(
     source: Path = typer.Argument(..., metavar="INPUT", help="fastMRI .h5, CC359 .npy/.h5, or magnitude images."),
     run: Path = typer.Option(..., "--run", help="Folder of a trained run."),
-    out: Path | None = typer.Option(None, "--out", "-o", help="Ends in .h5, .nii, .nii.gz or .png."),
+    out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
     mask: Path | None = typer.Option(None, help="Mask of 0s and 1s (.npy or text) instead of the run's own."),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
@@ -47,7 +49,10 @@ def reconstruct(
     for note in outcome.notes:
         typer.echo(f"note: {note}")
     for volume in outcome.volumes:
-        typer.echo(f"{volume.file}: {volume.slices} slices; picture {volume.picture.name}")
+        files = str(volume.files[0]) + (f" .. {volume.files[-1].name}" if len(volume.files) > 1 else "")
+        what = f"{volume.slices} slices" + (f" of {volume.case}" if len(outcome.volumes) > 1 else "")
+        replaced = "; replaced an earlier file" if volume.replaced else ""
+        typer.echo(f"{files}: {what}; picture {volume.picture.name}{replaced}")
         for name, scores in (("reconstruction", volume.scores), ("zero-filled", volume.reference)):
             if scores:
                 values = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())
