@@ -158,47 +158,46 @@ def _halves_kernel(
     kept_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C,
     SQUARINGS: tl.constexpr, NODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row blocks, column blocks, batch): what `halves` returns."""
+    """Grid (row blocks of each power and of the nodes, column blocks, batch): what `halves` returns."""
     b = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(0) * TILE + tl.arange(0, TILE)[:, None]
-    n = tl.program_id(1) * TILE + tl.arange(0, TILE)[None, :]
-    inside = (m < C) & (n < C)
+    rows = tl.cdiv(C, TILE)
+    j, block = tl.program_id(0) // rows, tl.program_id(0) % rows
+    m = block * TILE + tl.arange(0, TILE)
+    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = (m < C)[:, None] & (n < C)[None, :]
     SIZE = tl.num_programs(2).to(tl.int64) * C * C
-    at = b * C * C + m * C + n
-    u = tl.load(u_ptr + at, mask=inside, other=0.0)
-    tl.store(single_ptr + at, u.to(tl.float32), mask=inside)
-    for j in tl.static_range(SQUARINGS):
-        w = u
+    here = m[:, None] * C + n[None, :]
+    at = b * C * C + here
+    if j < SQUARINGS:
         if j < SQUARINGS - 1:
             w = tl.load(kept_ptr + (2 + j) * SIZE + at, mask=inside, other=0.0)
+        else:
+            w = tl.load(u_ptr + at, mask=inside, other=0.0)
+            tl.store(single_ptr + at, w.to(tl.float32), mask=inside)
         upper, lower = _pair(w)
         tl.store(powers_ptr + j * SIZE + at, upper, mask=inside)
         tl.store(powers_ptr + (SQUARINGS + j) * SIZE + at, lower, mask=inside)
-    a = tl.load(kept_ptr + at, mask=inside, other=0.0)
-    a2 = tl.load(kept_ptr + (SQUARINGS + 1) * SIZE + at, mask=inside, other=0.0)
-    a3 = tl.load(kept_ptr + (SQUARINGS + 2) * SIZE + at, mask=inside, other=0.0)
-    a4 = tl.load(kept_ptr + (SQUARINGS + 3) * SIZE + at, mask=inside, other=0.0)
-    v, v_t = _with_transpose(kept_ptr + SIZE + b * C * C, C, TILE)
-    v2, v2_t = _with_transpose(kept_ptr + 2 * SIZE + b * C * C, C, TILE)
-    at = (b * C + m) * NODES * C + n
-    for r in tl.static_range(NODES):
-        t = t_ptr + 9 * r
-        x = tl.where(m == n, tl.load(t), 0.0) + tl.load(t + 1) * a + tl.load(t + 2) * a2
-        x += tl.load(t + 3) * a3 + tl.load(t + 4) * a4 + tl.load(t + 5) * v + tl.load(t + 6) * v_t
-        x += tl.load(t + 7) * v2 + tl.load(t + 8) * v2_t
-        upper, lower = _pair(x)
-        tl.store(nodes_ptr + r * C + at, upper, mask=inside)
-        tl.store(nodes_ptr + NODES * SIZE + r * C + at, lower, mask=inside)
-
-
-@triton.jit
-def _with_transpose(ptr, C, TILE: tl.constexpr):
-    """This program's block of a matrix, and of its transpose."""
-    m = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    here = tl.load(ptr + m[:, None] * C + n[None, :], mask=(m < C)[:, None] & (n < C)[None, :], other=0.0)
-    there = tl.load(ptr + n[:, None] * C + m[None, :], mask=(n < C)[:, None] & (m < C)[None, :], other=0.0)
-    return here, tl.trans(there)
+    else:
+        a = tl.load(kept_ptr + at, mask=inside, other=0.0)
+        a2 = tl.load(kept_ptr + (SQUARINGS + 1) * SIZE + at, mask=inside, other=0.0)
+        a3 = tl.load(kept_ptr + (SQUARINGS + 2) * SIZE + at, mask=inside, other=0.0)
+        a4 = tl.load(kept_ptr + (SQUARINGS + 3) * SIZE + at, mask=inside, other=0.0)
+        v = tl.load(kept_ptr + SIZE + at, mask=inside, other=0.0)
+        v2 = tl.load(kept_ptr + 2 * SIZE + at, mask=inside, other=0.0)
+        there = kept_ptr + SIZE + b * C * C + n[:, None] * C + m[None, :]
+        opposite = (n < C)[:, None] & (m < C)[None, :]
+        v_t = tl.trans(tl.load(there, mask=opposite, other=0.0))
+        v2_t = tl.trans(tl.load(there + SIZE, mask=opposite, other=0.0))
+        eye = tl.where(m[:, None] == n[None, :], 1.0, 0.0)
+        at = b * C * C * NODES + m[:, None] * NODES * C + n[None, :]
+        for r in tl.static_range(NODES):
+            t = t_ptr + 9 * r
+            x = tl.load(t) * eye + tl.load(t + 1) * a + tl.load(t + 2) * a2
+            x += tl.load(t + 3) * a3 + tl.load(t + 4) * a4 + tl.load(t + 5) * v + tl.load(t + 6) * v_t
+            x += tl.load(t + 7) * v2 + tl.load(t + 8) * v2_t
+            upper, lower = _pair(x)
+            tl.store(nodes_ptr + r * C + at, upper, mask=inside)
+            tl.store(nodes_ptr + NODES * SIZE + r * C + at, lower, mask=inside)
 
 
 @triton.jit
@@ -304,7 +303,7 @@ def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     powers = torch.empty(2, squarings, *U.shape, dtype=torch.float16, device=U.device)
     nodes = torch.empty(2, B, C, len(t), C, dtype=torch.float16, device=U.device)
     with torch.cuda.device_of(U):
-        _halves_kernel[cdiv(C, TILE), cdiv(C, TILE), B](
+        _halves_kernel[(squarings + 1) * cdiv(C, TILE), cdiv(C, TILE), B](
             kept, U, t, single, powers, nodes, C, SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8
         )  # fmt: skip
     return single, powers, nodes
