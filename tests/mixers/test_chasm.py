@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import chasm
+import chasm.mixers.chasm as module
 from chasm import CHASM
 from chasm.ops import reference
 
@@ -186,6 +187,59 @@ def test_the_wrapper_is_made_of_ordinary_layers() -> None:
     nn.utils.spectral_norm(normed.fuse)
     normed(x).sum().backward()
     assert normed.fuse.weight_orig.grad is not None
+
+
+def by_layers(mixer: Any, x: Tensor) -> Tensor:
+    conv, z = mixer.fuse, F.gelu(mixer.refine(mixer.core(x)))
+    return x + F.conv2d(z, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("refine", {"padding": 1, "padding_mode": "circular"}),
+        ("refine", {"padding": 2, "dilation": 2}),
+        ("refine", {"padding": 2, "kernel_size": 5}),
+        ("refine", {"padding": 1, "groups": 1}),
+        ("refine", {"padding": 1, "bias": False}),
+        ("refine", {"padding": "same"}),
+        ("fuse", {"bias": False}),
+        ("fuse", {"groups": 2}),
+        ("fuse", {"kernel_size": 3, "padding": 1}),
+    ],
+)
+def test_an_exchanged_layer_is_what_runs(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer: Any = CHASM(4, size=(6, 5))
+    usual: dict[str, Any] = {"kernel_size": 3, "groups": 4} if name == "refine" else {"kernel_size": 1}
+    layer = type(getattr(mixer, name))(4, 4, **(usual | options))  # as code does that rewrites all convolutions
+    setattr(mixer, name, layer)
+    mixer, x = moved(mixer).eval(), features(2, 4, 6, 5)
+    want = by_layers(mixer, x)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert relative(mixer(x), want) <= 1e-6
+            assert relative(chasm.fold(mixer, size=(6, 5))(x), want) <= 1e-5
+    monkeypatch.setattr(module, "obstacle", lambda z: None)  # as on a GPU
+    assert not module.kernels_fit(x, mixer.refine, mixer.fuse)
+    plain: Any = CHASM(4)
+    assert module.kernels_fit(x, plain.refine, plain.fuse)
+
+
+@pytest.mark.parametrize("change", ["padding_mode", "_conv_forward", "stride", "bias"])
+def test_a_layer_set_otherwise_is_what_runs(change: str) -> None:
+    mixer: Any = moved(CHASM(4, size=(6, 5)))
+    x = features(2, 4, 6, 5)
+    before = mixer(x)
+    if change == "padding_mode":
+        mixer.refine.padding_mode = "circular"
+    elif change == "_conv_forward":
+        mixer.refine._conv_forward = lambda x, weight, bias: F.conv2d(x, -weight, bias, padding=1, groups=4)
+    elif change == "stride":
+        mixer.fuse.padding, mixer.fuse.stride = (3, 2), (2, 2)  # (6, 5) again
+    else:
+        mixer.fuse.bias = None
+    assert relative(mixer(x), by_layers(mixer, x)) <= 1e-6
+    assert relative(mixer(x), before) > 1e-2
 
 
 def test_wrapper_only_control() -> None:
