@@ -177,7 +177,7 @@ def test_the_original_is_left_as_it_was() -> None:
     assert isinstance(net.first, CHASM)
     assert all(p.requires_grad for p in net.parameters())
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert not any(m._forward_pre_hooks for m in net.modules())
+    assert not any(m._forward_hooks for m in net.modules())
     folded = chasm.fold(net.first, size=(8, 6))
     with torch.no_grad():
         x = features(1, 4, 8, 6)
@@ -271,7 +271,78 @@ def test_an_example_must_reach_every_mixer_at_one_size() -> None:
     with pytest.raises(ValueError, match=r"mixer 'mixer' is called with sizes \(4, 4\) and \(4, 2\)"):
         chasm.fold(net, example=torch.zeros(1, 3, 4, 4))
     assert net.training
-    assert not any(m._forward_pre_hooks for m in net.modules())
+    assert not any(m._forward_hooks for m in net.modules())
+
+
+class Doubled(CHASM):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Named(CHASM):
+    """Nothing that changes a result."""
+
+    def extra_repr(self) -> str:
+        return "mine"
+
+
+def test_what_folding_would_drop_is_refused() -> None:
+    after, before, patched = CHASM(3), CHASM(3), CHASM(3)
+    after.register_forward_hook(lambda _m, _x, y: 2 * y)
+    before.register_forward_pre_hook(lambda _m, x: (2 * x[0],))
+    patched.forward = patched.forward  # type: ignore[method-assign]  # as offloading libraries do
+    x = features(1, 3, 4, 4)
+    for mixer, what in (
+        (Doubled(3), r"\(Doubled\) has a forward of its own, which folding would drop: put a plain CHASM inside"),
+        (patched, r"\(CHASM\) has a forward of its own"),
+        (after, "has forward hooks, which folding would drop: remove them"),
+        (before, "has forward hooks"),
+    ):
+        nested = nn.Sequential(CHASM(3), nn.ModuleDict({"a": mixer}))
+        for where, model in (("the mixer", mixer), ("mixer '1.a'", nested)):
+            with pytest.raises(ValueError, match=f"{where} {what}") as info:
+                chasm.fold(model, size=4)
+            assert "\n" not in str(info.value)
+        with pytest.raises(ValueError, match=what):
+            chasm.fold(nn.Sequential(CHASM(3), mixer), example=x)
+    around = nn.Sequential(moved(CHASM(3, size=4)))
+    around.register_forward_hook(lambda _m, _x, y: 2 * y)  # stays
+    for kept in (around, nn.Sequential(moved(Named(3, size=4))), moved(Named(3, size=4))):
+        with torch.no_grad():
+            assert relative(chasm.fold(kept, size=4)(x), kept.eval()(x)) <= 1e-5
+
+
+def test_a_mixer_inside_a_layer_of_another_is_folded_too() -> None:
+    outer: Any = CHASM(3, size=4)
+    outer.refine = nn.Sequential(CHASM(3, size=4, gain="complex"), nn.Conv2d(3, 3, 1))
+    x = features(1, 3, 4, 4)
+    for model in (moved(outer).eval(), nn.Sequential(outer).eval()):
+        for folded in (chasm.fold(model, size=4), chasm.fold(model, example=x)):
+            assert not any(isinstance(m, CHASM) for m in folded.modules())
+            with torch.no_grad():
+                assert relative(folded(x), model(x)) <= 1e-5
+
+
+def test_a_mixer_called_by_keyword_is_seen() -> None:
+    net = Outputs().eval()
+    x = features(1, 3, 6, 5)
+    folded = chasm.fold(net, example=(x, torch.tensor(2.0)))
+    assert isinstance(folded.mixer, FoldedCHASM)
+    assert folded.mixer.size == (6, 5)
+    with torch.no_grad():
+        assert relative(folded(x, torch.tensor(2.0))["y"], net(x, torch.tensor(2.0))["y"]) <= 1e-5
+
+
+class Outputs(nn.Module):
+    """A number beside the image, the mixer called by keyword, and outputs of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = CHASM(3, size=(6, 5))
+
+    def forward(self, x: Tensor, level: Tensor) -> dict[str, Any]:
+        y = self.mixer(x=x) * level
+        return {"y": y, "more": (y.mean(), None), "label": y.argmax(1)}
 
 
 # --- ONNX ---------------------------------------------------------------------------------------------------------
@@ -310,7 +381,7 @@ def test_the_onnx_file_runs_at_another_batch_size(exported: tuple[nn.Module, Pat
 class Runtime:
     """Stands in for onnxruntime: answers with the model's output times a factor."""
 
-    def __init__(self, answer: nn.Module, factor: float) -> None:
+    def __init__(self, answer: Any, factor: float) -> None:
         self.answer, self.factor = answer, factor
 
     def InferenceSession(self, path: str, providers: list[str]) -> "Runtime":  # noqa: N802
@@ -360,6 +431,93 @@ def test_a_file_appears_whole_and_checked_or_not_at_all(
             assert "\n" not in str(info.value)
         assert not existing or path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ([path.name] if existing or failure == "none" else [])
+
+
+def test_the_file_is_compared_with_the_model_it_was_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the folded copy, where a fault of folding would meet itself."""
+    import sys
+
+    class Sly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mixer = nn.BatchNorm2d(3), moved(CHASM(3, size=4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.mixer(self.norm(x))
+            return y if isinstance(self.mixer, CHASM) else 1.01 * y
+
+    net = Sly().train()
+    net.norm.running_mean = torch.ones(3)
+    x = features(2, 3, 4, 4)
+    monkeypatch.setattr(torch.onnx, "export", lambda _model, _args, file, **_: Path(file).write_bytes(b"new"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(chasm.fold(net, example=x), 1.0))
+    with pytest.raises(ValueError, match=r"differs from the model by 1.0e-02 \(allowed 1e-04\)"):
+        chasm.export_onnx(net, tmp_path / "x.onnx", x)
+    monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(chasm.fold(net, example=x), 1 / 1.01))
+    chasm.export_onnx(net, tmp_path / "x.onnx", x)
+    assert all(m.training for m in net.modules())
+    assert torch.equal(net.norm.running_mean, torch.ones(3))
+
+
+def test_outputs_of_every_kind_and_an_input_without_batch(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net = moved(Outputs())
+    path = chasm.export_onnx(net, tmp_path / "net.onnx", (features(1, 3, 6, 5), torch.tensor(2.0)))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    x, level = features(3, 3, 6, 5), torch.tensor(0.5)
+    y, mean, label = session.run(None, {"x": x.numpy(), "level": level.numpy()})
+    with torch.no_grad():
+        want = net.eval()(x, level)
+    assert relative(torch.tensor(y), want["y"]) <= 1e-5
+    assert relative(torch.tensor(mean), want["more"][0]) <= 1e-5
+    assert (torch.tensor(label) == want["label"]).all()
+
+
+def test_every_output_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x.mean((2, 3))
+
+    x = features(2, 3, 4, 4)
+    monkeypatch.setattr(torch.onnx, "export", lambda _model, _args, file, **_: Path(file).write_bytes(b"new"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(None, 1.0))
+    mean = x.mean((2, 3)).numpy()
+    for second, error in ((mean, None), (1.01 * mean, "1.0e-02"), (mean[:1], "inf"), (mean * np.nan, "nan")):
+        monkeypatch.setattr(Runtime, "run", lambda *_, second=second: [x.numpy(), second])
+        if error is None:
+            chasm.export_onnx(Pair(), tmp_path / "x.onnx", x)
+        else:
+            with pytest.raises(ValueError, match=f"differs from the model by {error}"):
+                chasm.export_onnx(Pair(), tmp_path / "x.onnx", x)
+
+
+def test_float16_models_are_exported(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    chasm.export_onnx(moved(CHASM(3, size=(6, 5))).half(), tmp_path / "half.onnx", features(1, 3, 6, 5).half())
+
+
+def test_what_cannot_be_exported_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+
+    class Chatty(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, str]:
+            return x, "done"
+
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: pytest.fail("the whole export ran"))
+    x, path = features(1, 3, 4, 4), tmp_path / "x.onnx"
+    requests: list[tuple[nn.Module, Path, Any, type[Exception], str]] = [
+        (CHASM(3).double(), path, x.double(), ValueError, "checks float32 and float16, got torch.float64: convert"),
+        (CHASM(3).bfloat16(), path, x.bfloat16(), ValueError, "checks float32 and float16, got torch.bfloat16"),
+        (CHASM(3), tmp_path / "none" / "x.onnx", x, FileNotFoundError, "none: no such folder for x.onnx: make it"),
+        (CHASM(3), path, (x, 2.0), ValueError, "a tensor or a tuple of tensors, got float"),
+        (Chatty(), path, x, ValueError, "returns tensors, got str"),
+    ]
+    for model, file, example, kind, message in requests:
+        with pytest.raises(kind, match=message) as info:
+            chasm.export_onnx(model, file, example)
+        assert "\n" not in str(info.value)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
+from torch.utils._pytree import tree_leaves
 
 from chasm.mixers.chasm import AXES, CHASM, kernels_fit, parameters
 from chasm.ops import AxisOperator, Prepared, run
@@ -22,6 +23,7 @@ from chasm.ops.kernels import traced
 from chasm.ops.kernels.local import local_block
 from chasm.ops.precision import autocast_dtype
 from chasm.ops.transforms import dense_basis
+from chasm.swapping import _eval
 
 
 class _ChannelProduct(nn.Module):
@@ -171,12 +173,14 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
         raise ValueError("fold needs either size= (of the features at the mixers) or example= (an input of the model)")
     folded = copy.deepcopy(model).eval()
     mixers: dict[str, CHASM] = {name: folded.get_submodule(name) for name in names}  # type: ignore[misc]
+    for name, mixer in mixers.items():
+        _check_plain(name, mixer)
     if example is not None:
         sizes = _observe(folded, mixers, example)
     else:
         sizes = {name: _as_size(size, m.ndim) for name, m in mixers.items()}
     made: dict[CHASM, FoldedCHASM] = {}  # a mixer under two names stays one
-    for name, mixer in mixers.items():
+    for name, mixer in reversed(mixers.items()):  # one inside another's layers comes first
         if mixer not in made:
             made[mixer] = FoldedCHASM(mixer, sizes[name]).eval().requires_grad_(False)
         if name == "":
@@ -184,6 +188,21 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
         parent, _, own = name.rpartition(".")
         setattr(folded.get_submodule(parent), own, made[mixer])
     return folded
+
+
+def _check_plain(name: str, mixer: CHASM) -> None:
+    """Constants know nothing of what a subclass or a hook adds."""
+    where, kind = f"mixer {name!r}" if name else "the mixer", type(mixer)
+    for method in ("__call__", "forward", "_core", "operators"):
+        if getattr(kind, method) is not getattr(CHASM, method) or method in vars(mixer):
+            raise ValueError(
+                f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop: put a plain CHASM"
+                " inside a module that does the rest"
+            )
+    if mixer._forward_hooks or mixer._forward_pre_hooks:
+        raise ValueError(
+            f"{where} has forward hooks, which folding would drop: remove them, or hook a module around it"
+        )
 
 
 def _as_size(size: Any, ndim: int) -> tuple[int, ...]:
@@ -200,14 +219,14 @@ def _observe(model: nn.Module, mixers: dict[str, CHASM], example: Any) -> dict[s
     sizes: dict[str, tuple[int, ...]] = {}
 
     def note(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen = tuple(inputs[0].shape[2:])
+        def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
+            seen = tuple((args[0] if args else kwargs["x"]).shape[2:])
             if sizes.setdefault(name, seen) != seen:
                 raise ValueError(f"mixer {name!r} is called with sizes {sizes[name]} and {seen}: it cannot be folded")
 
         return hook
 
-    handles = [m.register_forward_pre_hook(note(name)) for name, m in mixers.items()]
+    handles = [m.register_forward_hook(note(name), with_kwargs=True) for name, m in mixers.items()]
     try:
         model(*example) if isinstance(example, tuple) else model(example)
     finally:
@@ -225,25 +244,47 @@ def export_onnx(
     example: Tensor | tuple[Tensor, ...],
     *,
     check: bool = True,
-    tolerance: float = 1e-4,
+    tolerance: float | None = None,
 ) -> Path:
     """Fold `model` for the example's size and write it as ONNX with a free batch size.
 
-    The file is run once in onnxruntime and compared with the model; it appears at `path` only if they agree.
+    The file is run once in onnxruntime and compared with the model in eval mode, output by output; it appears at `path`
+    only if they agree to `tolerance`, relative (default: 1e-4, in float16 5e-3).
     """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it)
     except ModuleNotFoundError as missing:
         raise ValueError(f"ONNX export needs {missing.name}: pip install 'chasm-mixer[export]'") from None
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent}: no such folder for {path.name}: make it first")
     inputs = example if isinstance(example, tuple) else (example,)
+    for t in inputs:
+        if not isinstance(t, Tensor):
+            raise ValueError(f"example: expected a tensor or a tuple of tensors, got {type(t).__name__}: pass tensors")
+    dtypes = {t.dtype for t in (*model.parameters(), *inputs) if t.is_floating_point()}
+    others = dtypes - {torch.float32, torch.float16}
+    if check and others:
+        raise ValueError(
+            f"onnxruntime checks float32 and float16, got {others.pop()}: convert model and example with .float(), or"
+            " pass check=False"
+        )
+    if tolerance is None:
+        tolerance = 5e-3 if torch.float16 in dtypes else 1e-4
+    with torch.no_grad(), _eval(model):
+        want = [t for t in tree_leaves(model(*inputs)) if t is not None]
+    for t in want:
+        if not isinstance(t, Tensor):
+            raise ValueError(f"expected a model that returns tensors, got {type(t).__name__}: drop it from the output")
+
     has_mixers = any(isinstance(m, CHASM) for m in model.modules())
     constant = fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
-    path = Path(path)
     partial = path.with_name(path.name + ".partial")
+    # A batch of one would be taken for a constant. Beside a longer batch, what has length 1 is one.
+    one = {t.shape[0] for t in inputs if t.ndim} == {1}
+    sample = tuple(torch.cat([t, t]) if one and t.ndim else t for t in inputs)
     batch = torch.export.Dim.DYNAMIC
-    # A batch of one would be taken for a constant.
-    sample = tuple(torch.cat([t, t]) if t.shape[0] == 1 else t for t in inputs)
     try:
         torch.onnx.export(
             constant,
@@ -252,20 +293,24 @@ def export_onnx(
             dynamo=True,
             external_data=False,
             verbose=False,
-            dynamic_shapes=tuple({0: batch} for _ in inputs),
+            dynamic_shapes=tuple({0: batch} if t.ndim and t.shape[0] != 1 else {} for t in sample),
         )
         if check:
             session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
             feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
-            got = torch.from_numpy(session.run(None, feed)[0])
-            with torch.no_grad():
-                want = constant(*inputs).cpu()
-            error = ((got - want).norm() / want.norm().clamp(min=1e-12)).item()
-            if not error <= tolerance:
-                raise ValueError(
-                    f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
-                )
+            for got, expected in zip(session.run(None, feed), want, strict=True):
+                error = _difference(torch.as_tensor(got).double(), expected.cpu().double())
+                if not error <= tolerance:
+                    raise ValueError(
+                        f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
+                    )
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    if got.shape != want.shape:
+        return float("inf")
+    return ((got - want).norm() / want.norm().clamp(min=1e-12)).item()
