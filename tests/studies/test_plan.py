@@ -35,7 +35,7 @@ def test_runs_differ_in_declared_factors_only(name, scale):
 
 def test_same_host_weights_and_same_batches():
     """With the arms of Table 1: equal weights outside the slots, equal rows, equal inputs and targets."""
-    from chasm.train.loop import rows_of_step
+    from chasm.train.schedule import rows_of_step
 
     seen = {}
     image = torch.rand(2, 1, 32, 32)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chasm.train import files
-from chasm.train.files import Checkpoints, save_tensors, write_json, write_text
+from chasm.train.files import Checkpoints, read_json, save_tensors, write_json, write_text
 
 
 def fails_with(number: int) -> Any:
@@ -42,6 +42,22 @@ def test_a_failed_write_is_one_line_and_keeps_the_old_file(
     assert json.loads(path.read_text()) == {"old": 1}
     if number != errno.EROFS:
         assert listed(tmp_path) == ["a.json"]
+
+
+def test_tensors_are_as_readable_as_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(1)})
+        write_text(tmp_path / "a.txt", "")
+    finally:
+        os.umask(before)
+    assert [oct((tmp_path / f"a.{end}").stat().st_mode & 0o777) for end in ("safetensors", "txt")] == ["0o640"] * 2
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text("")
+    with pytest.raises(ValueError, match=r"metrics\.json: not JSON \(Expecting value.*\): remove it"):
+        read_json(tmp_path / "metrics.json")
 
 
 @pytest.fixture

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from small import HIFI, UNET, _one_thread, assert_same_run, checkpoint, recipe  # noqa: F401
 
 from chasm.mixers import chasm as chasm_mixer
 from chasm.tasks import Summary
-from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, loop, train
-from chasm.train.loop import Trainer, learning_rate, rows_of_step
+from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, log, loop, train
+from chasm.train.loop import MOST_SKIPPED, Trainer
+from chasm.train.schedule import learning_rate, rows_of_step
 
 
 def rows_logged(folder: Path) -> list[dict[str, Any]]:
@@ -322,7 +324,8 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_slices(tmp_path: Path) ->
     with pytest.raises(NonFiniteError, match=f"step {step}: loss nan.*stopped; its slices are in") as e:
         train(config, tmp_path, quiet=True)
     assert "\n" not in str(e.value)
-    record = json.loads((tmp_path / f"nonfinite-step-{step}.json").read_text())
+    record = json.loads((tmp_path / "nonfinite.jsonl").read_text())
+    assert record["step"] == step
     expected = [[f"train{r // 2}", r % 2] for r in rows_of_step(step, 6, 2, 0)]
     assert record["slices"] == expected
     assert ["train1", 0] in expected
@@ -332,11 +335,66 @@ def test_or_skips_by_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     config = recipe(data={"bad": "train1"}, on_nonfinite="skip", ema=0.9)
     metrics = train(config, tmp_path)
     assert metrics["status"] == "done"
-    assert len(list(tmp_path.glob("nonfinite-step-*.json"))) == 2  # once an epoch
+    records = [json.loads(line) for line in (tmp_path / "nonfinite.jsonl").read_text().splitlines()]
+    assert len({r["step"] for r in records}) == len(records) == 2  # once an epoch
     assert capsys.readouterr().err.count("skipped; its slices are in") == 2
     tensors, _ = checkpoint(tmp_path)
     assert all(v.isfinite().all() for k, v in tensors.items() if not k.startswith("rng"))
     assert tensors["optimizer.0.step"] == 4
+
+
+def strict(path: Path) -> Any:
+    """JSON as others read it: without NaN and infinity."""
+    return json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} in {path.name}"))
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_weights_that_are_not_finite_stop_a_run(on_nonfinite: str, tmp_path: Path) -> None:
+    """Also where skipping is allowed, and where the last step is the one that ruins them."""
+    config = recipe(lr=1e30, warmup=0, steps=30, on_nonfinite=on_nonfinite)
+    with pytest.raises(NonFiniteError, match="stopped") as e:
+        train(config, tmp_path / "long", quiet=True)
+    assert "\n" not in str(e.value)
+    with pytest.raises(NonFiniteError, match=r"weights are not finite \(.*\): stopped; lower train.lr"):
+        train(recipe(lr=math.inf, warmup=0, steps=1, on_nonfinite=on_nonfinite), tmp_path / "last", quiet=True)
+    for folder in (tmp_path / "long", tmp_path / "last"):
+        assert not (folder / "metrics.json").exists()
+        for weights in folder.rglob("*.safetensors"):
+            assert all(v.isfinite().all() for v in load_file(weights).values())
+
+
+def test_skipping_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "_agree", lambda self, loss: math.inf)
+    with pytest.raises(NonFiniteError, match=f"stopped, {MOST_SKIPPED} such steps in a row"):
+        train(recipe(steps=99, on_nonfinite="skip"), tmp_path, quiet=True)
+    assert len((tmp_path / "nonfinite.jsonl").read_text().splitlines()) == MOST_SKIPPED
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"psnr": math.nan, "ssim": math.inf}
+    monkeypatch.setattr("chasm.tasks.metrics.Protocol.case", lambda *a: scores)
+    train(recipe(), tmp_path, quiet=True)
+    assert strict(tmp_path / "metrics.json")["mean"] == {"psnr": None, "ssim": None}
+    assert strict(next(tmp_path.glob("checkpoints/*6/record.json")))["best"]["score"] is None
+    assert "NaN" not in (tmp_path / "log.jsonl").read_text()
+
+
+def test_the_log_grows_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files, row by row, and at every moment as a rewrite would leave them."""
+    seen: list[int] = []
+    original = Trainer._record
+
+    def record(self: Trainer, row: dict[str, Any]) -> None:
+        original(self, row)
+        text = [(tmp_path / name).read_bytes() for name in ("log.jsonl", "log.csv")]
+        seen.append(len(text[0].splitlines()))
+        assert len(text[1].splitlines()) == seen[-1] + 1
+        self.log.rewrite()
+        assert [(tmp_path / name).read_bytes() for name in ("log.jsonl", "log.csv")] == text
+
+    monkeypatch.setattr(Trainer, "_record", record)
+    train(recipe(save_every=100), tmp_path, quiet=True)
+    assert seen == list(range(1, 10))
 
 
 def test_a_case_in_two_splits_is_refused(tmp_path: Path) -> None:
@@ -373,7 +431,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_last_save(
 
     monkeypatch.setattr("chasm.train.files.save_file", guarded(loop.save_tensors.__globals__["save_file"], 1))
     monkeypatch.setattr(Path, "write_text", guarded(Path.write_text, 0))
-    monkeypatch.setattr(loop, "open", guarded(open, 0), raising=False)
+    monkeypatch.setattr(log, "open", guarded(open, 0), raising=False)
     with pytest.raises(OSError, match="could not be written \\(No space left on device\\): free space") as e:
         train(recipe(), tmp_path, quiet=True)
     assert where in str(e.value)

@@ -21,12 +21,12 @@ VIT = {
 }
 
 
-def two(work: Any, config: RunConfig, folder: Path, *args: Any) -> list[int]:
-    """Exit codes of two processes, started as torchrun starts them."""
+def two(work: Any, config: RunConfig, folder: Path, *args: Any, **env: str) -> list[int]:
+    """Exit codes of two processes, started as torchrun starts them; `env` beside its variables."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **env}
     ranks = [process(work, config, folder, *args, env={**shared, "RANK": r, "LOCAL_RANK": r}) for r in ("0", "1")]
     for rank in ranks:
         rank.join(90)
@@ -61,6 +61,25 @@ def test_two_processes_give_the_result_of_one(backbone: Any, options: dict[str, 
     assert_close(tmp_path / "one", tmp_path / "two")
 
 
+def test_without_a_gpu_they_meet_on_the_cpu(tmp_path: Path) -> None:
+    """torchrun does not say that it is for the CPU: each would train by itself, into one folder."""
+    env = {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": ""}
+    assert two(expect_two, recipe(batch=4), tmp_path, **env) == [0, 0]
+
+
+def expect_two(config: RunConfig, folder: Path) -> None:
+    trainer = Trainer(config, folder, quiet=True)
+    assert trainer.accelerator.num_processes == 2
+    assert trainer.device.type == "cpu"
+    torch.distributed.barrier()
+
+
+def test_a_process_that_finds_no_other_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")  # this process has found long ago that it is alone
+    with pytest.raises(ValueError, match=r"2 processes were launched \(WORLD_SIZE\), 1 found each other"):
+        train(recipe(), tmp_path, quiet=True)
+
+
 def test_both_stop_at_one_step_when_one_is_told_to(tmp_path: Path) -> None:
     config = recipe(batch=4)
     assert two(signal_the_second, config, tmp_path / "two") == [143, 143]
@@ -80,8 +99,7 @@ def signal_the_second(config: RunConfig, folder: Path) -> None:
 def test_slices_of_every_process_are_named(tmp_path: Path) -> None:
     config = recipe(batch=4, data={"bad": "train1"})
     assert two(run, config, tmp_path) == [1, 1]
-    (record,) = tmp_path.glob("nonfinite-step-*.json")
-    assert len(json.loads(record.read_text())["slices"]) == 4
+    assert len(json.loads((tmp_path / "nonfinite.jsonl").read_text())["slices"]) == 4
 
 
 def test_a_batch_that_cannot_be_shared_out(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A run that is killed, told to stop, or finds its newest checkpoint damaged goes on as if nothing had happened."""
 
 import json
+import os
 import resource
 import signal
 import time
@@ -13,6 +14,7 @@ from small import (
     HIFI,
     _one_thread,  # noqa: F401
     assert_same_run,
+    at_step,
     checkpoint,
     code,
     die,
@@ -71,14 +73,43 @@ def test_dropout_was_active(whole: Any) -> None:
     assert not torch.equal(early, late)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("name", "group"), [("everything", False), ("changing, worker", True)])
-def test_sigterm_saves_exits_143_and_resumes_bit_equal(name: str, group: bool, whole: Any, tmp_path: Path) -> None:
+def test_a_signal_saves_and_the_run_resumes_bit_equal(
+    name: str, group: bool, number: int, whole: Any, tmp_path: Path
+) -> None:
     """To the process alone, and to its group: loader workers must not take the run down with them."""
     config = recipe(**CASES[name])
-    assert code(run_signalled, config, tmp_path, 4, signal.SIGTERM, group) == 143
+    assert code(run_signalled, config, tmp_path, 4, number, group) == 128 + number
     assert checkpoint(tmp_path)[1]["step"] == 5  # the step in progress was finished
     assert code(run, config, tmp_path) == 0
     assert_same_run(whole(name), tmp_path)
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet, step in ((True, 2), (False, 4)):
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(SystemExit) as e, at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)):
+            train(recipe(), tmp_path, quiet=quiet)
+        assert e.value.code == 130
+        assert capsys.readouterr().err.endswith(f"stopped at step {step + 1}: the same command goes on\n")
+        assert signal.getsignal(signal.SIGINT) is before
+    train(recipe(), tmp_path, quiet=True)
+    assert f"resuming {tmp_path} at step 5 of 6" in capsys.readouterr().err
+
+
+def interrupted_twice(config: RunConfig, folder: Path) -> None:
+    def twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), at_step(4, twice):
+        run(config, folder)
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    assert code(interrupted_twice, recipe(), tmp_path) == 0
+    assert checkpoint(tmp_path)[1]["step"] == 4  # the last save before it
 
 
 def test_sigterm_in_the_last_step(whole: Any, tmp_path: Path) -> None:
@@ -133,7 +164,7 @@ def test_a_damaged_newest_checkpoint(damage: str, whole: Any, tmp_path: Path, ca
     else:
         content[-5] ^= 1
         state.write_bytes(content)
-    train(recipe(), tmp_path)
+    train(recipe(), tmp_path, quiet=True)
     said = capsys.readouterr().err
     assert "00000004 is damaged" in said
     assert "resuming" in said

@@ -19,7 +19,8 @@ def train(
     """Train from a recipe; goes on by itself where an earlier call stopped.
 
     The run folder holds everything needed to repeat the run: config, environment, seed, log, metrics, weights.
-    Several processes: accelerate launch -m chasm train RECIPE.
+    Ctrl-C finishes the step and saves; a second one ends at once. Several processes, on GPUs or on a CPU:
+    torchrun --nproc_per_node 2 -m chasm train RECIPE (`accelerate launch --cpu` starts one, whatever it is told).
     """
     from chasm.train import load_recipe
     from chasm.train import train as run
@@ -27,7 +28,11 @@ def train(
     with _one_line_errors():
         config = load_recipe(recipe, set_)
         folder = out or Path("runs") / config.name
-        metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
+        try:
+            metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
+        except KeyboardInterrupt:  # before the first step, while testing, or the second one
+            typer.echo("stopped: the same command goes on from the last checkpoint", err=True)
+            raise typer.Exit(130) from None
     if metrics:
         _print(metrics)
         typer.echo(f"run folder: {folder}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -43,12 +44,38 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
+    write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file of ours; one line that names it when it is no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as e:
+        raise ValueError(f"{path}: not JSON ({e}): remove it, and the command that made it makes it again") from None
+
+
+def finite(value: Any) -> Any:
+    """Without NaN and infinity, which JSON does not know; keys as strings."""
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    write_atomic(path, lambda p: save_file(flat, p))
+
+    def write(partial: Path) -> None:
+        partial.touch()
+        mode = partial.stat().st_mode  # by the umask, as of every other file: safetensors would take 0600
+        save_file(flat, partial)
+        partial.chmod(mode)
+
+    write_atomic(path, write)
 
 
 class Checkpoints:

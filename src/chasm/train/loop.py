@@ -6,12 +6,12 @@ from its last checkpoint exactly as if nothing had happened.
 
 import json
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,19 @@ from chasm.optim import param_groups
 from chasm.tasks import TaskBatch
 from chasm.train.config import RunConfig, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
-from chasm.train.files import Checkpoints, save_tensors, unwritable, write_json, write_text
+from chasm.train.files import Checkpoints, read_json, save_tensors, unwritable, write_json, write_text
 from chasm.train.graphed import GraphedGradients
+from chasm.train.log import Log
 from chasm.train.progress import Progress
 from chasm.train.run import batches, build_model, environment, load_run, open_split, resident, score
+from chasm.train.schedule import learning_rate, rows_of_step, steps_per_epoch
+
+MOST_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient was not finite; the message says where the slices of that step are listed."""
+    """Loss, gradient or weights were not finite; the message says where the slices of that step are listed."""
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
@@ -45,44 +50,18 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorb
     if (folder / "config.yaml").is_file() and dump(load_recipe(folder / "config.yaml")) != dump(config):
         raise ValueError(f"{folder} holds a run with another config: choose another folder, or remove it")
     if done.is_file():
-        finished: dict[str, Any] = json.loads(done.read_text())
+        finished: dict[str, Any] = read_json(done)
         return finished
     return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
-
-
-def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float) -> float:
-    """Linear warm-up to `peak`, then a cosine that ends at `final` with the last step."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = (step - warmup) / max(steps - 1 - warmup, 1)
-    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-def steps_per_epoch(n: int, batch: int) -> int:
-    """The incomplete last batch is dropped; fewer slices than one batch are repeated in it."""
-    return max(n // batch, 1)
-
-
-def rows_of_step(step: int, n: int, batch: int, seed: int) -> list[int]:
-    """The slices of a step: a fresh permutation per epoch."""
-    epoch, place = divmod(step, steps_per_epoch(n, batch))
-    order = _order(epoch, n, seed)
-    return [order[i % n] for i in range(place * batch, (place + 1) * batch)]
-
-
-@lru_cache(maxsize=2)
-def _order(epoch: int, n: int, seed: int) -> list[int]:
-    order: list[int] = torch.randperm(n, generator=torch.Generator().manual_seed((seed << 20) + epoch)).tolist()
-    return order
 
 
 class Trainer:
     def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False, tensorboard: bool = False) -> None:
         t = config.train
         self.config, self.folder, self.t = config, folder, t
-        self.accelerator = Accelerator(mixed_precision="no")  # one per process; precision is the run's own
+        self.accelerator = _accelerator()
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
-        self.progress = Progress(quiet or not self.main)
+        self.progress = Progress(quiet, self.main)
         world = self.accelerator.num_processes
         if t.batch % (world * t.accumulate):
             raise ValueError(
@@ -109,11 +88,12 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=t.lr)
         self.ema = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if t.ema else None
         self.step, self.seconds = 0, 0.0
-        self.best: dict[str, Any] = {"step": -1, "score": -math.inf, "values": {}}
+        self.best: dict[str, Any] = {"step": -1, "score": None, "values": {}}  # no score: not a number
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
         self.weights = folder / "weights.safetensors"  # best on validation so far
-        self.log: list[dict[str, Any]] = []
-        self.interrupted = False  # this process was told to stop
+        self.log = Log(folder, writes=self.main)
+        self.skipped = 0  # steps in a row
+        self.interrupted = 0  # the signal by which this process was told to stop
         self.stopping = False  # all processes know
         self.board: Any = None
         self.tensorboard = tensorboard and self.main
@@ -127,7 +107,7 @@ class Trainer:
     def _run(self) -> dict[str, Any]:
         if self.device.type == "cuda":
             kind = {"float32": "float32", "bf16": "bfloat16 autocast"}[self.t.precision]
-            self.progress.say(
+            self.progress.note(
                 f"precision: {kind}, TF32 {'on' if self.t.tf32 else 'off'}, "
                 f"CUDA graph {'on' if self.t.cuda_graph else 'off'}"
             )
@@ -136,7 +116,7 @@ class Trainer:
         self.resume()
         if self.main:
             self._write_environment()
-            self._write_log()
+        self.log.rewrite()
         if self.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -144,13 +124,13 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.wrapped = self.accelerator.prepare_model(self.model)
-        previous = signal.signal(signal.SIGTERM, self._on_term) if _in_main_thread() else None
+        previous = {n: signal.signal(n, self._on_signal) for n in STOP_SIGNALS} if _in_main_thread() else {}
         try:
             with self.progress:
                 self.fit()
         finally:
-            if previous is not None:
-                signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
             if self.board is not None:
                 self.board.close()
         return self.finish()
@@ -170,11 +150,12 @@ class Trainer:
             if self.step % self.val_every == 0 or self.step == self.steps:
                 self.validate()
             if self.accelerator.num_processes == 1 or self.step == self.steps:
-                self.stopping = self.interrupted
+                self.stopping = self.interrupted > 0
             if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
                 self.save()
             if self.stopping:
-                raise SystemExit(143)
+                self.progress.say(f"stopped at step {self.step}: the same command goes on")
+                raise SystemExit(128 + (self.interrupted or signal.SIGTERM))  # another process may have been told
 
     def _stream(self) -> Iterator[tuple[list[Any], int]]:
         """(micro-batches of this process, step) from the present step on."""
@@ -216,6 +197,7 @@ class Trainer:
         if not math.isfinite(value) or not math.isfinite(size):
             self._nonfinite(micro_batches, step, value, size)
         else:
+            self.skipped = 0
             self.optimizer.step()
             if self.ema is not None:
                 self._average(step)
@@ -245,7 +227,7 @@ class Trainer:
 
     def _agree(self, loss: Tensor) -> float:
         """The loss over all processes. They also learn here whether one was told to stop: all stop at one step."""
-        told = torch.full_like(loss, float(self.interrupted))
+        told = torch.full_like(loss, float(self.interrupted > 0))
         mean, told = self.accelerator.reduce(torch.stack([loss, told]), "mean").tolist()
         self.stopping = told > 0
         return float(mean)
@@ -264,18 +246,36 @@ class Trainer:
     def _nonfinite(self, micro_batches: list[Any], step: int, loss: float, norm: float) -> None:
         ids = [[case, index] for raw in micro_batches for case, index in zip(raw.case, raw.index, strict=True)]
         ids = gather_object(ids)
-        path = self.folder / f"nonfinite-step-{step}.json"
+        path = self.folder / "nonfinite.jsonl"
         if self.main:
-            write_json(path, {"step": step, "loss": str(loss), "grad_norm": str(norm), "slices": ids})
+            try:
+                with open(path, "a") as f:
+                    f.write(json.dumps({"step": step, "loss": str(loss), "grad_norm": str(norm), "slices": ids}) + "\n")
+            except OSError as e:
+                raise unwritable(path, e) from None
+        self.skipped += 1
+        what = f"step {step}: loss {loss}, gradient norm {norm}"
         if self.t.on_nonfinite == "stop":
-            raise NonFiniteError(f"step {step}: loss {loss}, gradient norm {norm}: stopped; its slices are in {path}")
-        self.progress.say(f"step {step}: loss {loss}, gradient norm {norm}: skipped; its slices are in {path}")
+            raise NonFiniteError(f"{what}: stopped; its slices are in {path}")
+        self._check_weights()
+        if self.skipped == MOST_SKIPPED:
+            raise NonFiniteError(f"{what}: stopped, {self.skipped} such steps in a row; their slices are in {path}")
+        self.progress.say(f"{what}: skipped; its slices are in {path}")
+
+    def _check_weights(self) -> None:
+        """No step leads back from weights that are not finite, and no score selects them."""
+        for name, value in (*self.model.state_dict().items(), *(self.ema or {}).items()):
+            if not torch.isfinite(value).all():
+                raise NonFiniteError(
+                    f"step {self.step}: weights are not finite ({name}): stopped; lower train.lr or set train.clip"
+                )
 
     def _weights(self) -> dict[str, Tensor]:
         return self.ema if self.ema is not None else self.model.state_dict()
 
     def validate(self) -> None:
         """Score the validation split on every process (each needs the answer), keep the weights when they are best."""
+        self._check_weights()
         kept = None
         if self.ema is not None:
             kept = {k: v.clone() for k, v in self.model.state_dict().items()}
@@ -288,8 +288,9 @@ class Trainer:
         better = self.task.protocol.better
         self._record({"step": self.step, **{f"val_{k}": v for k, v in values.items()}})
         self.progress.validated(f"{better} {values[better]:.4g}")
-        if values[better] > self.best["score"] or self.best["step"] < 0:
-            value = -math.inf if math.isnan(values[better]) else values[better]
+        value = None if math.isnan(values[better]) else values[better]
+        best = self.best["score"]
+        if self.best["step"] < 0 or (value is not None and (best is None or value > best)):
             self.best = {"step": self.step, "score": value, "values": values}
             if self.main:
                 save_tensors(self.weights, self._weights())
@@ -297,6 +298,7 @@ class Trainer:
     # --- saving and resuming ----------------------------------------------------------------------
 
     def save(self) -> None:
+        self._check_weights()
         if not self.main:
             return
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
@@ -308,8 +310,7 @@ class Trainer:
         tensors["rng.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
-        self.checkpoints.save(self.step, tensors, {"best": self.best, "seconds": self.seconds, "log": self.log})
-        self._write_log()
+        self.checkpoints.save(self.step, tensors, {"best": self.best, "seconds": self.seconds, "log": self.log.rows})
 
     def resume(self) -> None:
         found = self.checkpoints.newest()
@@ -330,23 +331,20 @@ class Trainer:
         torch.set_rng_state(tensors["rng.cpu"])
         if "rng.cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
-        self.step, self.best, self.seconds, self.log = record["step"], record["best"], record["seconds"], record["log"]
+        self.step, self.best, self.seconds = record["step"], record["best"], record["seconds"]
+        self.log.rows = record["log"]
         if self.main and self.best["step"] > 0:  # the file may already hold those of a step that is still to come
             save_tensors(self.weights, part("best."))
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
-    def _on_term(self, *_: Any) -> None:
-        self.interrupted = True  # the step in progress is finished first
+    def _on_signal(self, number: int, *_: Any) -> None:
+        """The step in progress is finished first; a second Ctrl-C does not wait for it."""
+        if self.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.interrupted = number
 
     def _record(self, row: dict[str, Any]) -> None:
-        self.log.append(row)
-        if self.main:
-            path = self.folder / "log.jsonl"
-            try:
-                with open(path, "a") as f:
-                    f.write(json.dumps(row) + "\n")
-            except OSError as e:
-                raise unwritable(path, e) from None
+        self.log.add(row)
         if self.board is not None:
             for name, value in row.items():
                 self.board.add_scalar(name, value, row["step"])
@@ -374,19 +372,12 @@ class Trainer:
         path = self.folder / "environment.json"
         now = environment(self.config, self.device, self.shape) | {"tf32": self.t.tf32}
         if self.step > 0 and path.is_file():
-            first = json.loads(path.read_text())
+            first = read_json(path)
             last = (first.get("resumed") or [first])[-1]
             if any(last[k] != now[k] for k in ("python", "versions", "device", "commit", "modified")):
                 first["resumed"] = [*first.get("resumed", []), {"step": self.step, **now}]
             now = first
         write_json(path, now)
-
-    def _write_log(self) -> None:
-        """The whole log again, without what a killed run had written beyond its last checkpoint."""
-        write_text(self.folder / "log.jsonl", "".join(json.dumps(row) + "\n" for row in self.log))
-        columns = list(dict.fromkeys(k for row in self.log for k in row))
-        lines = [columns, *([row.get(c, "") for c in columns] for row in self.log)]
-        write_text(self.folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines))
 
 
 def _check_disjoint(data: dict[str, SliceDataset]) -> None:
@@ -400,3 +391,18 @@ def _check_disjoint(data: dict[str, SliceDataset]) -> None:
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+def _accelerator() -> Accelerator:
+    """One per process; precision is the run's own. Launched without a GPU, processes meet on the CPU."""
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
+    if launched > 1 and not torch.cuda.is_available():
+        accelerator = Accelerator(mixed_precision="no", cpu=True)
+    else:
+        accelerator = Accelerator(mixed_precision="no")
+    if accelerator.num_processes != launched:
+        raise ValueError(
+            f"{launched} processes were launched (WORLD_SIZE), {accelerator.num_processes} found each other: "
+            "start them with torchrun, or unset WORLD_SIZE"
+        )
+    return accelerator

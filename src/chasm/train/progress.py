@@ -5,8 +5,10 @@ from typing import Any
 
 
 class Progress:
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
+    """`quiet`: no bar and no notes. A process that is not the main one says nothing at all."""
+
+    def __init__(self, quiet: bool, main: bool = True) -> None:
+        self.quiet, self.main = quiet or not main, main
         self.bar: Any = None
         self.task: Any = None
         self.score = ""
@@ -45,8 +47,13 @@ class Progress:
     def validated(self, score: str) -> None:
         self.score = f"val {score}"
 
+    def note(self, line: str) -> None:
+        if not self.quiet:
+            self.say(line)
+
     def say(self, line: str) -> None:
+        """What nobody should miss."""
         if self.bar is not None:
-            self.bar.console.print(line)
-        elif not self.quiet:
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif self.main:
             print(line, file=sys.stderr, flush=True)

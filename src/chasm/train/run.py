@@ -79,7 +79,7 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
             batch_sampler=rows,
             collate_fn=collate,
             num_workers=workers,
-            worker_init_fn=_outlive_term,
+            worker_init_fn=_outlive_signals,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # else it takes its own seed from the stream that dropout uses
         )
@@ -87,9 +87,10 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
             yield batch.to(device, non_blocking=True)
 
 
-def _outlive_term(worker: int) -> None:
-    """A scheduler signals every process of a job; the loader's workers end with the main one, once it has saved."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _outlive_signals(worker: int) -> None:
+    """A scheduler, or Ctrl-C, signals every process; the loader's workers end with the main one, once it has saved."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def in_order(n: int, batch: int) -> Iterator[list[int]]:
