@@ -9,11 +9,13 @@ import time
 
 import pytest
 
-from chasm.studies import collect, executors, make_plan, runner, worker
+from chasm.studies import collect, executors, load_plan, make_plan, runner, worker
 from chasm.studies.executors import environment_of, local, on_ray, visible_gpus
+from chasm.studies.plan import save_plan
 from chasm.studies.runner import jobs_of, run
 from chasm.studies.state import BusyError, clear_failure, failed, state, working_on
 from chasm.studies.worker import PROGRAM, run_cell
+from chasm.train.config import dump
 
 TINY = make_plan("parameters").cells[0].config
 
@@ -63,15 +65,51 @@ def test_states_of_a_cell(tmp_path):
     assert state(folder, TINY) == ("done", None)
 
 
-def test_a_folder_with_another_config_is_not_mistaken_for_this_run(tmp_path, in_process):
-    plan = make_plan("parameters")
-    folder = plan.folder(tmp_path, plan.cells[0])
-    folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text("{}")
-    (folder / "config.yaml").write_text("train: {steps: 77}\n")
-    word, error = state(folder, plan.cells[0].config)
+def test_a_folder_with_another_config_is_not_mistaken_for_this_run(tmp_path):
+    (tmp_path / "config.yaml").write_text(dump(TINY.model_copy(update={"seed": 7})))
+    assert state(tmp_path, TINY) == ("missing", None)  # a start that failed: nothing is lost
+    (tmp_path / "metrics.json").write_text("{}")
+    assert state(tmp_path, TINY) == ("other config", "seed (is 7, not 0)")
+    (tmp_path / "metrics.json").unlink()
+    (tmp_path / "checkpoints" / "00000003").mkdir(parents=True)
+    assert state(tmp_path, TINY)[0] == "other config"
+
+
+def test_a_forgotten_set_is_refused_and_the_plan_is_kept(tmp_path, in_process):
+    plan = make_plan("seeds-basis", seeds=(0,), overrides=["train.steps=77"])
+    save_plan(plan, tmp_path)
+    for cell in plan.cells:
+        folder = plan.folder(tmp_path, cell)
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text("{}")
+        (folder / "config.yaml").write_text(dump(cell.config))
+    with pytest.raises(ValueError, match=r"2 runs in .*: train\.steps \(is 77, not 6\): repeat the --set") as e:
+        run(make_plan("seeds-basis", seeds=(0,)), tmp_path)
+    assert "\n" not in str(e.value)
+    assert load_plan(tmp_path, "seeds-basis") == plan
+    assert run(plan, tmp_path, say=lambda _: None) == {}
+    more = make_plan("seeds-basis", seeds=(0, 1), overrides=["train.steps=77"])
+    assert [j["key"][-2:] for j in jobs_of(more, tmp_path)] == ["s1", "s1"]
+
+
+def test_a_cell_whose_place_cannot_be_used_fails_and_the_rest_goes_on(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert dict(local([job(tmp_path / "file"), broken(tmp_path / "next")], gpus=[])) == {
+        "file": "failed",
+        "next": "failed",
+    }
+    word, error = state(tmp_path / "file", TINY)
     assert word == "failed"
-    assert "another config" in error
+    assert "not a folder that can be written" in error
+    (tmp_path / "cell" / "lock").mkdir(parents=True)  # no file that anybody could hold
+    assert state(tmp_path / "cell", TINY)[0] != "running"
+
+
+def test_scores_that_cannot_be_read_are_a_failure_that_names_the_file(tmp_path):
+    (tmp_path / "metrics.json").write_text("")
+    word, error = state(tmp_path, TINY)
+    assert word == "failed"
+    assert "metrics.json: not JSON" in error
 
 
 def test_done_cells_are_skipped_and_shared_between_studies(tmp_path, in_process):

@@ -74,6 +74,8 @@ def test_a_file_that_is_no_recipe(content: str, expected: str, tmp_path: Path) -
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such recipe: give the path of a YAML file"):
         load_recipe(tmp_path / "r.yaml")
+    with pytest.raises(FileNotFoundError, match="a folder, no recipe: give the path of a YAML file"):
+        load_recipe(tmp_path)
 
 
 def test_set_changes_what_it_names_and_nothing_else() -> None:

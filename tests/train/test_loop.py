@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import threading
 from collections import Counter
 from itertools import pairwise
@@ -230,10 +231,39 @@ def test_a_finished_run_is_skipped(done: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_config_in_the_same_folder_is_refused(done: Path) -> None:
-    with pytest.raises(ValueError, match="holds a run with another config: choose another folder"):
+    with pytest.raises(ValueError, match=r"another config: train\.lr \(is 0\.001, not 0\.002\): choose another folder"):
         train(recipe(lr=2e-3), done)
     # the same one, written in another way, is not another one
     train(recipe({**UNET, "options": {**UNET["options"], "levels": (0, 1)}}), done)
+
+
+def test_a_start_that_failed_is_in_nobodys_way(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it had written before its first save is not taken for the new run's."""
+    with pytest.raises(NonFiniteError):
+        train(recipe(data={"bad": "train1"}, save_every=9, val_every=1), tmp_path, quiet=True)
+    (tmp_path / "weights.safetensors").write_text("of another run")
+    monkeypatch.setattr(Trainer, "fit", lambda self: pytest.fail("left over") if self.weights.exists() else exit())
+    with pytest.raises(SystemExit):
+        train(recipe(), tmp_path, quiet=True)
+    monkeypatch.undo()
+    torch.set_num_threads(1)
+    train(recipe(), tmp_path, quiet=True)
+    assert_same_run(done, tmp_path)
+    assert not (tmp_path / "nonfinite.jsonl").exists()
+
+
+def test_weights_that_are_cut_short_are_no_success(done: Path, tmp_path: Path) -> None:
+    """Neither for training, which finds the run finished, nor for those who would use them."""
+    folder = shutil.copytree(done, tmp_path / "run")
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for use in (lambda: train(recipe(), folder), lambda: evaluate(folder)):
+        with pytest.raises(ValueError, match=r"weights\.safetensors: cannot be read .*remove .*metrics\.json") as e:
+            use()
+        assert "\n" not in str(e.value)
+    (folder / "metrics.json").unlink()  # as the error says
+    train(recipe(), folder, quiet=True)
+    assert_same_run(done, folder)
 
 
 def test_the_best_on_validation_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

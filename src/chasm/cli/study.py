@@ -110,8 +110,9 @@ def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: 
         raise _one_line(e) from None
     states = [state(plan.folder(out, cell), cell.config) for cell in plan.cells]
     for cell, (word, error) in zip(plan.cells, states, strict=True):
-        where = f": {error} ({plan.folder(out, cell) / 'traceback.txt'})" if error else ""
-        typer.echo(f"{word:11s} {cell.key}{where}")
+        trace = plan.folder(out, cell) / "traceback.txt"
+        where = f": {error}" + (f" ({trace})" if trace.is_file() else "") if error else ""
+        typer.echo(f"{word:12s} {cell.key}{where}")
     count = Counter(word for word, _ in states)
     typer.echo(f"{len(states)} runs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
 

@@ -48,7 +48,11 @@ def local(jobs: Sequence[Job], at_once: int = 1, gpus: Sequence[str] | None = No
         while waiting or running:
             for slot in range(at_once):
                 if waiting and slot not in running:
-                    running[slot] = _Process(waiting.pop(), environment_of(slot, at_once, gpus))
+                    job = waiting.pop()
+                    try:
+                        running[slot] = _Process(job, environment_of(slot, at_once, gpus))
+                    except OSError:  # its folder cannot be made or written: `state` says so
+                        yield job["key"], "failed"
             for slot, process in list(running.items()):
                 outcome = process.poll()
                 if outcome is not None:

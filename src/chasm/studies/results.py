@@ -7,7 +7,8 @@
  "hosts": {host: label},  "arms": {arm: {"label", "mixer", "options"}},
  "counts": {"done": 3, "missing": 1, ..},
  "cells": [{"key", "setting", "host", "arm", "multiplier", "seed", "folder": relative to the root of the runs,
-            "status": "done" | "running" | "failed" | "interrupted" | "missing", "error": one line | null,
+            "status": "done" | "running" | "failed" | "interrupted" | "missing" |
+            "other config", "error": one line | null,
             "config": RunConfig, "environment": {..} | null, "metrics": metrics.json | null}],
  "rows": [{"setting", "host", "arm", "multiplier": the one in use, "chosen_from": {multiplier: validation score} | null,
            "seeds": [finished ones], "cells": [their keys],
@@ -39,6 +40,7 @@ from chasm.studies.state import state
 from chasm.studies.statistics import spread
 from chasm.studies.vocabulary import ARMS, HOSTS, SETTINGS
 from chasm.studies.worker import COSTS
+from chasm.train.files import finite, read_json
 
 
 def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
@@ -64,8 +66,8 @@ def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
         "falsification": falsification(plan, rows, cells),
         "paper": paper_extras(study),
     }
-    finite: dict[str, Any] = _finite(found)
-    return finite
+    plain: dict[str, Any] = finite(found)
+    return plain
 
 
 def _setting(name: str, kind: str) -> dict[str, Any]:
@@ -90,8 +92,16 @@ def _cell(plan: Plan, root: str | Path, cell: Cell) -> dict[str, Any]:
         "error": error,
         "config": cell.config.model_dump(mode="json"),
         "environment": _read(folder / "environment.json"),
-        "metrics": _read(folder / "metrics.json") if status == "done" else None,
+        "metrics": _metrics(folder / "metrics.json") if status == "done" else None,
     }
+
+
+def _metrics(path: Path) -> dict[str, Any]:
+    """With nan again where the file, being JSON, has null: statistics take numbers."""
+    found: dict[str, Any] = read_json(path)
+    for values in (found.get("best_val", {}), *found.get("cases", {}).values()):
+        values |= {k: math.nan for k, v in values.items() if v is None}
+    return found
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -172,14 +182,3 @@ def _references(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if reference and cell["setting"] not in found:
             found[cell["setting"]] = {"setting": cell["setting"], **reference}
     return list(found.values())
-
-
-def _finite(value: Any) -> Any:
-    """Without NaN and infinity, which JSON does not know; keys as strings."""
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

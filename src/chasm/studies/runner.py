@@ -50,6 +50,7 @@ def run(
         words = " ".join(f"--path {key}=FOLDER" for key in missing)
         raise ValueError(f"study {plan.study.name!r} at scale {plan.scale} reads files: give {words}")
     root = Path(root).expanduser()
+    _check_configs(plan, root)
     save_plan(plan, root)
     jobs = jobs_of(plan, root)
     say(f"{plan.study.name}: {len(plan.cells)} runs, {len(jobs)} to do")
@@ -66,6 +67,17 @@ def run(
         finally:
             stream.close()  # type: ignore[attr-defined]
     return outcomes
+
+
+def _check_configs(plan: Plan, root: Path) -> None:
+    """A forgotten --set must not turn finished runs into another study's."""
+    found = [(cell.key, state(plan.folder(root, cell), cell.config)) for cell in plan.cells]
+    others = [(key, other) for key, (word, other) in found if word == "other config"]
+    if others:
+        raise ValueError(
+            f"{len(others)} runs in {root} have another config, such as {others[0][0]}: {others[0][1]}: "
+            "repeat the --set, --path and --seeds they were started with, or choose another --out"
+        )
 
 
 @contextmanager

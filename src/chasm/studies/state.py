@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from chasm.train.config import RunConfig, load_recipe
-from chasm.train.files import write_json, write_text
+from chasm.train.config import RunConfig, differences, load_recipe
+from chasm.train.files import holds_work, read_json, write_json, write_text
 
-STATES = ("done", "running", "failed", "interrupted", "missing")
+STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 
 
 class BusyError(RuntimeError):
@@ -26,17 +26,23 @@ def working_on(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "w") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise BusyError(f"{folder.name} is being run by another process") from None
         yield
 
 
 def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
     """(one of STATES, what went wrong)."""
-    if (folder / "config.yaml").is_file() and load_recipe(folder / "config.yaml") != config:
-        return "failed", "its folder holds a run with another config: choose another folder, or remove that run"
+    if holds_work(folder) and (folder / "config.yaml").is_file():
+        other = differences(load_recipe(folder / "config.yaml"), config)
+        if other:
+            return "other config", other
     if (folder / "metrics.json").is_file():
-        return "done", None
+        try:
+            read_json(folder / "metrics.json")
+            return "done", None
+        except ValueError as e:
+            return "failed", str(e)
     if _held(folder / "lock"):
         return "running", None
     if (folder / "failed.json").is_file():
@@ -44,6 +50,8 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
             return "failed", str(json.loads((folder / "failed.json").read_text())["error"])
         except (OSError, ValueError, KeyError):
             return "failed", "failed.json cannot be read"
+    if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+        return "failed", f"{folder}: not a folder that can be written: remove it, or choose another --out"
     return ("interrupted" if (folder / "lock").exists() else "missing"), None
 
 
@@ -54,8 +62,10 @@ def _held(lock: Path) -> bool:
         return False
     except FileNotFoundError:
         return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # a plain file in its place, or one that may not be read: nobody works there
+        return False
 
 
 def failed(folder: Path, error: BaseException | str) -> str:

@@ -1,6 +1,5 @@
 """Compressed sensing under the protocol of a run: the same data, mask, scores and examples, and no training."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from chasm.mri import Operator, fft2c, to_channels, to_complex, total_variation
 from chasm.train.config import RunConfig
 from chasm.train.evaluation import measure, save_examples
-from chasm.train.files import write_json
+from chasm.train.files import read_json, write_json
 from chasm.train.run import Run, open_split
 
 
@@ -32,7 +31,7 @@ def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
     """Score total variation on the config's test split and write metrics and examples as a run does."""
     folder = Path(folder)
     if (folder / "metrics.json").is_file():
-        done: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+        done: dict[str, Any] = read_json(folder / "metrics.json")
         return done
     device, start = torch.device("cpu"), time.monotonic()
     run, data = Run(TotalVariation(), config.task.create(), config, folder), open_split(config, "test")

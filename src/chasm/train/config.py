@@ -103,7 +103,8 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
         where = str(source)
         path = Path(source).expanduser()
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such recipe: give the path of a YAML file")
+            what = "a folder, no recipe" if path.is_dir() else "no such recipe"
+            raise FileNotFoundError(f"{path}: {what}: give the path of a YAML file (keys name, data, task, .., train)")
         content = _parse(path.read_text(), where) or {}
         if not isinstance(content, dict):
             raise ValueError(f"{where}: expected a mapping of keys, got {type(content).__name__}")
@@ -124,6 +125,19 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
 
 def dump(config: RunConfig) -> str:
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+def differences(stored: RunConfig, wanted: RunConfig) -> str:
+    """What a stored config has and another wants, key by key: "train.steps (is 500, not 6)"; empty: nothing."""
+    a, b = (_flat(config.model_dump(mode="json")) for config in (stored, wanted))
+    pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in dict.fromkeys((*a, *b))}
+    return ", ".join(f"{k} (is {is_!r}, not {not_!r})" for k, (is_, not_) in pairs.items() if is_ != not_)
+
+
+def _flat(value: Any, place: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {place: value}
+    return {k: v for key, item in value.items() for k, v in _flat(item, f"{place}.{key}".lstrip(".")).items()}
 
 
 class _Loader(yaml.SafeLoader):

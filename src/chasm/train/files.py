@@ -78,6 +78,11 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
     write_atomic(path, write)
 
 
+def holds_work(folder: Path) -> bool:
+    """Is there anything of a run that could be lost? A run that failed at its start leaves its config alone."""
+    return (folder / "metrics.json").exists() or any((folder / "checkpoints").glob("[0-9]*"))
+
+
 class Checkpoints:
     """Numbered folders of tensors and a JSON record, the last two kept; a damaged one is reported and passed over."""
 

@@ -26,13 +26,13 @@ from chasm.mixers.chasm import batched_bases
 from chasm.ops.precision import tf32
 from chasm.optim import param_groups
 from chasm.tasks import TaskBatch
-from chasm.train.config import RunConfig, dump, load_recipe
+from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
-from chasm.train.files import Checkpoints, read_json, save_tensors, unwritable, write_json, write_text
+from chasm.train.files import Checkpoints, holds_work, read_json, save_tensors, unwritable, write_json, write_text
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
 from chasm.train.progress import Progress
-from chasm.train.run import batches, build_model, environment, load_run, open_split, resident, score
+from chasm.train.run import batches, build_model, check_weights, environment, load_run, open_split, resident, score
 from chasm.train.schedule import learning_rate, rows_of_step, steps_per_epoch
 
 MOST_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
@@ -47,10 +47,13 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorb
     """Train, select on validation, test; returns the metrics. Resumes a run by itself, and skips a finished one."""
     folder = Path(folder).expanduser()
     done = folder / "metrics.json"
-    if (folder / "config.yaml").is_file() and dump(load_recipe(folder / "config.yaml")) != dump(config):
-        raise ValueError(f"{folder} holds a run with another config: choose another folder, or remove it")
+    if holds_work(folder) and (folder / "config.yaml").is_file():
+        other = differences(load_recipe(folder / "config.yaml"), config)
+        if other:
+            raise ValueError(f"{folder} holds a run with another config: {other}: choose another folder, or remove it")
     if done.is_file():
         finished: dict[str, Any] = read_json(done)
+        check_weights(folder)
         return finished
     return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
 
@@ -315,6 +318,8 @@ class Trainer:
     def resume(self) -> None:
         found = self.checkpoints.newest()
         if found is None:
+            for name in ("weights.safetensors", "nonfinite.jsonl"):  # of a run that was stopped before its first save
+                (self.folder / name).unlink(missing_ok=True)
             return
         tensors, record = found
         part: Callable[[str], dict[str, Tensor]] = lambda name: {  # noqa: E731

@@ -1,6 +1,5 @@
 """From a config to what it names: datasets, task, model; and back from a run folder."""
 
-import json
 import platform
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
@@ -22,6 +22,7 @@ from chasm.data import Batch, Resident, collate, open_dataset
 from chasm.data.base import DataError, SliceDataset
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import RunConfig, load_recipe
+from chasm.train.files import read_json
 
 
 @dataclass
@@ -127,11 +128,32 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     config = load_recipe(folder / "config.yaml")
     task = config.task.create()
     # (M, H, W) of the raw images the run was built for
-    shape = tuple(json.loads((folder / "environment.json").read_text())["image_shape"])
+    shape = tuple(read_json(folder / "environment.json")["image_shape"])
     with torch.random.fork_rng(devices=[]):  # loading a model is no reason to reseed the caller
         model = build_model(config, task, shape)
-    model.load_state_dict(load_file(weights))
+    check_weights(folder)
+    try:
+        model.load_state_dict(load_file(weights))
+    except RuntimeError as e:  # one line of torch's many
+        raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
     return Run(model.to(device).eval(), task, config, folder)
+
+
+def check_weights(folder: Path) -> None:
+    """A one-line error where the weights of a run are missing or cut short; reads little of the file."""
+    weights = folder / "weights.safetensors"
+    try:
+        with safe_open(weights, "pt"):
+            return
+    except (SafetensorError, OSError) as e:
+        raise ValueError(
+            f"{weights}: cannot be read ({_first_line(e)}): remove {folder / 'metrics.json'} and train again: "
+            "the last checkpoint has them too"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:
