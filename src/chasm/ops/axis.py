@@ -210,9 +210,9 @@ def run_beside(x: Tensor, prepared: Prepared, *, channels_last: bool = False) ->
                 z = channel_product(A, circulant_product(T, z, dim))
         else:
             # The transformed axes go last, in the order they stand.
-            last = tuple(range(x.ndim - len(dims), x.ndim))
-            z = z.movedim(sorted(dims), last).contiguous()
-            z = chain(z, tables, mats, _transform(form, x.shape, dims)).movedim(last, sorted(dims))
+            last = list(range(x.ndim - len(dims), x.ndim))
+            z = chain(_moved(z, sorted(dims), last), tables, mats, _transform(form, x.shape, dims))
+            z = _moved(z, last, sorted(dims))
     return z.to(x.dtype), x
 
 
@@ -272,4 +272,11 @@ def _frequency_product(M: Tensor, x: Tensor, dim: int) -> Tensor:
     """M (K, C, C), one matrix per frequency, along dimension dim of x."""
     X = torch.fft.rfft(x.movedim(dim, -1))
     Z = torch.view_as_complex(torch.einsum("kcd,bd...kr->bc...kr", M, torch.view_as_real(X)).contiguous())
-    return torch.fft.irfft(Z, n=x.shape[dim]).movedim(-1, dim)
+    return _moved(torch.fft.irfft(Z, n=x.shape[dim]), [x.ndim - 1], [dim])
+
+
+def _moved(x: Tensor, source: list[int], target: list[int]) -> Tensor:
+    """x with dimensions moved, contiguous. Never a view: torch's compiler cannot lay out one whose size is free where a
+    convolution reads it and a backward keeps it.
+    """
+    return x if source == target else x.movedim(source, target).contiguous()

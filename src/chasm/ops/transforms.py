@@ -12,8 +12,6 @@ pointwise gains, one inverse. Two transforms do this:
 Both work on (B, C, s_1, .., s_d) with the transformed axes last, and return real (B, C, N).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -38,7 +36,7 @@ def dense_basis(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
     k = torch.arange(n // 2 + 1, device=home)
     i = torch.arange(n, device=home)
     # Reduce k*i modulo n in integers first: the angle is then as exact for n = 1000 as for n = 4.
-    angle = (k[:, None] * i % n).to(torch.float64) * (2 * math.pi / n)
+    angle = torch.deg2rad((k[:, None] * i % n).to(torch.float64) * (360 / n))  # no pi: see `weight` below
     scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()[:, None]
     cosines, sines = angle.cos() * scale, angle.sin() * scale
     return torch.cat([cosines, sines[1 : n - n // 2]]).to(device, dtype)
@@ -80,7 +78,10 @@ class FourierTransform:
 
     # A bin of the half spectrum stands for itself and its mirror image, except DC and Nyquist of the last
     # axis. Adjoints therefore weigh bins 2, 2, .. but 1 at those; the common factor 2 is taken out.
-    weight = 2.0
+    # A function, as a number that is looked up becomes an input to a compiled graph, and one in two backwards fails.
+    @property
+    def weight(self) -> float:
+        return 2.0
 
     def _scale_real_bins(self, X: Tensor, factor: float) -> None:
         X[..., 0] *= factor
@@ -99,7 +100,9 @@ class FourierTransform:
 class DenseTransform:
     """Products with Q along the last axes. Orthogonal, so every adjoint is the inverse."""
 
-    weight = 1.0
+    @property
+    def weight(self) -> float:
+        return 1.0
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
