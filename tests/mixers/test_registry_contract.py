@@ -66,6 +66,13 @@ def test_gradients_reach_every_parameter_and_the_input(name):
 
 
 @each_mixer
+def test_one_number_is_a_square_map(name):
+    one, two = (create_mixer(name, channels=C, size=size) for size in (6, (6, 6)))
+    assert [p.shape for p in one.parameters()] == [p.shape for p in two.parameters()]
+    assert one(maps(6, 5)).shape == (2, C, 6, 5)
+
+
+@each_mixer
 def test_derivative_is_right(name):
     m = make(name, dtype=torch.float64).eval()
     x, v = maps(5, 4, dtype=torch.float64), torch.randn(2, C, 5, 4, dtype=torch.float64)

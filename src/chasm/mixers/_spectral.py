@@ -23,11 +23,12 @@ def is_empty(x: Tensor, channels: int) -> bool:
     return x.shape[0] == 0
 
 
-def check_pair(name: str, value: tuple[int, ...]) -> tuple[int, int]:
-    """Two positive integers, for sizes and mode counts."""
-    if len(value) != 2 or min(value) < 1:
-        raise ValueError(f"expected {name} as two positive integers, got {value!r}")
-    return value[0], value[1]
+def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
+    """Two positive integers, for sizes and mode counts; one stands for two that are equal."""
+    pair = (value, value) if isinstance(value, int) else value
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"expected {name} as two positive integers or one for both, got {value!r}")
+    return pair[0], pair[1]
 
 
 def wide(x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class AFNO(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         blocks: int = 4,
         hidden_factor: int = 1,
         shrink: float = 0.01,

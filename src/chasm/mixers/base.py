@@ -50,7 +50,7 @@ class Residual(nn.Module):
         return x + self.mixer(x)
 
 
-def create_mixer(name: str, channels: int, size: tuple[int, ...] | None = None, **options: Any) -> Mixer:
+def create_mixer(name: str, channels: int, size: int | tuple[int, ...] | None = None, **options: Any) -> Mixer:
     """Build a mixer by name: ``chasm.create_mixer("gfnet", channels=96, size=(128, 128))``.
 
     Returns the native block of its paper. ``chasm.list_mixers()`` names them all.
@@ -67,7 +67,7 @@ def list_mixers(pattern: str = "*") -> list[str]:
 def create_slot(
     name: str,
     channels: int,
-    size: tuple[int, ...] | None = None,
+    size: int | tuple[int, ...] | None = None,
     *,
     host_residual: bool = False,
     **options: Any,

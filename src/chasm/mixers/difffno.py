@@ -78,7 +78,7 @@ class DiffFNO(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         modes: tuple[int, int] = (16, 16),
         heads: int = 8,
         residual: bool = True,
@@ -90,7 +90,7 @@ class DiffFNO(Mixer):
             raise ValueError(f"expected heads that divide channels, two or more in each, got {heads} and {channels}")
         self.channels, self.residual = channels, residual
         self.spectral = SpectralConv(channels, channels, modes, device=device, dtype=dtype)
-        self.rho = nn.Parameter(torch.zeros(2, *modes, device=device, dtype=dtype))
+        self.rho = nn.Parameter(torch.zeros(2, *self.spectral.modes, device=device, dtype=dtype))
         self.bypass = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
         self.attention = GalerkinAttention(channels, heads, device=device, dtype=dtype)
         self.gate = nn.Conv2d(2 * channels, channels, 1, device=device, dtype=dtype)

@@ -62,7 +62,7 @@ class FFC(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         ratio: float = 0.5,
         lfu: bool = True,
         kernel_size: int = 3,

@@ -91,7 +91,7 @@ class FNOD(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         modes: tuple[int, int] = (16, 16),
         deform: bool = True,
         device: Any = None,

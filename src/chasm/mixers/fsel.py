@@ -214,7 +214,7 @@ class FSEL(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         heads: int = 8,
         inverse_axes: str = "official",
         part: str = "f+s",

@@ -122,13 +122,13 @@ class GFNet(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.channels = channels
-        h, w = check_pair("size", size or (14, 14))
+        h, w = check_pair("size", 14 if size is None else size)
         self.filter = nn.Parameter(torch.randn(h, w // 2 + 1, channels, 2, device=device, dtype=dtype) * 0.02)
 
     def forward(self, x: Tensor) -> Tensor:

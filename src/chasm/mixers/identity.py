@@ -17,7 +17,7 @@ class Identity(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         residual: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,

@@ -39,7 +39,7 @@ class SpectFormer(Mixer):
         self,
         channels: int,
         *,
-        size: tuple[int, ...] | None = None,
+        size: int | tuple[int, ...] | None = None,
         grid: tuple[int, int] = (14, 14),
         device: Any = None,
         dtype: torch.dtype | None = None,
