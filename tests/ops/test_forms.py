@@ -274,6 +274,21 @@ def test_a_gradient_asked_for_alone_is_the_same(form: str, wanted: str) -> None:
     close(got, want, 1e-10, wanted)
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
+def test_the_output_may_be_written_to(form: str, basis: str, gain: str, channels_last: bool) -> None:
+    """As by nn.ReLU(inplace=True)."""
+    x = features(2, 3, 4, 5).requires_grad_()
+    axes = axes_of(3, (2, 3), basis, gain)
+    wanted = [x, *leaves(axes).values()]
+    found = []
+    for activation in (torch.relu, torch.relu_):
+        prepared = ops.prepare(x.shape, operators_of(x.shape, axes), form, x.dtype)
+        y = activation(ops.run(x, prepared, channels_last=channels_last))
+        found.append(torch.autograd.grad(y.square().sum(), wanted))
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_backward_twice_over_a_kept_graph(form: str) -> None:
     x = features(1, 3, 4, 5).requires_grad_()

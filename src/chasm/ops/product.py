@@ -4,7 +4,8 @@
 
 A_j are the C x C channel matrices of `axis.merged_matrices`, T_j one circulant matrix per channel along an axis. The
 A_j are orthogonal, so v_j = A_j^T u_{j+1}, and the gradient of A_j needs u_{j+1} alone: (dL/du_{j+1} u_{j+1}^T) A_j.
-The backward therefore keeps the u_j and y, computes nothing twice, and makes circulants again from their rows.
+The backward therefore keeps the u_j, and makes v_m and circulants again. It does not keep y, which is the caller's to
+write to.
 """
 
 from collections.abc import Iterator
@@ -70,9 +71,13 @@ def mixed(A: Tensor | None, v: Tensor, channels_last: bool = False) -> Tensor:
     if A is None:
         return v
     flat = v.flatten(2)
+    # Into memory that has its shape from the start: autograd lets nobody write to a view that came out of a function.
+    out = torch.empty_like(v, memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     if channels_last:
-        return torch.bmm(flat.mT, A.mT.contiguous().expand(len(v), -1, -1)).mT.unflatten(2, v.shape[2:])
-    return torch.bmm(A.expand(len(v), -1, -1), flat).view(v.shape)
+        torch.bmm(flat.mT, A.mT.contiguous().expand(len(v), -1, -1), out=out.flatten(2).mT)
+    else:
+        torch.bmm(A.expand(len(v), -1, -1), flat, out=out.flatten(2))
+    return out
 
 
 def product_sum(g: Tensor, u: Tensor) -> Tensor:
@@ -111,12 +116,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, ctx.dims, ctx.channels_last, *params = inputs
-        y, *kept = output
+        _, *kept = output
         ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
         if len(kept) < len(ctx.dims):  # identity basis: u_1 is x
             kept = [x, *kept]
-        ctx.save_for_backward(y, *kept, *params)
+        ctx.save_for_backward(*kept, *params)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor | None, *_: Any) -> Any:
@@ -132,8 +137,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, saved: tuple[Tensor, ...], gy: Tensor) -> Any:
         dims, m = ctx.dims, len(ctx.dims)
-        y, *rest = saved
-        us, tables, mats = rest[:m], rest[m : 2 * m], rest[2 * m :]
+        us, tables, mats = saved[:m], saved[m : 2 * m], saved[2 * m :]
         need_x, need_table, need_mat = (
             ctx.needs_input_grad[0],
             ctx.needs_input_grad[3 : 3 + m],
@@ -147,18 +151,16 @@ class _Product(torch.autograd.Function):
         for j in range(m - 1, -1, -1):
             dim, u, T, A = dims[j], us[j], tables[j], mats[j + 1]
             g = mixed(None if A is None else A.mT, g).contiguous()
-            if j == m - 1 and need_mat[m]:  # y is used up here; gy v^T = A g v^T, and g has the better layout
+            R = T if T.ndim == 3 else circulant_rows(T)
+            if j == m - 1 and need_mat[m]:  # gy v^T = A g v^T, and g has the better layout
                 # The same layout and order as in the sum for A_{j-1}: where theta has no gradient, as at the start, the
-                # two cancel to the last bit. Adam takes full steps along whatever rounding would leave. To make v again
-                # takes half the time of a change of layout.
-                grad_mat[m] = A @ product_sum(g, mixed(A.mT, y))
-                del y
+                # two cancel to the last bit. Adam takes full steps along whatever rounding would leave.
+                grad_mat[m] = A @ product_sum(g, _filtered(u, R, dim))
             if need_table[j]:
                 G = _filter_gradient(u, g, dim)
                 grad_table[j] = G if T.ndim == 3 else _row_gradient(G)
                 del G
-            R = T.mT if T.ndim == 3 else circulant_rows(T.flip(-1).roll(1, -1))  # transposed
-            g = _filtered(g, R, dim)
+            g = _filtered(g, R.mT, dim)
             del R
             if need_mat[j]:
                 grad_mat[j] = product_sum(g, u) @ mats[j]
