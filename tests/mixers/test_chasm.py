@@ -430,11 +430,22 @@ def test_memory_formats_and_empty_batches() -> None:
         y = mode(x)
         assert relative(mode(x.contiguous(memory_format=torch.channels_last)), y) <= 1e-6
         assert relative(mode(x.mT.contiguous().mT), y) <= 1e-6
-        for options in ({}, {"local": False}, {"basis": None}):
+        for options in (
+            {},
+            {"local": False},
+            {"basis": None},
+            {"axes": "ch+cw", "gain": "complex"},
+            {"basis": "untied"},
+        ):
             empty = CHASM(4, size=(6, 5), **options).train(mode.training)
+            for p in empty.parameters():
+                nn.init.constant_(p, torch.inf)
             got = empty(x[:0].clone().requires_grad_())
             assert got.shape == (0, 4, 6, 5)
             got.sum().backward()
+            for p in empty.parameters():  # DistributedDataParallel waits for every one
+                assert p.grad is not None
+                assert torch.equal(p.grad, torch.zeros_like(p))
     with torch.no_grad():
         mixer.eval()(x[:0])
 

@@ -2,13 +2,16 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import chasm
 from chasm import CHASM, batched_bases
@@ -180,7 +183,7 @@ def test_no_edit_goes_unseen_where_values_are_not_compared(edit: Callable[[CHASM
     for _ in range(2):
         with torch.no_grad():
             mixer(x)
-        mixer._cache.values = []
+        mixer._cache.entries.contents = []
         edit(mixer)
         with torch.no_grad():
             assert torch.equal(mixer(x), fresh(mixer)(x))
@@ -294,6 +297,49 @@ def test_copies_do_not_share_constants() -> None:
             assert torch.equal(twin(x), fresh(twin)(x))
             assert not torch.equal(twin(x), before)
             assert torch.equal(mixer(x), before)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "another thread builds meanwhile"])
+def test_a_write_during_a_build_in_another_thread_is_seen(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    mixer = moved(CHASM(C, size=SIZE)).eval()
+    x, build = features(), mixer._build
+    built, go = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        made = build(*args)
+        built.set()
+        assert go.wait(60)
+        return made
+
+    @torch.no_grad()
+    def call() -> None:
+        mixer(x)
+
+    monkeypatch.setattr(mixer, "_build", slow)
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert built.wait(60)
+    edit_in_place(mixer)
+    monkeypatch.setattr(mixer, "_build", build)
+    if again:
+        call()
+    go.set()
+    thread.join()
+    with torch.no_grad():
+        assert torch.equal(mixer(x), fresh(mixer)(x))
+
+
+def test_optimisers_of_others_are_left_alone() -> None:
+    """A fused step leaves the version counters of plain layers as torch leaves them, and raises those of mixers."""
+    plain, mixer = nn.Linear(4, 4), CHASM(C, size=SIZE)
+    mixer(features()).sum().backward()
+    optimiser = torch.optim.Adam([*plain.parameters(), *mixer.parameters()], fused=True)
+    loss = plain(plain(torch.randn(3, 4, requires_grad=True))).sum()
+    loss.backward(retain_graph=True)
+    theta, weight = mixer.theta["ch"]._version, plain.weight._version
+    optimiser.step()
+    assert (mixer.theta["ch"]._version - theta, plain.weight._version - weight) == (1, 0)
+    loss.backward()
 
 
 # --- how often -------------------------------------------------------------------------------------------------
@@ -433,3 +479,107 @@ def test_batched_bases_serve_every_step_anew() -> None:
 def test_models_without_mixers_are_welcome() -> None:
     with batched_bases(nn.Linear(2, 2)):
         pass
+
+
+# What is given is of the parameters as they were: whoever changes or exchanges them gets others.
+
+
+@pytest.fixture
+def pair() -> nn.Sequential:
+    return nn.Sequential(moved(CHASM(C, size=SIZE), 1), moved(CHASM(C, size=SIZE), 2))
+
+
+def test_batched_bases_are_not_for_parameters_passed_to_a_call(pair: nn.Sequential) -> None:
+    x, other = features(), {name: 2 * p.detach() for name, p in pair.named_parameters()}
+    wanted = torch.func.functional_call(pair, other, x)
+    with batched_bases(pair):
+        torch.testing.assert_close(torch.func.functional_call(pair, other, x), wanted)
+        found = torch.func.grad(lambda p: torch.func.functional_call(pair, p, x).square().mean())(other)
+    torch.testing.assert_close(
+        found, torch.func.grad(lambda p: torch.func.functional_call(pair, p, x).square().mean())(other)
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_batched_bases_end_with_a_step(pair: nn.Sequential, fused: bool) -> None:
+    optimiser = torch.optim.SGD(pair.parameters(), lr=0.5, fused=fused)
+    with batched_bases(pair):
+        before = pair(features())
+        before.square().mean().backward()
+        optimiser.step()
+        after = pair(features())
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, pair(features()))
+
+
+def test_batched_bases_are_in_no_copy(pair: nn.Sequential) -> None:
+    def copies() -> Iterator[nn.Module]:
+        yield copy.deepcopy(pair)
+        yield pickle.loads(pickle.dumps(pair))
+
+    with batched_bases(pair):
+        with_gradient = list(copies())
+    with torch.no_grad(), batched_bases(pair):
+        without = list(copies())
+    x = features()
+    for one in [*with_gradient, *without]:
+        with torch.no_grad():
+            for p in one.parameters():
+                p.mul_(0.5)
+        one(x).sum().backward()
+        assert all(p.grad is not None for p in one.parameters())
+    assert torch.equal(with_gradient[0](x), without[1](x))
+
+
+def test_batched_bases_made_without_gradients_are_not_used_for_them(pair: nn.Sequential) -> None:
+    with torch.no_grad(), batched_bases(pair), torch.enable_grad():
+        pair(features()).sum().backward()
+    assert all(p.grad is not None for p in pair.parameters())
+
+
+def test_batched_bases_and_compiled_code(pair: nn.Sequential) -> None:
+    compiled = torch.compile(pair, backend="eager", fullgraph=True)
+    for _ in range(2):
+        with batched_bases(pair):
+            before = compiled(features())
+            with torch.no_grad():
+                for p in pair.parameters():
+                    p.add_(0.3)
+            after = compiled(features())
+        assert not torch.allclose(after, before)
+        torch.testing.assert_close(after, pair(features()))
+
+
+def test_batched_bases_in_checkpointed_and_accumulated_steps(pair: nn.Sequential) -> None:
+    batches = [features(), features() + 1]
+    for x in batches:
+        pair(x).square().mean().backward()
+    wanted = [p.grad for p in pair.parameters()]
+    pair.zero_grad()
+    for x in batches:
+        with batched_bases(pair):
+            y = x
+            for mixer in pair:
+                y = checkpoint(mixer, y, use_reentrant=False)
+            y.square().mean().backward()
+    torch.testing.assert_close([p.grad for p in pair.parameters()], wanted)
+
+
+def test_batched_bases_leave_out_sharded_parameters(pair: nn.Sequential) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    x, wanted = features(), copy.deepcopy(pair)
+    wanted(x).square().mean().backward()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(pair, mesh=init_device_mesh("cpu", (1,)))
+        with batched_bases(pair):
+            y = pair(x)
+            y.square().mean().backward()
+        found = [p.grad.full_tensor() for p in pair.parameters() if isinstance(p.grad, DTensor)]
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(y, wanted(x))
+    torch.testing.assert_close(found, [p.grad for p in wanted.parameters()])

@@ -1,32 +1,48 @@
-"""What an eval mixer keeps of its parameters, and how a change of them is seen."""
+"""What a mixer keeps of its parameters, and how a change of them is seen."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from chasm.ops import Prepared
+
+class MadeFrom(dict[Any, Any]):
+    """Whatever was made from these parameters, valid while they are the same.
+
+    A change is seen by object identity and torch's version counter, which every in-place write bumps: optimiser step,
+    `load_state_dict`, `copy_`. A write through `.data` does not; `values`: on a CPU those are compared as well.
+    """
+
+    def __init__(self, params: Iterable[Tensor], *, values: bool = False) -> None:
+        super().__init__()
+        self.params = list(params)
+        watch(self.params)
+        self.versions = [p._version for p in self.params]
+        self.contents = [p.detach().clone() for p in self.params if values and p.device.type == "cpu"]
+
+    def holds_for(self, params: Sequence[Tensor]) -> bool:
+        return (
+            len(params) == len(self.params)
+            and all(p is q and p._version == v for p, q, v in zip(params, self.params, self.versions, strict=True))
+            and all(map(torch.equal, (p for p in params if p.device.type == "cpu"), self.contents))
+        )
 
 
 class Cache:
-    """Prepared constants of the last few input sizes, valid while the parameters are the ones they were made from.
-
-    A change is seen by object identity and torch's version counter, which every in-place write bumps: optimiser step,
-    `load_state_dict`, `copy_`. A write through `.data` does not; on a CPU the values are compared as well.
-    """
+    """What an eval mixer prepared for the last few input sizes, and the bases `batched_bases` gives it for a while."""
 
     SIZES = 4
 
     def __init__(self) -> None:
-        self.captured: list[Any] = []
+        self.captured: list[Any] = []  # for as long as this cache lives: CUDA graphs read these by address
         self.clear()
 
     def clear(self) -> None:
-        self.entries: dict[Any, list[Prepared]] = {}
-        self.params: list[nn.Parameter] = []
-        self.versions: list[int] = []
-        self.values: list[Tensor] = []
+        self.entries = MadeFrom([])
+        self.given: MadeFrom | None = None
 
     def __deepcopy__(self, memo: Any) -> "Cache":
         return Cache()
@@ -34,37 +50,41 @@ class Cache:
     def __reduce__(self) -> Any:
         return (Cache, ())
 
-    def get(self, key: Any, params: list[nn.Parameter], keep: bool = False) -> list[Prepared] | None:
-        """`keep`: for as long as this cache lives, because a CUDA graph that is being captured reads it by address."""
-        if not self._same(params):
-            self.clear()
-        found = self.entries.get(key)
-        if keep:
-            self.captured.append(found)
-        return found
+    def of(self, params: Sequence[Tensor]) -> MadeFrom:
+        """The entries of these parameters as they are now.
 
-    def put(self, key: Any, params: list[nn.Parameter], value: list[Prepared]) -> None:
+        Ask before making one, and `put` it here: if another thread writes a parameter meanwhile, both are let go of.
+        """
         if any(p.is_inference() for p in params):
-            return  # such tensors carry no version counter
-        if not self.entries:
-            self.params, self.versions = list(params), [p._version for p in params]
-            self.values = [p.detach().clone() for p in params if p.device.type == "cpu"]
-        while len(self.entries) >= self.SIZES:
-            del self.entries[next(iter(self.entries))]
-        self.entries[key] = value
+            return MadeFrom([])  # such tensors carry no version counter
+        entries = self.entries
+        if not entries.holds_for(params):
+            entries = self.entries = MadeFrom(params, values=True)
+        return entries
 
-    def _same(self, params: list[nn.Parameter]) -> bool:
-        return (
-            len(params) == len(self.params)
-            and all(p is q and p._version == v for p, q, v in zip(params, self.params, self.versions, strict=True))
-            and all(map(torch.equal, (p for p in params if p.device.type == "cpu"), self.values))
-        )
+    def put(self, entries: MadeFrom, key: Any, value: Any) -> None:
+        while len(entries) >= self.SIZES:
+            entries.pop(next(iter(entries)), None)
+        entries[key] = value
+
+
+_WATCHED: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by id: tensors compare element by element
+
+
+def watch(params: Iterable[Tensor]) -> None:
+    """From now on a step of any optimiser raises the version counters of these parameters, and of no others."""
+    for p in params:
+        if _WATCHED.get(id(p)) is not p:
+            _WATCHED[id(p)] = p
 
 
 def _note_step(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    stepped = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-    torch.autograd.graph.increment_version(stepped)
+    if not _WATCHED:
+        return
+    ours = {id(ref()) for ref in _WATCHED.valuerefs()}
+    params = (p for group in optimiser.param_groups for p in group["params"] if id(p) in ours)
+    torch.autograd.graph.increment_version([p for p in params if p.grad is not None])
 
 
-# Fused optimisers write without raising the version counters that `Cache` watches; the others raise them once more.
+# Fused optimisers write without raising version counters; the others raise them once more.
 register_optimizer_step_post_hook(_note_step)

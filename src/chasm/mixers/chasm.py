@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from chasm import ops
-from chasm.mixers._cache import Cache
+from chasm.mixers._cache import Cache, MadeFrom, watch
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
@@ -118,7 +118,6 @@ class CHASM(Mixer):
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
         self.refine = conv(channels, channels, 3, padding=1, groups=channels, **factory) if local else None
         self.fuse = _POINTWISE[ndim](channels, channels, 1, **factory) if local else None
-        self._given_bases: dict[str, Tensor] = {}  # set by `batched_bases` for the length of a step
         self._cache = Cache()
         self._replays = Replays()
 
@@ -146,6 +145,8 @@ class CHASM(Mixer):
         if self.basis is None:
             return x, x
         z = x.to(autocast_dtype(x) or x.dtype)
+        if z.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
+            return z + sum(p.sum() for p in self._spectral()), x
         channels_last = self.ndim == 2 and self.refine is not None  # depthwise convolutions like it
         found = [ops.run_beside(z, prepared, channels_last=channels_last) for prepared in self._prepared(z)]
         if len(found) > 1:
@@ -161,7 +162,7 @@ class CHASM(Mixer):
         """The same, of tensors in place of the parameters, in the order of `_spectral`."""
         each = iter(params)
         theta, tables, phases = ({a: next(each) for a in d} for d in (self.theta, self.gain_table, self.phase_table))
-        bases = self._given_bases or self._bases(spatial, theta)
+        bases = self._given(theta) or self._bases(spatial, theta)
         found = {}
         for axis, table in tables.items():
             i = AXES[self.ndim].index(axis)
@@ -204,6 +205,14 @@ class CHASM(Mixer):
         at = dict(zip(AXES[self.ndim], spatial, strict=True))
         return {a: ops.orthogonal_basis(ops.table_at(t, at[a])) for a, t in theta.items()}
 
+    def _given(self, theta: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The bases of `batched_bases`, if made from these very theta as they are, with the gradient that is wanted."""
+        given = None if torch.compiler.is_compiling() else self._cache.given  # a compiler sees no version counters
+        if given is None or not given.holds_for(list(theta.values())):
+            return {}
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in theta.values())
+        return given if not wanted or all(U.requires_grad for U in given.values()) else {}
+
     def _chains_of_operators(self, x: Tensor, params: Sequence[Tensor]) -> list[list[AxisOperator]]:
         operators = self._operators(tuple(x.shape[2:]), params)
         return [[operators[axis] for axis in chain] for chain in self.chains]
@@ -224,22 +233,25 @@ class CHASM(Mixer):
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
         params, grad = self._spectral(), self._wants_backward(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        if self._given_bases or traced(x):  # fake tensors keep out of the cache
+        if traced(x) or self._cache.given is not None:  # fake tensors keep out of the cache
             return self._build(x, grad, params)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad)
         if self.training or wants_gradient:
+            watch(params)  # replays tell by version counters that values of before are gone
             # Kept for as long as the result, so neither x nor a strong reference, which would be a cycle of autograd's.
             like, mixer = x.new_empty(0, *x.shape[1:]), weakref.proxy(self)
             found: list[Prepared] = self._replays(key, params, lambda tensors: mixer._build(like, grad, tensors))
             return found
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        kept = self._cache.get(key, params, keep=capturing)
-        if kept is None and capturing:
-            return self._build(x, grad, params)  # part of the graph; it has not run yet
+        entries = self._cache.of(params)
+        kept: list[Prepared] | None = entries.get(key)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            if kept is None:
+                return self._build(x, grad, params)  # part of the graph; it has not run yet
+            self._cache.captured.append(kept)
         if kept is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
                 kept = self._build(x, grad, params)
-            self._cache.put(key, params, kept)
+            self._cache.put(entries, key, kept)
         return kept
 
     def _spectral(self) -> list[nn.Parameter]:
@@ -264,31 +276,40 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
 
     On a GPU only where the step becomes a CUDA graph of one's own (`graph`): else every mixer replays its own basis
-    (`ops.replay`), which takes fewer launches.
+    (`ops.replay`), which takes fewer launches. Parameters that are changed, exchanged or sharded, and compiled code,
+    get bases of their own. The batched call has one backward pass: open a context for each, around forward and backward
+    (checkpointing looks for the same bases when it computes again).
 
     >>> import torch
     >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))
     >>> with batched_bases(model):
-    ...     loss = model(torch.randn(1, 8, 16, 16)).square().mean()
-    >>> loss.backward()
+    ...     model(torch.randn(1, 8, 16, 16)).square().mean().backward()
     """
-    groups: dict[Any, list[tuple[CHASM, str]]] = defaultdict(list)
+    mixers: dict[CHASM, MadeFrom] = {}
+    groups: dict[Any, list[tuple[MadeFrom, str, Tensor]]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, CHASM) and module.basis == "shared":
-            for axis, theta in module.theta.items():
-                if theta.is_cuda and not graph:
-                    continue
-                groups[module.channels, theta.dtype, theta.device].append((module, axis))
+            thetas = dict(module.theta.items())
+            if all(_plain(t) and (graph or not t.is_cuda) for t in thetas.values()):
+                mixers[module] = MadeFrom(thetas.values())
+                for axis, theta in thetas.items():
+                    groups[theta.shape, theta.dtype, theta.device].append((mixers[module], axis, theta))
+    for members in groups.values():
+        bases = ops.orthogonal_basis(torch.stack([theta for *_, theta in members]))
+        for (given, axis, _), U in zip(members, bases, strict=True):
+            given[axis] = U
     try:
-        for members in groups.values():
-            bases = ops.orthogonal_basis(torch.stack([module.theta[axis] for module, axis in members]))
-            for (module, axis), U in zip(members, bases, strict=True):
-                module._given_bases[axis] = U
+        for module, given in mixers.items():
+            module._cache.given = given
         yield
     finally:
-        for members in groups.values():
-            for module, _ in members:
-                module._given_bases = {}
+        for module in mixers:
+            module._cache.given = None
+
+
+def _plain(theta: Tensor) -> bool:
+    """Whether theta has a version to tell by: not sharded (a DTensor), nor made anew whenever it is asked for."""
+    return type(theta) is nn.Parameter and not theta.is_inference()
 
 
 class _Pointwise(nn.modules.conv._ConvNd):
