@@ -290,7 +290,7 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, CHASM) and module.basis == "shared":
             thetas = dict(module.theta.items())
-            if all(_plain(t) and (graph or not t.is_cuda) for t in thetas.values()):
+            if all(_versioned(t) and (graph or not t.is_cuda) for t in thetas.values()):
                 mixers[module] = MadeFrom(thetas.values())
                 for axis, theta in thetas.items():
                     groups[theta.shape, theta.dtype, theta.device].append((mixers[module], axis, theta))
@@ -307,7 +307,7 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
             module._cache.given = None
 
 
-def _plain(theta: Tensor) -> bool:
+def _versioned(theta: Tensor) -> bool:
     """Whether theta has a version to tell by: not sharded (a DTensor), nor made anew whenever it is asked for."""
     return type(theta) is nn.Parameter and not theta.is_inference()
 
