@@ -90,10 +90,10 @@ def choose_form(
         return Choice("fft", "the form whose shapes stay symbolic in H and W")
     longest = max(shape[d] for d in dims)
     if device.type == "cpu":
-        if longest <= 128 and not torch.compiler.is_compiling():
+        if longest <= 128 and not transformed():
             return Choice("product", "on a CPU products with circulants beat the FFT on axes at most 128 long")
-        if not grad and longest <= 128:
-            return Choice("circulant", "as on a CPU without a compiler, where no gradient is wanted")
+        if longest <= 128 and not (grad and torch.compiler.is_compiling()):
+            return Choice("circulant", "as on a CPU by itself, in operations that torch.func and compilers can follow")
         return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
     if dtype.itemsize >= 4 or longest > 2048 or (longest > 512 and is_complex):
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
@@ -258,7 +258,7 @@ def circulant_product(T: Tensor, x: Tensor, dim: int) -> Tensor:
         if last
         else x.reshape(*x.shape[:2], x.shape[2:dim].numel(), x.shape[dim], x.shape[dim + 1 :].numel())
     )
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or (not last and z.shape[2] > 1):
+    if torch.is_grad_enabled() or transformed() or (not last and z.shape[2] > 1):
         return (torch.matmul(z, T.mT) if last else torch.matmul(T[:, None], z)).view(x.shape)
     # Image by image: broadcasting would copy T once per image.
     z = z if last else z[:, :, 0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from chasm.ops._cost import counted_as
 from chasm.ops.kernels import too_small, traced, triton_runs
@@ -104,6 +105,8 @@ class Once(torch.autograd.Function):
     torch's `once_differentiable` loses the tie: `torch.autograd.grad(loss + penalty, params)` drops the penalty.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(n: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         return tuple(None if t is None else t.clone() for t in tensors[:n])
@@ -118,6 +121,8 @@ class Once(torch.autograd.Function):
 
 
 class _Chain(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, transform: Transform, m: int, *params: Tensor | None) -> tuple[Tensor, Tensor]:
         gains = [g for g in params[:m] if g is not None]
@@ -184,7 +189,9 @@ class _Chain(torch.autograd.Function):
 
 def chain(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transform: Transform) -> Tensor:
     """Apply the chain to contiguous x (B, C, .., transformed axes last)."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *gains, *mats)):
+    by_parts = not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # forward mode, Hessians
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *gains, *mats))
+    if wanted and not by_parts:
         y: Tensor = _Chain.apply(x, transform, len(gains), *gains, *mats)[0]
         return y
     with full_precision(x):

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, gelu
 
 from chasm.ops.chain import Once
+from chasm.ops.kernels import transformed
 from chasm.ops.precision import full_precision
 from chasm.ops.product import mixed, product_sum
 
@@ -15,6 +16,7 @@ def fits(z: Tensor, x: Tensor) -> bool:
     """The layouts that the form "product" hands on; where both are the same there is nothing to gain."""
     return (
         z.device.type == "cpu"
+        and not transformed()  # nobody asks for strides inside vmap
         and z.dtype == x.dtype
         and z.dtype in (torch.float32, torch.float64)
         and x.is_contiguous()
