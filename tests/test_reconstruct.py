@@ -20,9 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 import writers
 
 from chasm.cli.reconstruct import reconstruct as command
+from chasm.data.embedded import Embedded
 from chasm.data.folder import Folder
 from chasm.mri import create_mask
-from chasm.reconstruct import PICTURED, _Scan, reconstruct
+from chasm.reconstruct import PICTURED, UNKNOWN, _Work, reconstruct
+from chasm.scans import looks_like_kspace
 from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
 
@@ -198,15 +200,15 @@ def test_slices_are_let_go_as_they_are_written(tmp_path: Path, monkeypatch: pyte
     """At no time more than the few that the picture needs, and the one at hand, are in memory."""
     made: list[Any] = []
     alive: list[int] = []
-    original = _Scan.result
+    original = _Work.result
 
-    def tracked(self: _Scan, row: int, meters: Any) -> Any:
+    def tracked(self: _Work, row: int, meters: Any) -> Any:
         result = original(self, row, meters)
         made.append(weakref.ref(result.image))
         alive.append(sum(image() is not None for image in made))
         return result
 
-    monkeypatch.setattr(_Scan, "result", tracked)
+    monkeypatch.setattr(_Work, "result", tracked)
     np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 20, 16, 16).astype(np.float32))
     reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / f"out{suffix}")
     assert len(alive) == 20
@@ -315,6 +317,183 @@ def test_a_default_name_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(p.name for p in tmp_path.glob("*.h5")) == ["scan.001-reconstructed.h5", "scan.002-reconstructed.h5"]
 
 
+def test_nifti_keeps_the_geometry_of_nifti(tmp_path: Path) -> None:
+    """Other axes, voxels and origin than ours: every voxel stays where it was in the scanner."""
+    volume = writers.blob(np.random.default_rng(0), 5, 20, 16).astype(np.float32)
+    affine = np.array([[0, 0.7, 0, 10], [-0.5, 0, 0, -20], [0, 0, 3, 30], [0, 0, 0, 1.0]])
+    nibabel.save(nibabel.Nifti1Image(volume.transpose(2, 1, 0), affine), tmp_path / "in.nii.gz")
+    np.savetxt(tmp_path / "all.txt", np.ones(20))  # and a run of zero weights: the volume itself
+    outcome = reconstruct(
+        tmp_path / "in.nii.gz", make_run(tmp_path / "run"), tmp_path / "out.nii.gz", mask=tmp_path / "all.txt"
+    )
+    assert not any("voxel" in note for note in outcome.notes)
+    found, wanted = nibabel.load(tmp_path / "out.nii.gz"), nibabel.load(tmp_path / "in.nii.gz")
+    assert found.header.get_zooms() == pytest.approx((0.7, 0.5, 3))
+    assert found.header.get_xyzt_units()[0] == "mm"
+    for code in (found.header["sform_code"], found.header["qform_code"]):
+        assert code == 1
+    np.testing.assert_allclose(found.header.get_qform(), found.affine, atol=1e-4)
+    for voxel in ((0, 0, 0), (3, 7, 2), (15, 19, 4)):
+        world = nibabel.affines.apply_affine(wanted.affine, voxel)
+        here = nibabel.affines.apply_affine(np.linalg.inv(found.affine), world).round().astype(int)
+        np.testing.assert_allclose(nibabel.affines.apply_affine(found.affine, here), world, atol=1e-4)
+        assert found.get_fdata()[tuple(here)] == pytest.approx(wanted.get_fdata()[voxel], abs=1e-4)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_nifti_takes_voxel_sizes_from_the_header(tmp_path: Path) -> None:
+    run, notes = make_run(tmp_path / "run"), {}
+    for name, fov in (("known", (48, 32, 5)), ("unknown", None), ("zero", (0, 32, 5))):
+        writers.write_fastmri(tmp_path / f"{name}.h5", slices=2, size=(24, 20), recon=16, fov=fov)
+        notes[name] = reconstruct(tmp_path / f"{name}.h5", run, tmp_path / f"{name}.nii").notes
+    assert nibabel.load(tmp_path / "known.nii").header.get_zooms() == pytest.approx((2, 3, 5))  # columns, rows, slices
+    assert notes == {"known": [], "unknown": [UNKNOWN], "zero": [UNKNOWN]}
+    assert nibabel.load(tmp_path / "unknown.nii").header.get_zooms() == (1, 1, 1)
+
+
+def brains(n: int, size: tuple[int, int] = (48, 40)) -> np.ndarray:
+    """Complex images with a phase."""
+    data = Embedded("test", size=size, cases=10, slices=n)
+    return np.stack([data[i].image[0].numpy() for i in range(n)])
+
+
+def test_kspace_is_told_from_images() -> None:
+    x = brains(6)
+    magnitude = np.abs(x).astype(np.complex64)
+    for image in (*x, *magnitude, np.fft.fftshift(x[2])):
+        assert not looks_like_kspace(torch.from_numpy(image))
+        for k in (writers.centred_fft(image), np.fft.fft2(image), writers.centred_fft(image) * columns(40)):
+            assert looks_like_kspace(torch.from_numpy(k.astype(np.complex64)))
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("size", [(48, 40), (45, 37)])
+def test_arrays_of_kspace(tmp_path: Path, size: tuple[int, int]) -> None:
+    """However k-space was shifted, the images are those it came from; and unless told, a note says what it may be."""
+    x, run = brains(3, size), make_run(tmp_path / "run")
+    np.save(tmp_path / "images.npy", x)
+    told = reconstruct(tmp_path / "images.npy", run, tmp_path / "wanted.h5")
+    assert (told.read_as, told.notes) == (f"complex images (3 slices, {size[0]} x {size[1]})", [])
+    with h5py.File(tmp_path / "wanted.h5") as f:
+        wanted = f["reconstruction"][()]
+    centred = np.fft.fftshift(np.fft.fft2(x, norm="ortho"), axes=(-2, -1))
+    for name, k in (("both", writers.centred_fft(x)), ("none", np.fft.fft2(x, norm="ortho")), ("k", centred)):
+        np.save(tmp_path / f"{name}.npy", k.astype(np.complex64))
+        told = reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5", kind="kspace")
+        assert told.read_as == f"k-space, fully sampled (3 slices, {size[0]} x {size[1]})"
+        assert told.notes == []
+        with h5py.File(tmp_path / "out.h5") as f:
+            np.testing.assert_allclose(f["reconstruction"][()], wanted, atol=1e-4 * wanted.max())
+        assert "--as kspace" in reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5").notes[0]
+        assert reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5", kind="image").notes == []
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_undersampled_arrays_of_kspace(tmp_path: Path) -> None:
+    x, run = brains(3), make_run(tmp_path / "run")
+    k = (writers.centred_fft(x) * columns(40)).astype(np.complex64)
+    (tmp_path / "many").mkdir()
+    for name, array in (("middle", k), ("corner", np.fft.ifftshift(k, axes=(-2, -1)))):
+        np.save(tmp_path / "many" / f"{name}.npy", array)
+        told = reconstruct(tmp_path / "many" / f"{name}.npy", run, tmp_path / "out.h5", kind="kspace")
+        assert told.read_as == "k-space, as measured (3 slices, 48 x 40)"
+        assert "10 of 40 columns, really x4.00, centre 19-21" in told.sampling
+        with h5py.File(tmp_path / "out.h5") as f:
+            wanted = zero_filled(x, columns(40))
+            np.testing.assert_allclose(f["reconstruction"][()], wanted, atol=1e-4 * wanted.max())
+    with pytest.raises(ValueError, match="several undersampled arrays"):
+        reconstruct(tmp_path / "many", run, tmp_path / "out.h5", kind="kspace")
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("protocol", ["hifi", "fastmri"])
+@pytest.mark.parametrize("phase", [False, True])
+def test_undersampled_with_a_reconstruction_is_scored(tmp_path: Path, protocol: str, phase: bool) -> None:
+    file = tmp_path / "file2.h5"
+    images = writers.write_fastmri(file, slices=3, size=(24, 20), recon=16, test=True)
+    target = np.abs(images[:, 4:20, 2:18]).astype(np.float32) + 0.1
+    with h5py.File(file, "a") as f:
+        f["reconstruction_esc"] = target
+    run = make_run(tmp_path / "run", protocol=protocol, complex=phase)
+    outcome = reconstruct(file, run, tmp_path / "out.h5")
+    assert "scored by reconstruction_esc" in outcome.read_as
+    with h5py.File(tmp_path / "out.h5") as g:
+        found = g["reconstruction"][()]
+    if protocol == "hifi":
+        low, high = (f(target, axis=(1, 2), keepdims=True) for f in (np.min, np.max))
+        low = 0 * low if phase else low
+        a, b = ((x - low) / (high - low) for x in (found, target))
+        psnr = (10 * np.log10(1 / ((a.clip(0, 1) - b) ** 2).mean((1, 2)))).mean()
+    else:
+        psnr = 10 * np.log10(target.max() ** 2 / ((found - target) ** 2).mean())
+    (volume,) = outcome.volumes
+    assert volume.scores["psnr"] == pytest.approx(psnr, abs=1e-3)
+    assert volume.scores == pytest.approx(volume.reference)  # zero weights add nothing
+    assert json.loads((tmp_path / "out.json").read_text())["scores"] == volume.scores
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_undersampled_without_a_mask_in_the_file(tmp_path: Path) -> None:
+    file, run = tmp_path / "file2.h5", make_run(tmp_path / "run")
+    images = writers.write_fastmri(file, slices=4, size=(24, 20), recon=16, test=True)
+    mask = (np.arange(20) % 2 == 0).astype(float)
+    with h5py.File(file, "a") as f:
+        del f["mask"]
+    outcome = reconstruct(file, run, tmp_path / "out.h5")
+    assert any("no mask in the file" in note for note in outcome.notes)
+    assert "10 of 20 columns" in outcome.sampling
+    np.savetxt(tmp_path / "mask.txt", mask * (np.arange(20) != 4))  # a line less than there are
+    given = reconstruct(file, run, tmp_path / "given.h5", mask=tmp_path / "mask.txt")
+    assert "9 of 20 columns" in given.sampling
+    for name, kept in (("out.h5", mask), ("given.h5", mask * (np.arange(20) != 4))):
+        with h5py.File(tmp_path / name) as g:
+            wanted = zero_filled(images, kept)[:, 4:20, 2:18]
+            np.testing.assert_allclose(g["reconstruction"][()], wanted, rtol=1e-4, atol=1e-5)
+    np.savetxt(tmp_path / "other.txt", np.ones(20))
+    with pytest.raises(ValueError, match=r"other.txt: keeps columns that are empty in the data \(9, first 1\)"):
+        reconstruct(file, run, tmp_path / "out.h5", mask=tmp_path / "other.txt")
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize(("coils", "stored"), [(None, "nothing"), (3, "nothing"), (None, "reconstruction_esc")])
+def test_fully_sampled_kspace_alone(tmp_path: Path, coils: int | None, stored: str) -> None:
+    """Without a stored reconstruction the target is the root-sum-of-squares; empty edges are no undersampling."""
+    file = tmp_path / "file1.h5"
+    images = writers.write_fastmri(file, slices=3, size=(16, 16), recon=16, coils=coils)
+    with h5py.File(file, "a") as f:
+        f["kspace"][..., :2] = 0
+        f["kspace"][..., 15] = 0
+        images = np.fft.fftshift(
+            np.fft.ifft2(np.fft.ifftshift(f["kspace"][()], axes=(-2, -1)), norm="ortho"), axes=(-2, -1)
+        )
+        target = np.abs(images) if coils is None else np.sqrt((np.abs(images) ** 2).sum(1))
+        for key in {"reconstruction_rss", "reconstruction_esc", "ismrmrd_header"} & set(f):
+            del f[key]
+        if stored != "nothing":
+            target = target + 1
+            f[stored] = target
+    outcome = reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5")
+    used = "k-space" if stored == "nothing" else stored
+    assert outcome.read_as == f"fastMRI {'multi' if coils else 'single'}-coil {used}, fully sampled (3 slices, 16 x 16)"
+    assert any("no ismrmrd_header: the image is 16 x 16" in n for n in outcome.notes) == (stored == "nothing")
+    assert outcome.volumes[0].scores["psnr"] > 0
+    with h5py.File(tmp_path / "out.h5") as g:
+        np.testing.assert_allclose(g["reconstruction"][()], as_trained(target, columns(16)), atol=1e-4)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_undersampled_without_a_header(tmp_path: Path) -> None:
+    file = tmp_path / "file2.h5"
+    images = writers.write_fastmri(file, slices=3, size=(24, 20), recon=16, test=True)
+    with h5py.File(file, "a") as f:
+        del f["ismrmrd_header"]
+    outcome = reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5")
+    assert "no ismrmrd_header: the image is 24 x 20, as the k-space is" in outcome.notes
+    with h5py.File(tmp_path / "out.h5") as g:
+        wanted = zero_filled(images, np.arange(20) % 2 == 0)
+        np.testing.assert_allclose(g["reconstruction"][()], wanted, rtol=1e-4, atol=1e-5)
+
+
 def call(*words: object) -> Any:
     app = typer.Typer()
     app.command()(command)
@@ -327,6 +506,7 @@ def test_command(tmp_path: Path) -> None:
     found = call(file, "--run", run, "-o", tmp_path / "out.h5", "--device", "cpu")
     assert found.exit_code == 0, found.output
     assert "psnr" in found.output
+    assert "read as: fastMRI single-coil reconstruction_rss, fully sampled (3 slices, 16 x 16)" in found.output
     assert "(hifi)" in found.output
     found = call(file, "--run", run, "-o", tmp_path / "out.h5", "--device", "cpu", "--json")
     assert json.loads(found.output)["volumes"][0]["slices"] == 3
@@ -341,12 +521,15 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.h5").write_bytes(b"no HDF5")
     with h5py.File(tmp_path / "other.h5", "w") as f:
         f["data"] = 1
+    np.savetxt(tmp_path / "grey.txt", np.full(16, 0.5))
+    np.save(tmp_path / "none.npy", np.zeros((0, 16, 16)))
+    np.save(tmp_path / "pairs.npy", np.zeros((2, 16, 16, 2)))
     other = make_run(tmp_path / "other")
     recipe = load_recipe({"task": {"name": "superres"}, "train": {"steps": 1}})
     (other / "config.yaml").write_text(dump(recipe))
     save_file(build_model(recipe, recipe.task.create(), (1, 16, 16)).state_dict(), other / "weights.safetensors")
     for words, expected in (
-        ((tmp_path / "none.h5", "--run", run), "no such file"),
+        ((tmp_path / "none.h5", "--run", run), "none.h5: no such file or folder"),
         ((file, "--run", tmp_path / "norun"), "config.yaml"),
         ((file, "--run", run, "-o", tmp_path / "out.jpg"), "the suffix says the format"),
         ((file, "--run", run, "-o", tmp_path / "o.h5", "--mask", tmp_path / "mask.txt"), "leave out --mask"),
@@ -354,6 +537,14 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((tmp_path / "broken.h5", "--run", run), "broken.h5"),
         ((tmp_path / "scan.npy", "--run", other), "trained for superres"),
         ((tmp_path / "other.h5", "--run", run), "kspace: missing"),
+        ((tmp_path / "scan.npy", "--run", run, "--mask", tmp_path / "grey.txt"), "other values too: 0.5"),
+        ((tmp_path / "none.npy", "--run", run), "none.npy: slices: there is none"),
+        ((tmp_path / "none.npy", "--run", run, "--as", "kspace"), "none.npy: slices: there is none"),
+        ((tmp_path / "scan.npy", "--run", run, "--as", "kspac"), "did you mean 'kspace'"),
+        ((tmp_path / "scan.npy", "--run", run, "--as", "kspace"), "scan.npy: dtype: k-space is complex"),
+        ((tmp_path / "pairs.npy", "--run", run, "--as", "image"), "pairs.npy: holds k-space"),
+        ((tmp_path / "scan.npy", "--run", run, "--device", "tpu9"), "device 'tpu9' cannot be used here"),
+        ((tmp_path / "scan.npy", "--run", run, "--device", "cuda:99"), "device 'cuda:99' cannot be used here"),
     ):
         found = call(*words)
         assert found.exit_code == 3, found.output

@@ -45,6 +45,10 @@ class Place:
         return [self.folder / f"{self.stem}-{i:0{digits}d}{self.suffix}" for i in range(self.slices)]
 
     @property
+    def nifti(self) -> bool:
+        return self.suffix.lower() in (".nii", ".nii.gz")
+
+    @property
     def picture(self) -> Path:
         return self.folder / f"{self.stem}.side-by-side.png"
 
@@ -113,10 +117,12 @@ def _plain(case: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in case)
 
 
-def write(place: Place, images: Iterator[np.ndarray]) -> None:
-    """Slices (H, W) into the files of the place, each as it comes."""
-    writers = {".nii": _write_nifti, ".nii.gz": _write_nifti, ".png": _write_png}
-    writers.get(place.suffix.lower(), _write_h5)(place, images)
+def write(place: Place, images: Iterator[np.ndarray], affine: np.ndarray | None = None) -> None:
+    """Slices (H, W) into the files of the place, each as it comes; the affine (4, 4) is for NIfTI."""
+    if place.nifti:
+        _write_nifti(place, images, np.eye(4) if affine is None else affine)
+    else:
+        (_write_png if place.suffix.lower() == ".png" else _write_h5)(place, images)
 
 
 def _write_h5(place: Place, images: Iterator[np.ndarray]) -> None:
@@ -135,8 +141,8 @@ def _write_h5(place: Place, images: Iterator[np.ndarray]) -> None:
     write_atomic(place.files[0], write)
 
 
-def _write_nifti(place: Place, images: Iterator[np.ndarray]) -> None:
-    """Axial slices, written one after another as the format stores them; voxels of 1 mm (k-space files say no more)."""
+def _write_nifti(place: Place, images: Iterator[np.ndarray], affine: np.ndarray) -> None:
+    """Axial slices, written one after another as the format stores them."""
     import nibabel
 
     @contextmanager
@@ -155,7 +161,9 @@ def _write_nifti(place: Place, images: Iterator[np.ndarray]) -> None:
                     header = nibabel.Nifti1Header()
                     header.set_data_dtype(np.float32)
                     header.set_data_shape((image.shape[1], image.shape[0], place.slices))
-                    header.set_sform(np.eye(4), code=1)
+                    header.set_sform(affine, code=1)
+                    header.set_qform(affine, code=1)  # and the voxel sizes
+                    header.set_xyzt_units("mm")
                     header["magic"], header["vox_offset"] = b"n+1", 352
                     f.write(header.binaryblock + b"\0\0\0\0")
                 # x runs along a row, y from the last row up: as our reader of NIfTI turns them

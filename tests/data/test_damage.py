@@ -145,6 +145,21 @@ def fastmri_nan(root: Path) -> tuple[str, str, str]:
 
 
 @spoiler
+def fastmri_no_slices(root: Path) -> tuple[str, str, str]:
+    write_fastmri(root / "singlecoil_train" / "a.h5")
+    edit_h5(root / "singlecoil_train" / "a.h5", "kspace", np.zeros((0, 24, 14), np.complex64))
+    edit_h5(root / "singlecoil_train" / "a.h5", "reconstruction_rss", np.zeros((0, 12, 12)))
+    return "fastmri", "a.h5", "holds no slices: shape (0, "
+
+
+@spoiler
+def cc359_no_slices(root: Path) -> tuple[str, str, str]:
+    (root / "Train").mkdir()
+    np.save(root / "Train" / "a.npy", np.zeros((0, 16, 16, 2), np.float32))
+    return "cc359", "a.npy", "kspace: holds no slices: shape (0, 16, 16, 2)"
+
+
+@spoiler
 def brats_missing_modality(root: Path) -> tuple[str, str, str]:
     write_brats(root, "c1")
     (root / "c1" / "c1_flair.nii.gz").unlink()
@@ -315,7 +330,7 @@ def test_empty_folder_missing_path_and_file_for_folder(kind: str, tmp_path: Path
     with pytest.raises(DataError, match=r"empty: (split 'train' has no case|part: no \.npz)"):
         open_dataset(kind, empty)
     assert "no case found" in check(empty, kind).findings[0]
-    with pytest.raises(FileNotFoundError, match="nowhere: no such file or folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or folder: say where .* --data FOLDER"):
         open_dataset(kind, tmp_path / "nowhere")
     (tmp_path / "note.txt").write_text("a file")
     with pytest.raises(DataError, match=r"note\.txt"):
@@ -329,8 +344,10 @@ def test_too_few_slices(tmp_path: Path) -> None:
 
 
 def test_a_dataset_of_files_needs_a_path() -> None:
-    with pytest.raises(ValueError, match="'cc359' reads files"):
+    with pytest.raises(ValueError, match=r"'cc359' reads files: say where .*--set data.path=FOLDER"):
         open_dataset("cc359")
+    with pytest.raises(ValueError, match="'embedded' reads no files: leave out the path somewhere"):
+        open_dataset("embedded", "somewhere")
 
 
 def test_a_split_without_cases_says_what_there_is(tmp_path: Path) -> None:
@@ -347,9 +364,19 @@ def test_fastmri_header_without_a_number(tmp_path: Path) -> None:
         data.raw(0)
 
 
-def test_fastmri_mask_of_another_width(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (np.ones(5), "expected one value for each of 14 columns"),
+        (np.zeros(14), "every value is zero: no column was measured"),
+        (np.full(14, 0.5), "expected zeros and ones, got values from 0.5 to 0.5"),
+    ],
+)
+def test_fastmri_wrong_mask(tmp_path: Path, mask: np.ndarray, expected: str) -> None:
     write_fastmri(tmp_path / "singlecoil_test" / "a.h5", test=True)
-    edit_h5(tmp_path / "singlecoil_test" / "a.h5", "mask", np.ones(5))
+    edit_h5(tmp_path / "singlecoil_test" / "a.h5", "mask", mask)
     data = open_dataset("fastmri", tmp_path, split="challenge", target="kspace")
-    with pytest.raises(DataError, match=r"a\.h5: mask: expected one value for each of 14 columns"):
+    with pytest.raises(DataError, match=rf"a\.h5: mask: {expected}"):
         data.raw(0)
+    (finding,) = check(tmp_path, "fastmri").findings
+    assert f"a.h5: mask: {expected}" in finding

@@ -11,7 +11,7 @@ from PIL import Image
 HEADER = """<?xml version="1.0"?>
 <ismrmrdHeader xmlns="http://www.ismrm.org/ISMRMRD"><encoding>
 <encodedSpace><matrixSize><x>{h}</x><y>{w}</y><z>1</z></matrixSize></encodedSpace>
-<reconSpace><matrixSize><x>{rh}</x><y>{rw}</y><z>1</z></matrixSize></reconSpace>
+<reconSpace><matrixSize><x>{rh}</x><y>{rw}</y><z>1</z></matrixSize>{fov}</reconSpace>
 <encodingLimits><kspace_encoding_step_1><minimum>0</minimum><maximum>{last}</maximum><center>{centre}</center>
 </kspace_encoding_step_1></encodingLimits></encoding></ismrmrdHeader>"""
 
@@ -60,6 +60,7 @@ def write_fastmri(
     acquisition: str = "CORPDFS_FBK",
     patient: str | None = None,
     test: bool = False,
+    fov: tuple[float, float, float] | None = None,
     seed: int = 0,
 ) -> np.ndarray:
     """A volume as distributed; returns the complex (coil) images its k-space holds."""
@@ -73,7 +74,8 @@ def write_fastmri(
     file.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(file, "w") as f:
         h, w = size
-        text = HEADER.format(h=h, w=w, rh=recon, rw=recon, last=w - 3, centre=w // 2 - 1)
+        view = "" if fov is None else "<fieldOfView_mm><x>{}</x><y>{}</y><z>{}</z></fieldOfView_mm>".format(*fov)
+        text = HEADER.format(fov=view, h=h, w=w, rh=recon, rw=recon, last=w - 3, centre=w // 2 - 1)
         f["ismrmrd_header"] = np.bytes_(text)
         f.attrs["acquisition"] = acquisition
         f.attrs["patient_id"] = patient or file.stem

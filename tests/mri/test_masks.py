@@ -121,6 +121,10 @@ def test_from_file_and_array(tmp_path: Path) -> None:
         create_mask("file", 128, file=tmp_path / "m.txt")
     with pytest.raises(ValueError, match="varies along rows"):
         mask_from_array(full[0].T)
+    with pytest.raises(ValueError, match=r"expected zeros and ones, found other values too: 0.5, 2.0"):
+        mask_from_array(np.array([0, 1, 0.5, 2, 1]))
+    with pytest.raises(ValueError, match=r"found other values too: nan"):
+        mask_from_array(np.array([0, 1, np.nan]))
     with pytest.raises(ValueError, match="keeps no column"):
         mask_from_array(np.zeros(8))
     with pytest.raises(ValueError, match=r"expected zeros and ones of shape \(..., W\)"):

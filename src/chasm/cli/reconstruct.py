@@ -11,14 +11,15 @@ def reconstruct(
     source: Path = typer.Argument(..., metavar="INPUT", help="fastMRI .h5, CC359 .npy/.h5, or magnitude images."),
     run: Path = typer.Option(..., "--run", help="Folder of a trained run."),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
+    kind: str | None = typer.Option(None, "--as", help="What complex arrays (.npy, .npz) are: kspace or image."),
     mask: Path | None = typer.Option(None, help="Mask of 0s and 1s (.npy or text) instead of the run's own."),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
     """Reconstruct a scan with a trained run, slice by slice, and write a side-by-side picture beside the volume.
 
-    Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself; a file that was
-    measured with a mask is reconstructed as it is.
+    Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself. Undersampled k-space
+    (with its mask in the file, or --mask) is reconstructed as it is, and scored if the file has a reconstruction.
     """
     import torch
     from rich.console import Console
@@ -35,6 +36,7 @@ def reconstruct(
                 source,
                 run,
                 out,
+                kind=kind,
                 mask=mask,
                 device=place,
                 on_slice=lambda done, total: bar.update(task, completed=done, total=total),
@@ -45,6 +47,7 @@ def reconstruct(
     if as_json:
         typer.echo(logic.as_json(outcome))
         return
+    typer.echo(f"read as: {outcome.read_as}")
     typer.echo(f"sampling: {outcome.sampling}")
     for note in outcome.notes:
         typer.echo(f"note: {note}")

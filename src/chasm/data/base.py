@@ -180,6 +180,10 @@ class FileDataset(SliceDataset):
 
 
 DATASETS = Registry("dataset")
+_WHERE = (
+    "say where the dataset is: path=FOLDER, in a recipe data.path (--set data.path=FOLDER), "
+    "for chasm eval --data FOLDER, for chasm study --path NAME=FOLDER"
+)
 T = TypeVar("T", bound=type[SliceDataset])
 
 
@@ -201,17 +205,19 @@ def open_dataset(name: str, path: str | Path | None = None, split: str = "train"
     """The named dataset at `path`: `open_dataset("cc359", "~/cc359", split="val")`."""
     cls: type[SliceDataset] = DATASETS.get(name)
     if not cls.needs_path:
-        return DATASETS.create(name, split=split, **({} if path is None else {"path": path}), **options)
+        if path is not None:
+            raise ValueError(f"dataset {name!r} reads no files: leave out the path {path}")
+        return DATASETS.create(name, split=split, **options)
     if path is None:
-        raise ValueError(f"dataset {name!r} reads files: give the folder it was downloaded to as path")
-    return DATASETS.create(name, path=existing(path), split=split, **options)
+        raise ValueError(f"dataset {name!r} reads files: {_WHERE}")
+    return DATASETS.create(name, path=existing(path, f": {_WHERE}"), split=split, **options)
 
 
-def existing(path: str | Path) -> Path:
+def existing(path: str | Path, advice: str = "") -> Path:
     """The path, expanded; a one-line error if nothing is there."""
     p = Path(path).expanduser()
     if not p.exists():
-        raise FileNotFoundError(f"{p}: no such file or folder: give the place the dataset was downloaded to")
+        raise FileNotFoundError(f"{p}: no such file or folder{advice}")
     return p
 
 

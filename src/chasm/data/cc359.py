@@ -85,7 +85,9 @@ def _volume(file: Path, h5: H5Files) -> Any:
     single = file.suffix == ".npy"
     item = open_npy(file) if single else h5_field(h5[file], file, "kspace", (4,))
     paired = item.ndim == 4 and (item.shape[3] == 2 if single else item.shape[3] % 2 == 0)
-    if not paired or 0 in item.shape or item.dtype.kind != "f":
+    if 0 in item.shape:
+        raise fault(file, "kspace", f"holds no slices: shape {item.shape}")
+    if not paired or item.dtype.kind != "f":
         expected = "(slices, H, W, 2)" if single else "(slices, H, W, 2 * coils)"
         raise fault(file, "kspace", f"expected {expected} floats, got shape {item.shape} of {item.dtype}")
     return item

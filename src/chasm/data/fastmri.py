@@ -23,6 +23,7 @@ from chasm.mri.fft import ifft2c
 from chasm.registry import near
 
 _KEYS = {"rss": "reconstruction_rss", "esc": "reconstruction_esc", "kspace": "kspace"}
+_GRID = ("fieldOfView_mm", "matrixSize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Header:
     encoded: tuple[int, int]  # (H, W) of the k-space: readout, phase encoding
     recon: tuple[int, int]  # (H, W) of the image
     padding: tuple[int, int]  # first and one-past-last acquired column
+    voxel: tuple[float, float, float] | None = None  # mm along H, W and slices (their thickness, without gaps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,11 @@ class FastMRI(FileDataset):
         coils = torch.from_numpy(kspace.astype(np.complex64).reshape(-1, *kspace.shape[-2:]))
         mask = None
         if "mask" in handle:
-            mask = torch.from_numpy(_mask(handle, file, kspace.shape[-1]))
-        return RawSlice(coils, mask, header(handle, file), case.name, k)
+            mask = torch.from_numpy(column_mask(handle, file, kspace.shape[-1]))
+        return RawSlice(coils, mask, self._header(handle, file), case.name, k)
+
+    def _header(self, handle: Any, file: Path) -> Header:
+        return header(handle, file)
 
     @classmethod
     def probe(cls, case: Case) -> Facts:
@@ -144,7 +149,7 @@ class FastMRI(FileDataset):
         kspace = h5_field(handle, file, "kspace", (3, 4), complex_=True)
         head = header(handle, file)
         if "mask" in handle:
-            _mask(handle, file, kspace.shape[-1])
+            column_mask(handle, file, kspace.shape[-1])
         targets = [key for key in ("reconstruction_rss", "reconstruction_esc") if key in handle]
         if not targets and "mask" not in handle:
             raise fault(file, "reconstruction_rss", "missing, and without a mask this is no test file")
@@ -189,14 +194,32 @@ def header(handle: Any, file: Path) -> Header:
     encoded, recon = matrix("encodedSpace"), matrix("reconSpace")
     limits = ("encodingLimits", "kspace_encoding_step_1")
     left = encoded[1] // 2 - number(*limits, "center")
-    return Header(encoded, recon, (left, left + number(*limits, "maximum") + 1))
+    return Header(encoded, recon, (left, left + number(*limits, "maximum") + 1), _voxel(encoding))
 
 
-def _mask(handle: Any, file: Path, width: int) -> np.ndarray:
+def _voxel(encoding: ET.Element | None) -> tuple[float, float, float] | None:
+    """Field of view / matrix of the image; None where the header does not say."""
+    space = None if encoding is None else encoding.find("{*}reconSpace")
+    if space is None:
+        return None
+    fov, matrix = ([space.findtext(f"{{*}}{part}/{{*}}{axis}") or "" for axis in "xyz"] for part in _GRID)
+    try:
+        x, y, z = (float(mm) / float(n) for mm, n in zip(fov, matrix, strict=True))
+    except (ValueError, ZeroDivisionError):
+        return None
+    return (x, y, z) if min(x, y, z) > 0 and max(x, y, z) < np.inf else None
+
+
+def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:
+    """The stored mask of an open file, (W,) bool."""
     with reading(file, "mask"):
         mask = np.asarray(handle["mask"][()])
     if mask.shape != (width,):
         raise fault(file, "mask", f"expected one value for each of {width} columns, got shape {mask.shape}")
+    if not np.isin(mask, (0, 1)).all():
+        raise fault(file, "mask", f"expected zeros and ones, got values from {mask.min():g} to {mask.max():g}")
+    if not mask.any():
+        raise fault(file, "mask", "every value is zero: no column was measured")
     return mask.astype(bool)
 
 

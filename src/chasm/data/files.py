@@ -113,9 +113,12 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
     if key not in handle:
         raise fault(file, key, f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
     item = handle[key]
-    if getattr(item, "shape", None) is None or item.ndim not in ndim or 0 in item.shape:
-        shape = getattr(item, "shape", "a group")
-        raise fault(file, key, f"expected {' or '.join(map(str, ndim))} dimensions, got shape {shape}")
+    shape = getattr(item, "shape", None)
+    if shape is not None and 0 in shape:
+        raise fault(file, key, f"holds no {'slices' if shape[0] == 0 else 'values'}: shape {shape}")
+    if shape is None or len(shape) not in ndim:
+        got = "a group" if shape is None else f"shape {shape}"
+        raise fault(file, key, f"expected {' or '.join(map(str, ndim))} dimensions, got {got}")
     if (item.dtype.kind == "c") != complex_ or item.dtype.kind not in "iufc":
         raise fault(file, key, f"expected {'complex' if complex_ else 'real'} numbers, got {item.dtype}")
     return item

@@ -214,6 +214,16 @@ def _nifti(file: Path) -> np.ndarray:
     return volume[:, ::-1].transpose(2, 1, 0)
 
 
+def nifti_affine(file: Path) -> np.ndarray | None:
+    """Voxel to millimetres of a NIfTI file, its axes in the order and direction `_nifti` turns them to."""
+    import nibabel
+
+    if _suffix(file) != ".nii":
+        return None
+    with reading(file, "header"):
+        return np.asarray(nibabel.as_closest_canonical(nibabel.load(file)).affine)
+
+
 def _dicom(file: Path, pixels: bool = True) -> Any:
     import pydicom
 

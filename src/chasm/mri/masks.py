@@ -203,6 +203,9 @@ def mask_from_array(
     a = np.asarray(array)
     if a.ndim == 0 or a.size == 0:
         raise ValueError(f"mask from {where}: expected zeros and ones of shape (..., W), got shape {a.shape}")
+    if not np.isin(a, (0, 1)).all():
+        others = ", ".join(str(v) for v in np.unique(a[~np.isin(a, (0, 1))])[:3])
+        raise ValueError(f"mask from {where}: expected zeros and ones, found other values too: {others}")
     rows = a.reshape(-1, a.shape[-1]) != 0
     if not (rows == rows[0]).all():
         raise ValueError(f"mask from {where}: shape {a.shape} varies along rows: expected whole columns (last axis)")
