@@ -330,7 +330,7 @@ def test_empty_folder_missing_path_and_file_for_folder(kind: str, tmp_path: Path
     with pytest.raises(DataError, match=r"empty: (split 'train' has no case|part: no \.npz)"):
         open_dataset(kind, empty)
     assert "no case found" in check(empty, kind).findings[0]
-    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or folder: say where .* --data FOLDER"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or folder: give the folder .* --data FOLDER"):
         open_dataset(kind, tmp_path / "nowhere")
     (tmp_path / "note.txt").write_text("a file")
     with pytest.raises(DataError, match=r"note\.txt"):
@@ -344,7 +344,7 @@ def test_too_few_slices(tmp_path: Path) -> None:
 
 
 def test_a_dataset_of_files_needs_a_path() -> None:
-    with pytest.raises(ValueError, match=r"'cc359' reads files: say where .*--set data.path=FOLDER"):
+    with pytest.raises(ValueError, match=r"'cc359' reads files: give the folder .*--set data.path=FOLDER"):
         open_dataset("cc359")
     with pytest.raises(ValueError, match="'embedded' reads no files: leave out the path somewhere"):
         open_dataset("embedded", "somewhere")

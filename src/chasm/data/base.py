@@ -181,8 +181,8 @@ class FileDataset(SliceDataset):
 
 DATASETS = Registry("dataset")
 _WHERE = (
-    "say where the dataset is: path=FOLDER, in a recipe data.path (--set data.path=FOLDER), "
-    "for chasm eval --data FOLDER, for chasm study --path NAME=FOLDER"
+    "give the folder it was downloaded to: data.path in a recipe (--set data.path=FOLDER), "
+    "chasm eval --data FOLDER, chasm study --path NAME=FOLDER"
 )
 T = TypeVar("T", bound=type[SliceDataset])
 
