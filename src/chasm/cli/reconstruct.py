@@ -5,14 +5,17 @@ from pathlib import Path
 import typer
 
 OUT = "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume)."
+MASK = "Mask of 0s and 1s (.npy or text): instead of the run's own, or the one undersampled k-space was measured with."
 
 
 def reconstruct(
     source: Path = typer.Argument(..., metavar="INPUT", help="fastMRI .h5, CC359 .npy/.h5, or magnitude images."),
     run: Path = typer.Option(..., "--run", help="Folder of a trained run."),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
-    kind: str | None = typer.Option(None, "--as", help="What complex arrays (.npy, .npz) are: kspace or image."),
-    mask: Path | None = typer.Option(None, help="Mask of 0s and 1s (.npy or text) instead of the run's own."),
+    kind: str | None = typer.Option(
+        None, "--as", help="What complex arrays (.npy, .npz) are: image (default) or kspace."
+    ),
+    mask: Path | None = typer.Option(None, help=MASK),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
