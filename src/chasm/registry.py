@@ -12,9 +12,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=type)
+# What an option annotated so may be; other annotations are left to the class.
+_PLAIN: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str}
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -55,7 +58,17 @@ class Registry:
 
     def create(self, name: str, /, **options: Any) -> Any:
         known = self.options(name)
-        for option in options:
+        for option, value in options.items():
             if option not in known:
                 raise ValueError(f"{self.kind} {name!r} has no option {option!r}: {near(option, known)}")
-        return self.get(name)(**options)
+            wanted = _PLAIN.get(known[option].annotation)
+            if wanted is not None and not isinstance(value, wanted):
+                kind = known[option].annotation.__name__
+                raise ValueError(f"{self.kind} {name!r}: option {option!r}: expected {kind}, got {value!r}")
+        try:
+            return self.get(name)(**options)
+        except Exception as e:
+            if type(e) not in (TypeError, AttributeError, RuntimeError, ZeroDivisionError):
+                raise  # ours say what is wrong; these come from whatever met the option first
+            given = ", ".join(f"{k}={v!r}" for k, v in options.items())
+            raise ValueError(" ".join(f"{self.kind} {name!r} with {given}: {e}".split())) from e

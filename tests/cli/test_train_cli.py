@@ -39,27 +39,30 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_train_then_eval(call, tmp_path):
     said = call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet", "--tensorboard").output
-    folder = tmp_path / "runs" / "small"
+    folder = tmp_path / "runs" / "small-gfnet"  # another mixer than the recipe's
     metrics = json.loads((folder / "metrics.json").read_text())
     assert f"model: psnr {metrics['mean']['psnr']:.4g}" in said
     assert f"zero-filled: psnr {metrics['reference']['mean']['psnr']:.4g}" in said
     assert "test split, 2 cases, protocol hifi" in said
-    assert "run folder: runs/small" in said
+    assert "run folder: runs/small-gfnet\n" in said
     config = (folder / "config.yaml").read_text()
     assert "lr: 0.001" in config
     assert "name: gfnet" in config
     assert list((folder / "tensorboard").iterdir())
 
-    again = json.loads(call("eval", "runs/small", "--json").stdout)
+    again = json.loads(call("eval", "runs/small-gfnet", "--json").stdout)
     assert again == {k: metrics[k] for k in again}
-    assert "val split, 1 cases" in call("eval", "runs/small", "--split", "val").output
+    of_one = call("eval", "runs/small-gfnet", "--split", "val").output
+    assert "val split, 1 case, protocol" in of_one
+    assert "±" not in of_one
 
     # finished: skipped, and nothing is computed again
     before = (folder / "metrics.json").stat().st_mtime_ns
-    call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet")
+    again = call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet").output
+    assert "run folder: runs/small-gfnet (already done" in again
     assert (folder / "metrics.json").stat().st_mtime_ns == before
-    refused = call("train", "small.yaml", code=3).stderr
-    assert "holds a run with another config" in refused
+    refused = call("train", "small.yaml", "-o", "runs/small-gfnet", code=3).stderr
+    assert "holds a run with another config: mixer.name (is 'gfnet', not 'chasm'), train.lr" in refused
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,17 @@ def test_train_then_eval(call, tmp_path):
         (("train", "small.yaml", "--set", "mixer.options.bin=1"), "has no option 'bin': did you mean 'bins'"),
         (("train", "small.yaml", "--set", "data.name=cc359"), "give the folder it was downloaded to"),
         (("train", "small.yaml", "-o", "small.yaml/run"), "could not be written (Not a directory)"),
+        (("train", "."), "a folder, no recipe"),
+        (("train", "small.yaml", "--set", "backbone.options.width=abc"), "option 'width': expected int, got 'abc'"),
+        (("train", "small.yaml", "--set", "backbone.options.width=-4"), "backbone 'unet' with"),
+        (("train", "small.yaml", "--set", "backbone.options.levels=3"), "levels=3: 'int' object is not iterable"),
+        (("train", "small.yaml", "--set", "data.options.size=32.5"), "dataset 'embedded' with"),
+        (("train", "small.yaml", "--set", "mixer.options.channels=5"), "mixer 'chasm' has no option 'channels'"),
+        (("train", "small.yaml", "--set", "backbone.options.size=[9, 9]"), "backbone 'unet' has no option 'size'"),
+        (
+            ("train", "small.yaml", "--set", "task.options.sampling={kind: random, acceleration: abc}"),
+            "task.options.sampling.acceleration: Input should be a valid number, unable to parse",
+        ),
         (("eval", "."), "give the folder of a run"),
     ],
 )

@@ -12,8 +12,10 @@ import typer
 def train(
     recipe: Path = typer.Argument(..., help="YAML recipe; see the recipes folder."),
     set_: list[str] = typer.Option([], "--set", help="Change one key: --set mixer.name=gfnet --set train.steps=1000."),
-    out: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME."),
-    quiet: bool = typer.Option(False, help="No progress bar."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Run folder. Default: runs/NAME, or runs/NAME-MIXER for another mixer than its own."
+    ),
+    quiet: bool = typer.Option(False, help="No progress bar; only what nobody should miss."),
     tensorboard: bool = typer.Option(False, help="Also write the log for TensorBoard, into the run folder."),
 ) -> None:
     """Train from a recipe; goes on by itself where an earlier call stopped.
@@ -27,7 +29,8 @@ def train(
 
     with _one_line_errors():
         config = load_recipe(recipe, set_)
-        folder = out or Path("runs") / config.name
+        folder = out or Path("runs") / _name(recipe, config)
+        done = (folder / "metrics.json").is_file()
         try:
             metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
         except KeyboardInterrupt:  # before the first step, while testing, or the second one
@@ -35,7 +38,7 @@ def train(
             raise typer.Exit(130) from None
     if metrics:
         _print(metrics)
-        typer.echo(f"run folder: {folder}")
+        typer.echo(f"run folder: {folder}" + (" (already done: nothing was computed)" if done else ""))
 
 
 def evaluate(
@@ -55,6 +58,17 @@ def evaluate(
     typer.echo(json.dumps(metrics, indent=2)) if as_json else _print(metrics)
 
 
+def _name(recipe: Path, config: Any) -> str:
+    """The recipe's own name; a run with another mixer than the recipe's does not get in its way."""
+    from chasm.train import load_recipe
+
+    try:
+        own = load_recipe(recipe).mixer.name
+    except ValueError:  # a recipe that is complete only with its --set
+        own = config.mixer.name
+    return str(config.name) if config.mixer.name == own else f"{config.name}-{config.mixer.name}"
+
+
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Mistakes of the caller, of the data and of the disk end in one line and exit code 3; others keep their trace."""
@@ -70,7 +84,16 @@ def _one_line_errors() -> Iterator[None]:
 def _print(metrics: dict[str, Any]) -> None:
     reference = metrics["reference"]
     for name, row in (("model", metrics), *([(reference["name"], reference)] if reference else [])):
-        scores = "  ".join(f"{k} {row['mean'][k]:.4g} ± {row['std'][k]:.2g}" for k in row["mean"])
-        typer.echo(f"{name}: {scores}")
+        several = len(metrics["cases"]) > 1  # one case has no spread
+        scores = [
+            f"{k} {_number(v)}" + (f" ± {_number(row['std'][k], 2)}" if several else "") for k, v in row["mean"].items()
+        ]
+        typer.echo(f"{name}: {'  '.join(scores)}")
     proxy = ", proxy data" if metrics["proxy"] else ""
-    typer.echo(f"{metrics['split']} split, {len(metrics['cases'])} cases, protocol {metrics['protocol']}{proxy}")
+    cases = f"{len(metrics['cases'])} case{'s' * (len(metrics['cases']) != 1)}"
+    typer.echo(f"{metrics['split']} split, {cases}, protocol {metrics['protocol']}{proxy}")
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    """As it was computed, or as it comes from JSON, which has no word for what is not finite."""
+    return "not finite" if value is None else f"{value:.{digits}g}"

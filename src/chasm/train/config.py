@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from chasm.backbones.base import BACKBONES
 from chasm.data import DATASETS
@@ -171,6 +171,13 @@ def _sampling(options: Any) -> Sampling:
     if options.get("kind", KINDS[0]) not in KINDS:
         raise ValueError(f"unknown mask kind {options['kind']!r}: {near(str(options['kind']), KINDS)}")
     chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    try:
+        checked = TypeAdapter(Sampling).validate_python(chosen)
+    except ValidationError as e:
+        problem = e.errors()[0]
+        place = ".".join(map(str, ("task.options.sampling", *problem["loc"][:1])))
+        raise ValueError(f"{place}: {problem['msg']}, got {problem['input']!r}") from None
+    chosen |= {k: getattr(checked, k) for k, v in chosen.items() if isinstance(v, str)}  # a number in quotes
     return Sampling(**chosen)  # a seed may be a YAML list; a mask is looked up by hashable values
 
 

@@ -20,8 +20,10 @@ from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
 from chasm.data import Batch, Resident, collate, open_dataset
 from chasm.data.base import DataError, SliceDataset
+from chasm.mixers import MIXERS
+from chasm.registry import Registry, near
 from chasm.tasks import Meter, Summary, Task
-from chasm.train.config import RunConfig, load_recipe
+from chasm.train.config import Part, RunConfig, load_recipe
 from chasm.train.files import read_json
 
 
@@ -54,6 +56,8 @@ def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> Sli
 
 def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Module:
     """The backbone with its mixer, for raw images of shape (M, H, W); initialised from the config's seed."""
+    _check_options(MIXERS, config.mixer, ("channels", "size", "device", "dtype"))
+    _check_options(BACKBONES, config.backbone, ("mixer", "mixer_options", "in_channels", "out_channels", "size"))
     torch.manual_seed(config.seed)
     into, out = task.channels(shape[0])
     options: dict[str, Any] = {"size": shape[-2:]}
@@ -67,6 +71,14 @@ def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Mod
         out_channels=out,
         **{**options, **config.backbone.options},
     )
+
+
+def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> None:
+    """A recipe gives the options of a mixer or backbone, but for those that follow from the rest of it."""
+    known = [option for option in registry.options(part.name) if option not in decided]
+    for option in part.options:
+        if option not in known:
+            raise ValueError(f"{registry.kind} {part.name!r} has no option {option!r}: {near(option, known)}")
 
 
 def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
