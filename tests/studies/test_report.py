@@ -15,7 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from chasm.studies import report_figures as figures
 from chasm.studies import report_learned
+from chasm.studies import report_words as words
 from chasm.studies.plan import Plan, make_plan
 from chasm.studies.report import report_runs, write_report
 from chasm.studies.report_figures import _box, colours
@@ -294,6 +296,50 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     markdown = page.with_suffix(".md").read_text()
     assert "Embedded data" in markdown
     assert "| paper" not in markdown
+
+
+def test_numbers_as_they_are_printed() -> None:
+    assert words.signed(-0.0004, "psnr") == words.signed(0.0004, "psnr") == "0.000"
+    assert words.signed(-0.0006, "psnr") == "−0.001"
+    one = {"mean": 20.0, "std_cases": 0.0, "std_seeds": None, "cases": {"a": 20.0}}
+    assert words.score_text(one, "psnr") == "20.00"  # one case has no spread
+    assert words.score_text({**one, "cases": {"a": 20.0, "b": 20.0}}, "psnr") == "20.00 ± 0.00"
+
+
+def test_the_rule_and_the_whole_command_are_in_the_report(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    text = basis[0].with_suffix(".md").read_text()
+    assert "and the mean is not zero in the digits printed here" in text
+    assert f"Made by `chasm report basis --scale proxy --protocol matched --out {basis[1]}`" in text
+
+
+def test_axes_have_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
+    points = [figures.Point(f"m{i}", 12.9151 + i * 1e-5, 1e9 + i, 2000.0 + 900 * i) for i in range(3)]
+    labels = {p.arm: p.arm for p in points}
+    figures.cost(points, labels, "PSNR")
+    figures.cost([*points, figures.Point("wide", 12.9, 1e9, 9e6)], labels | {"wide": "wide"}, "PSNR")
+    for figure in kept:
+        figure.canvas.draw()
+        for ax in figure.axes:
+            assert ax.yaxis.get_offset_text().get_text() == ""
+            low, high = ax.get_xlim()
+            shown = [t for t, at in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True) if low <= at <= high]
+            assert sum(bool(t.get_text()) for t in shown) > 1
+
+
+def test_long_labels_do_not_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
+    image = np.random.default_rng(0).random((32, 32))
+    names = ["Shared basis, signed gain", "SpectFormer, matched parameters", "DiffFNO, matched parameters", "a", "b"]
+    figures.panel(image, ("zero-filled", image), dict.fromkeys(names, image), dict.fromkeys(names, "30.00 dB"))
+    (figure,) = kept
+    figure.canvas.draw()
+    boxes = [ax.title.get_window_extent() for part in figure.subfigs for ax in part.axes if ax.get_title()]
+    assert len(boxes) == 7
+    for i, a in enumerate(boxes):
+        assert not any(a.overlaps(b) for b in boxes[i + 1 :])
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_verdict(low, high, cases, verdict):
     assert Interval(0.0, low, high, cases, 1).verdict == verdict
 
 
+def test_what_prints_as_zero_is_level():
+    """+0.0004 dB on every case: the interval excludes zero, and the report would call "0.000 dB" a win."""
+    base = named(np.arange(20.0))
+    ahead = {case: v + 0.0004 for case, v in base.items()}
+    assert difference([ahead], [base]).verdict == "win"
+    assert difference([ahead], [base], "psnr").verdict == "level"
+    assert difference([base], [ahead], "psnr").verdict == "level"
+    assert difference([{case: v + 0.0006 for case, v in base.items()}], [base], "psnr").verdict == "win"
+    assert difference([ahead], [base], "ssim").verdict == "win"  # which has a digit more
+
+
 def test_no_difference_is_rarely_called_one():
     rng = np.random.default_rng(3)
     wrong = sum(

@@ -25,6 +25,7 @@ from small import (
 )
 
 from chasm.train import RunConfig, files, load_run, train
+from chasm.train.run import environment
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -202,6 +203,23 @@ def test_environment_tells_where_a_run_went_on(tmp_path: Path, monkeypatch: pyte
     now = json.loads((tmp_path / "environment.json").read_text())
     assert now["commit"] == first["commit"]
     assert [(r["step"], r["commit"]) for r in now["resumed"]] == [(5, "another")]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["bin/chasm", "train", "r.yaml"], "chasm train r.yaml"),
+        (
+            ["lib/chasm/__main__.py", "train", "r.yaml", "--set", "a={b: 1}"],
+            "python -m chasm train r.yaml --set 'a={b: 1}'",
+        ),
+    ],
+)
+def test_the_command_can_be_typed_again(
+    argv: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", argv)
+    assert environment(recipe(), torch.device("cpu"), (1, 16, 16))["command"] == expected
 
 
 def test_a_kill_from_outside(tmp_path: Path) -> None:

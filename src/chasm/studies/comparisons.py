@@ -50,7 +50,7 @@ def comparisons(plan: Plan, rows: list[dict[str, Any]], cells: list[dict[str, An
                 ours, theirs = table.pair(place, arm, against, metric)
                 if not ours:
                     continue
-                d = difference(ours, theirs)
+                d = difference(ours, theirs, metric)
                 quotes = [plan.study.quotes.get((*place, a), {}).get(metric) for a in (arm, against)]
                 printed = None if None in quotes else round(quotes[0].mean - quotes[1].mean, 4)  # type: ignore[union-attr]
                 found.append(
@@ -92,7 +92,7 @@ def falsification(plan: Plan, rows: list[dict[str, Any]], cells: list[dict[str, 
         if matrices[0].shape != matrices[1].shape:
             continue  # seeds still missing on one side
         value, low, high = drop(*matrices)
-        sides = [difference(ours, theirs) for _, ours, theirs in gains]
+        sides = [difference(ours, theirs, metric) for _, ours, theirs in gains]
         found.append(
             {
                 "setting": setting,

@@ -4,6 +4,7 @@
 form first. Whatever the numbers say is printed the same way; "win" and "loss" are the words of `statistics` alone.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,8 @@ def report_runs(runs: Mapping[str, str | Path] | Sequence[str | Path], out: str 
 def _report(results: dict[str, Any], root: Path | None, command: str | None) -> Report:
     study = results["study"]
     scale, protocol = results.get("scale"), results.get("protocol")
-    told = command or f"chasm report {study['name']} --scale {scale} --protocol {protocol}"
+    where = "" if root is None else f" --out {shlex.quote(str(root))}"
+    told = command or f"chasm report {study['name']} --scale {scale} --protocol {protocol}{where}"
     found = [sections.summary(results)]
     for setting, host in places(results):
         found.append(sections.place(results, setting, host, root))

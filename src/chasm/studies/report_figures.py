@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -42,6 +43,7 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     rcParams["svg.hashsalt"] = "chasm"  # the same numbers give the same file
+    rcParams["axes.formatter.useoffset"] = False  # 12.915, not 0.005 with +1.291e1 in a corner
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
@@ -111,8 +113,11 @@ def cost(points: Sequence[Point], labels: dict[str, str], metric: str) -> str:
                 marker, size = ("*", 15) if p.arm == "chasm" else ("osD^vPX<>h"[i % 10], 8)
                 style = {"color": tints[p.arm], "ms": size, "mec": "white", "mew": 0.8, "ls": "none"}
                 ax.plot(value / scale, p.score, marker, **style, label=labels[p.arm] if ax is axes[0] else None)
-        if name == "parameters":
-            ax.set_xscale("symlog", linthresh=1)
+        counts = [v / scale for p in points if (v := getattr(p, name))]
+        if (
+            name == "parameters" and counts and max(counts) > 30 * min(counts)
+        ):  # fewer decades would go without a number
+            ax.set_xscale("symlog", linthresh=min(counts))
         ax.margins(x=0.08, y=0.12)
         ax.set_xlabel(title, fontsize=9.5)
         _plain(ax, "both")
@@ -203,7 +208,9 @@ def panel(
     strips = [list(shown)[i : i + wide] for i in range(0, len(shown), wide)]
     h, w = plain.shape[:2]
     cell = 9.3 / wide
-    figure = new_figure(9.4, len(strips) * cell * (2 * h / w + 1 + 0.30))
+    titles = {label: fill(label, max(int(cell / 0.075), 8)) for label in shown}  # about 0.075 inches a letter
+    lines = sum(max(titles[label].count("\n") for label in members) for members in strips)  # beyond the first
+    figure = new_figure(9.4, len(strips) * cell * (2 * h / w + 1 + 0.30) + 0.16 * lines)
     parts: Any = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
     for part, members in zip(parts, strips, strict=True):
         axes = part.subplots(3, wide, squeeze=False, height_ratios=[h / w, 1, h / w])
@@ -216,7 +223,7 @@ def panel(
                     _scale(column[2], top)
                 weight = "bold" if label in ("target", "CHASM") else "normal"
                 column[0].set_title(
-                    f"{label}\n{notes.get(label, '')}", fontsize=8.5, weight=weight, color=INK, linespacing=1.3
+                    f"{titles[label]}\n{notes.get(label, '')}", fontsize=8.5, weight=weight, color=INK, linespacing=1.3
                 )
     return source(figure, "png"), {"top": top, "labelled": labelled}
 

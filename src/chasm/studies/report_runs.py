@@ -1,12 +1,12 @@
 """A handful of run folders in the form of a study's results, so that one report serves both."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chasm.studies.statistics import difference, spread
+from chasm.train.files import read_json
 
 FOCUS, BASE = "chasm", "baseline"
 _SHORT = {"wrapper only": "wrapper"}  # names that studies also use, so that colours agree
@@ -65,7 +65,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def _cell(label: str, folder: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _comparisons(cells: list[dict[str, Any]], settings: dict[str, Any]) -> list[
                 if set(here[arm]) != set(here[against]):
                     continue
                 ours, theirs = ({case: v[metric] for case, v in here[a].items()} for a in (arm, against))
-                d = difference([ours], [theirs])
+                d = difference([ours], [theirs], metric)
                 found.append(
                     {
                         "setting": place[0],

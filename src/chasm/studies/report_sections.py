@@ -136,7 +136,12 @@ def _scores(results: Results, setting: str, host: str, rows: list[dict[str, Any]
     for reference in (r for r in results["references"] if r["setting"] == setting):
         cells = [Cell(str(reference["name"]))]
         for m in metrics:
-            cells.append(Cell(f"{w.number(reference['mean'][m], m)} ± {w.number(reference['std'][m], m)}"))
+            own = {
+                "mean": reference["mean"][m],
+                "std_cases": reference["std"][m],
+                "cases": rows[0]["scores"][m]["cases"],
+            }
+            cells.append(Cell(w.score_text(own, m)))
             cells += [Cell("")] if paper[m] else []
         found.append(Row(cells + [Cell("")] * (len(columns) - len(cells)), "reference"))
     best = {m: max(r["scores"][m]["mean"] for r in rows) for m in metrics}
@@ -162,7 +167,7 @@ def _scores_note(results: Results, setting: str, rows: list[dict[str, Any]], pap
     m = cells[0]["metrics"]
     word = w.data_word(results, setting)
     seeds = max(len(r["seeds"]) for r in rows)
-    text = f"Mean ± standard deviation over {cases} test cases"
+    text = f"Mean ± standard deviation over {cases} test cases" if cases > 1 else "One test case"
     text += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
     text += f". Metric protocol “{m['protocol']}”: {m['meaning']}. Bold: highest mean, not a verdict."
     text += " Slot numbers: real numbers stored in the slots."
@@ -193,7 +198,8 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
     rows = [Row([row.cells[i] for i in kept], row.kind) for row in rows]
     note = (
         "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
-        "interval excludes zero; everything else is level, or has too few cases to say."
+        "interval excludes zero and the mean is not zero in the digits printed here; everything else is level, or has "
+        "too few cases to say."
     )
     return Table(f"Paired differences, {w.NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
 
@@ -210,10 +216,10 @@ def _curve(root: Path, cell: dict[str, Any], metric: str) -> figures.Curve | Non
     curve = figures.Curve(cell["arm"], cell["seed"])
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        if "loss" in row:
+        if row.get("loss") is not None:  # null: not finite
             curve.steps.append(row["step"])
             curve.loss.append(row["loss"])
-        if f"val_{metric}" in row:
+        if row.get(f"val_{metric}") is not None:
             curve.val_steps.append(row["step"])
             curve.val.append(row[f"val_{metric}"])
     return curve

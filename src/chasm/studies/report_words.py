@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chasm.studies import statistics
+
 Results = dict[str, Any]
-DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3, "gmacs_paper": 2, "gmacs": 2}
-DECIMALS |= {"core_mparams": 2, "core_mparams_real": 2}
+DECIMALS = {**statistics.DECIMALS, "gmacs_paper": 2, "gmacs": 2, "core_mparams": 2, "core_mparams_real": 2}
 NAMES = {"psnr": "PSNR", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice", "iou": "IoU"}
 NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs, all counted"}
 NAMES |= {"core_mparams": "parameters, M (complex once)", "core_mparams_real": "real numbers, M"}
@@ -105,8 +106,10 @@ def with_unit(value: float | None, metric: str) -> str:
 
 
 def signed(value: float, metric: str, more: int = 1) -> str:
-    """With the digits of the score itself and one more, since differences are small."""
-    return f"{value:+.{DECIMALS.get(metric, 3) + more}f}".replace("-", "−")
+    """With the digits of the score itself and one more, since differences are small; zero has no sign."""
+    digits = DECIMALS.get(metric, 3) + more
+    value = round(value, digits)
+    return f"{value:+.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
 
 def interval(c: dict[str, Any], metric: str, unit: bool = True) -> str:
@@ -116,7 +119,7 @@ def interval(c: dict[str, Any], metric: str, unit: bool = True) -> str:
 
 def score_text(score: dict[str, Any], metric: str) -> str:
     text = number(score["mean"], metric)
-    if score.get("std_cases") is not None:
+    if score.get("std_cases") is not None and len(score["cases"]) > 1:  # one case has no spread
         text += f" ± {number(score['std_cases'], metric)}"
     if score.get("std_seeds") is not None:
         text += f" ± {score['std_seeds']:.{DECIMALS.get(metric, 3)}f}"

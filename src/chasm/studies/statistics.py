@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 DRAWS = 4000
+# Digits a score is printed with; a difference has one more, and one that is zero in those is no win or loss.
+DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3}
 FEWEST = 6  # cases for a verdict: with fewer, all of them pointing one way is no rarer than 1 in 20 by chance
 
 
@@ -22,12 +24,18 @@ class Interval:
     high: float
     cases: int
     seeds: int
+    digits: int | None = None  # after the point, as printed; None: all
 
     @property
     def verdict(self) -> str:
-        """ "win" or "loss" when the interval excludes zero, else "level"; no verdict on too few cases."""
+        """ "win" or "loss" when the interval excludes zero and the printed mean is not zero, else "level".
+
+        No verdict on too few cases.
+        """
         if self.cases < FEWEST:
             return "too few cases"
+        if self.digits is not None and round(self.mean, self.digits) == 0:
+            return "level"
         return "win" if self.low > 0 else "loss" if self.high < 0 else "level"
 
 
@@ -39,10 +47,23 @@ def spread(values: Sequence[float], *, sample: bool = False) -> tuple[float, flo
     return float(x.mean()), float(x.std(ddof=int(sample)))
 
 
+def printed_digits(metric: str) -> int:
+    """Of a difference in this metric."""
+    return DECIMALS.get(metric, 3) + 1
+
+
 def difference(
-    ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]], *, draws: int = DRAWS, seed: int = 0
+    ours: Sequence[Mapping[str, float]],
+    theirs: Sequence[Mapping[str, float]],
+    metric: str | None = None,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
 ) -> Interval:
-    """Ours minus theirs, paired by case; one mapping of case -> score per seed, in the same order of seeds."""
+    """Ours minus theirs, paired by case; one mapping of case -> score per seed, in the same order of seeds.
+
+    With a metric, the verdict is about what is printed of it.
+    """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"a paired difference needs the same seeds on both sides, got {len(ours)} and {len(theirs)}")
     cases = sorted(ours[0])
@@ -54,7 +75,8 @@ def difference(
         [[a[c] - b[c] for c in cases] for a, b in zip(ours, theirs, strict=True)], dtype=float
     )  # (seeds, cases)
     low, high = interval(resampled(d, draws=draws, seed=seed))
-    return Interval(float(d.mean()), low, high, len(cases), len(d))
+    digits = None if metric is None else printed_digits(metric)
+    return Interval(float(d.mean()), low, high, len(cases), len(d), digits)
 
 
 def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:

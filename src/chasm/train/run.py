@@ -1,6 +1,7 @@
 """From a config to what it names: datasets, task, model; and back from a run folder."""
 
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -184,10 +185,17 @@ def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...])
         "device": name,
         "commit": _git("rev-parse", "HEAD"),
         "modified": bool(_git("status", "--porcelain")),
-        "command": " ".join(Path(a).name if i == 0 else a for i, a in enumerate(sys.argv)),
+        "command": _command(sys.argv),
         "seed": config.seed,
         "image_shape": list(shape),
     }
+
+
+def _command(argv: list[str]) -> str:
+    """As it can be typed again; a module that was run (python -m chasm) has the path of its file as first word."""
+    name = Path(argv[0]).name
+    first = f"python -m {Path(argv[0]).parent.name}" if name == "__main__.py" else name
+    return " ".join([first, *map(shlex.quote, argv[1:])])
 
 
 def _git(*words: str) -> str:
