@@ -22,8 +22,9 @@ def test_list_names_every_study(chasm_study):
 
 
 def test_show_prints_the_grid_beside_the_paper(chasm_study):
-    found = chasm_study("show", "basis", "--protocol", "tuned", "--probe", 0)
+    found = chasm_study("show", "basis", "--protocol", "tuned", "--probe", 0, "--arm", "gfnet")
     assert found.exit_code == 0
+    assert "GFNet" in found.output
     assert "Untied basis" in found.output
     assert "chasm(basis=untied)" in found.output
     assert "step size x 1/10/30/100" in found.output
@@ -71,6 +72,7 @@ def test_a_failed_run_gives_exit_code_one(chasm_study, tmp_path):
         (("show", "basis", "--set", "mixer.name=ffc"), "differ in"),
         (("show", "basis", "--set", "train.stepz=3"), "did you mean 'steps'"),
         (("show", "basis", "--path", "here"), "name=folder"),
+        (("show", "basis", "--arm", "gfnett"), "did you mean 'gfnet'"),
     ],
 )
 def test_errors_are_one_line(chasm_study, words, message, tmp_path):

@@ -1,13 +1,14 @@
 """One protocol for every mixer by construction: runs of a setting in a host differ in the declared factors only."""
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 import torch
 
+from chasm.mixers import MIXERS
 from chasm.optim import param_groups
-from chasm.studies import STUDIES, load_plan, make_plan
+from chasm.studies import STUDIES, collect, load_plan, make_plan
 from chasm.studies.plan import FACTORS, missing_paths, save_plan
 from chasm.studies.vocabulary import ARMS, MULTIPLIERS
 from chasm.train.run import build_model
@@ -102,6 +103,23 @@ def test_overrides_apply_to_all_but_not_to_factors():
     for factor in ("mixer.name=ffc", "mixer=ffc", "seed=3", "train.spectral_multiplier=10", "train={}", "name=x"):
         with pytest.raises(ValueError, match="differ in"):
             make_plan("basis", overrides=[factor])
+
+
+def test_any_registered_mixer_can_stand_beside_the_others(tmp_path, monkeypatch):
+    class Mine(MIXERS.get("gfnet")):
+        spectral_parameters = ("weight",)
+
+    monkeypatch.setitem(MIXERS._classes, "mine", Mine)
+    plan = make_plan("basis", protocol="tuned", arms=("mine", "wrapper", "chasm"))
+    count = Counter(c.arm for c in plan.cells)
+    assert (count["mine"], count["wrapper"], count["chasm"]) == (4, 1, 4)  # chasm was there, and is once
+    mine = next(c for c in plan.cells if c.arm == "mine")
+    assert (mine.key, mine.config.mixer.name) == ("cc359-x8.hifi-mamba.mine.m1.s0", "mine")
+    save_plan(plan, tmp_path)
+    assert load_plan(tmp_path, "basis", protocol="tuned") == plan
+    assert collect(plan, tmp_path)["arms"]["mine"] == {"label": "mine", "mixer": "mine", "options": {}}
+    with pytest.raises(ValueError, match="unknown arm or mixer 'chazm': did you mean 'chasm'"):
+        make_plan("basis", arms=("chazm",))
 
 
 def test_unknown_words_suggest_the_near_one():

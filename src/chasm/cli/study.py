@@ -17,6 +17,7 @@ PROTOCOL = typer.Option("matched", help="matched: one step size. tuned: the spec
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
 SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
 PATHS = typer.Option([], "--path", help="proxy=FOLDER, or at full scale cc359=FOLDER, fastmri=FOLDER, ..")
+ARM = typer.Option([], "--arm", help="Also this one in every grid: an arm of another study, or any registered mixer.")
 SET = typer.Option([], "--set", help="train.steps=500 and so on, for every run alike.")
 
 
@@ -39,18 +40,19 @@ def show(
     seeds: int = SEEDS,
     path: list[str] = PATHS,
     overrides: list[str] = SET,
+    arm: list[str] = ARM,
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
     limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models; 0: do not time."),
 ) -> None:
     """Print the grid with the paper's numbers, and what it will cost by a short measurement on this machine."""
-    plan = _plan(name, scale, protocol, seeds, path, overrides)
+    plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
     study = plan.study
     typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
     for place in dict.fromkeys((c.setting, c.host) for c in plan.cells):
         typer.echo(f"{place[0]} in {place[1]}")
         here = [c for c in plan.cells if (c.setting, c.host) == place]
-        for arm in dict.fromkeys(c.arm for c in here):
-            _show_arm(plan, [c for c in here if c.arm == arm])
+        for one in dict.fromkeys(c.arm for c in here):
+            _show_arm(plan, [c for c in here if c.arm == one])
     if study.kind == "cost":
         typer.echo(f"\n{len(plan.cells)} models to count; nothing is trained")
     elif limit > 0:
@@ -66,6 +68,7 @@ def run(
     seeds: int = SEEDS,
     path: list[str] = PATHS,
     overrides: list[str] = SET,
+    arm: list[str] = ARM,
     at_once: int = typer.Option(1, min=1, help="Runs at once on this machine; several may share a GPU."),
     ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
     address: str = typer.Option(None, help="Of the Ray cluster; default: one on this machine."),
@@ -75,7 +78,7 @@ def run(
     """Run what is missing. Interrupt at any time and start again; failed runs are recorded and tried again."""
     from chasm.studies.runner import run as run_study
 
-    plan = _plan(name, scale, protocol, seeds, path, overrides)
+    plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
     try:
         outcomes = run_study(
             plan,
@@ -117,7 +120,9 @@ def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: 
     typer.echo(f"{len(states)} runs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
 
 
-def _plan(name: str, scale: str, protocol: str, seeds: int | None, path: list[str], overrides: list[str]) -> Any:
+def _plan(
+    name: str, scale: str, protocol: str, seeds: int | None, path: list[str], overrides: list[str], arms: list[str]
+) -> Any:
     from chasm.studies import make_plan
 
     paths = {}
@@ -127,7 +132,7 @@ def _plan(name: str, scale: str, protocol: str, seeds: int | None, path: list[st
             raise typer.BadParameter(f"--path {entry!r}: write it as name=folder")
         paths[key] = str(Path(folder).expanduser().resolve())
     try:
-        plan = make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides)
+        plan = make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides, arms)
         _ = plan.cells  # made here, where wrong overrides show
     except ValueError as e:
         raise _one_line(e) from None
@@ -140,7 +145,7 @@ def _one_line(error: Exception) -> typer.Exit:
 
 
 def _show_arm(plan: Any, cells: list[Any]) -> None:
-    from chasm.studies.vocabulary import ARMS
+    from chasm.studies.vocabulary import get_arm
 
     first = cells[0]
     quotes = plan.study.quotes.get((first.setting, first.host, first.arm), {})
@@ -153,7 +158,9 @@ def _show_arm(plan: Any, cells: list[Any]) -> None:
     mixer = first.config.mixer
     options = ", ".join(f"{k}={v}" for k, v in mixer.options.items())
     slot = f"{mixer.name}({options})" if options else mixer.name
-    typer.echo(f"  {ARMS[first.arm].label:36s} {slot:34s} {runs:24s} {'paper: ' + printed if printed else ''}".rstrip())
+    typer.echo(
+        f"  {get_arm(first.arm).label:36s} {slot:34s} {runs:24s} {'paper: ' + printed if printed else ''}".rstrip()
+    )
 
 
 def _show_cost(plan: Any, gpus: int, limit: float) -> None:

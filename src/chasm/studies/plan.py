@@ -18,7 +18,7 @@ from chasm.cost import count_parameters
 from chasm.mixers import create_mixer
 from chasm.registry import near
 from chasm.studies.catalogue import Study, get_study
-from chasm.studies.vocabulary import ARMS, HOSTS, MULTIPLIERS, SCALES, SETTINGS, base_recipe, image_size, needed_path
+from chasm.studies.vocabulary import HOSTS, MULTIPLIERS, SCALES, SETTINGS, base_recipe, get_arm, image_size, needed_path
 from chasm.train.config import Part, RunConfig, load_recipe
 from chasm.train.files import write_json
 
@@ -57,6 +57,7 @@ class Plan:
     seeds: tuple[int, ...] | None  # None: those the study declares
     paths: dict[str, str]
     overrides: tuple[str, ...]  # a.b=c, of every run alike
+    arms: tuple[str, ...] = ()  # in every grid, beside those the study declares
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -65,7 +66,7 @@ class Plan:
             for setting in grid.settings:
                 for host in grid.hosts:
                     base = self._base(setting, host)
-                    for arm in grid.arms:
+                    for arm in dict.fromkeys((*grid.arms, *self.arms)):
                         for multiplier in self._multipliers(arm):
                             for seed in self.seeds or grid.seeds:
                                 cell = self._cell(base, setting, host, arm, multiplier, seed)
@@ -77,15 +78,15 @@ class Plan:
         return Path(root) / self.scale / cell.key
 
     def _multipliers(self, arm: str) -> tuple[int, ...]:
-        tuned = self.protocol == "tuned" and self.study.kind == "train" and ARMS[arm].spectral
+        tuned = self.protocol == "tuned" and self.study.kind == "train" and get_arm(arm).spectral
         return MULTIPLIERS if tuned else MULTIPLIERS[:1]
 
     def _base(self, setting: str, host: str) -> RunConfig:
         return load_recipe(base_recipe(SETTINGS[setting], HOSTS[host], self.scale, self.paths), list(self.overrides))
 
     def _cell(self, base: RunConfig, setting: str, host: str, arm: str, multiplier: int, seed: int) -> Cell:
-        mixer = ARMS[arm].mixer
-        if ARMS[arm].budget:
+        mixer = get_arm(arm).mixer
+        if get_arm(arm).budget:
             options = json.dumps(base.backbone.options, sort_keys=True)
             mixer = near_budget(mixer.name, base.backbone.name, options, image_size(SETTINGS[setting], self.scale))
         kind = self.study.kind
@@ -102,8 +103,12 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     paths: dict[str, str] | None = None,
     overrides: Sequence[str] = (),
+    arms: Sequence[str] = (),
 ) -> Plan:
-    """The runs of a study. `paths`: "proxy" -> the bundle, or dataset -> folder; needed to run, not to look."""
+    """The runs of a study. `paths`: "proxy" -> the bundle, or dataset -> folder; needed to run, not to look.
+
+    `arms` stand beside the study's own in every grid: of another study, or any registered mixer.
+    """
     for word, value, known in (("scale", scale, SCALES), ("protocol", protocol, PROTOCOLS)):
         if value not in known:
             raise ValueError(f"unknown {word} {value!r}: {near(value, known)}")
@@ -111,7 +116,10 @@ def make_plan(
         key = override.partition("=")[0]
         if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):
             raise ValueError(f"--set {override}: {key} is what the runs of a study differ in: it cannot be set for all")
-    return Plan(get_study(study), scale, protocol, tuple(seeds) if seeds else None, dict(paths or {}), tuple(overrides))
+    for arm in arms:
+        get_arm(arm)
+    chosen = tuple(seeds) if seeds else None
+    return Plan(get_study(study), scale, protocol, chosen, dict(paths or {}), tuple(overrides), tuple(arms))
 
 
 def missing_paths(plan: Plan) -> list[str]:
@@ -128,7 +136,9 @@ def _record(root: str | Path, study: str, scale: str, protocol: str) -> Path:
 
 def save_plan(plan: Plan, root: str | Path) -> None:
     """Beside the runs, so that status and report need not be told again."""
-    fields = {k: v for k, v in asdict(plan).items() if k in ("scale", "protocol", "seeds", "paths", "overrides")}
+    fields = {
+        k: v for k, v in asdict(plan).items() if k in ("scale", "protocol", "seeds", "paths", "overrides", "arms")
+    }
     write_json(_record(root, plan.study.name, plan.scale, plan.protocol), {"study": plan.study.name, **fields})
 
 

@@ -38,7 +38,7 @@ from chasm.studies.comparisons import comparisons, falsification, per_seed
 from chasm.studies.plan import Cell, Plan
 from chasm.studies.state import state
 from chasm.studies.statistics import spread
-from chasm.studies.vocabulary import ARMS, HOSTS, SETTINGS
+from chasm.studies.vocabulary import HOSTS, SETTINGS, get_arm
 from chasm.studies.worker import COSTS
 from chasm.train.files import finite, read_json
 
@@ -77,7 +77,7 @@ def _setting(name: str, kind: str) -> dict[str, Any]:
 
 
 def _arm(name: str) -> dict[str, Any]:
-    arm = ARMS[name]
+    arm = get_arm(name)
     return {"label": arm.label, "mixer": arm.mixer.name, "options": dict(arm.mixer.options)}
 
 
@@ -132,7 +132,7 @@ def _rows(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "host": host,
                 "arm": arm,
                 "multiplier": chosen,
-                "chosen_from": validation if plan.protocol == "tuned" and ARMS[arm].spectral else None,
+                "chosen_from": validation if plan.protocol == "tuned" and get_arm(arm).spectral else None,
                 "seeds": [r["seed"] for r in runs],
                 "cells": [r["key"] for r in runs],
                 "scores": _costs(runs[0]["metrics"]) if plan.study.kind == "cost" else _scores(runs),

@@ -7,6 +7,7 @@ to the proxy bundle; `full` is the paper's protocol on its datasets. Sizes and s
 from dataclasses import dataclass, field
 from typing import Any
 
+from chasm.mixers import MIXERS
 from chasm.registry import near
 from chasm.train.config import Part
 
@@ -132,6 +133,15 @@ ARMS: dict[str, Arm] = {
         if name != "gfnet"  # its table follows the map; SpectFormer's is the same operator on a grid of any size
     },
 }
+
+
+def get_arm(name: str) -> Arm:
+    """An arm of the studies, or any other registered mixer as it comes."""
+    if name not in ARMS and name in MIXERS.list():
+        spectral = bool(MIXERS.get(name).spectral_parameters)  # type: ignore[attr-defined]
+        return Arm(name, Part(name=name), spectral=spectral)
+    arm: Arm = lookup("arm or mixer", name, ARMS)
+    return arm
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
