@@ -83,7 +83,7 @@ def test_a_forgotten_set_is_refused_and_the_plan_is_kept(tmp_path, in_process):
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text("{}")
         (folder / "config.yaml").write_text(dump(cell.config))
-    with pytest.raises(ValueError, match=r"2 runs in .*: train\.steps \(is 77, not 6\): repeat the --set") as e:
+    with pytest.raises(ValueError, match=r"2 of 2 runs in .*: train\.steps \(is 77, not 6\): repeat the --set") as e:
         run(make_plan("seeds-basis", seeds=(0,)), tmp_path)
     assert "\n" not in str(e.value)
     assert load_plan(tmp_path, "seeds-basis") == plan

@@ -74,8 +74,9 @@ def _check_configs(plan: Plan, root: Path) -> None:
     found = [(cell.key, state(plan.folder(root, cell), cell.config)) for cell in plan.cells]
     others = [(key, other) for key, (word, other) in found if word == "other config"]
     if others:
+        key, other = others[0]
         raise ValueError(
-            f"{len(others)} runs in {root} have another config, such as {others[0][0]}: {others[0][1]}: "
+            f"{len(others)} of {len(found)} runs in {root} hold another config, such as {key}: {other}: "
             "repeat the --set, --path and --seeds they were started with, or choose another --out"
         )
 
