@@ -291,7 +291,7 @@ class Trainer:
         better = self.task.protocol.better
         self._record({"step": self.step, **{f"val_{k}": v for k, v in values.items()}})
         self.progress.validated(f"{better} {values[better]:.4g}")
-        value = None if math.isnan(values[better]) else values[better]
+        value = values[better] if math.isfinite(values[better]) else None  # as a checkpoint keeps it
         best = self.best["score"]
         if self.best["step"] < 0 or (value is not None and (best is None or value > best)):
             self.best = {"step": self.step, "score": value, "values": values}
