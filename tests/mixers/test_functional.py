@@ -102,3 +102,18 @@ def test_axes_too_long_for_circulants() -> None:
     m = mixer({})
     want = torch.stack([torch.autograd.grad(value, x, retain_graph=True)[0] for value in corner(m(x))[:2]])
     close(jacrev(lambda x: corner(m(x))[:2])(x.detach()), want)
+
+
+@each_variant
+def test_gradients_of_the_parameters_for_each_image(options: dict[str, Any]) -> None:
+    m, x = mixer(options), features()
+    params = dict(m.named_parameters())
+
+    def loss(p: dict[str, Tensor], image: Tensor) -> Tensor:
+        return functional_call(m, p, (image[None],)).pow(3).sum()
+
+    got = vmap(grad(loss), (None, 0))({k: p.detach() for k, p in params.items()}, x)
+    for i, image in enumerate(x):
+        want = torch.autograd.grad(m(image[None]).pow(3).sum(), list(params.values()))
+        for name, d in zip(params, want, strict=True):
+            close(got[name][i], d)

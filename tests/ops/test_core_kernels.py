@@ -407,6 +407,7 @@ def test_product_and_gram_in_one_pass(C, H, W, mended_interpreter, monkeypatch):
 
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], spread: float = 0.3, **options: Any) -> chasm.CHASM:
     options = {"local": False, **options}
+    torch.manual_seed(0)  # layers start at random
     module = chasm.CHASM(shape[1], size=shape[2:], form=form, **options).to(DEVICE, dtype)
     with torch.no_grad():
         for i, p in enumerate(module.parameters()):
@@ -439,8 +440,8 @@ VARIANTS = [
 @kernel_test
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_form_matches_the_oracle(options):
-    shape = (2, 6, 7, 10)
-    compare(shape, options)
+    # on a card in bfloat16, and with enough numbers that their rounding is no accident
+    compare((2, 6, 7, 10) if INTERPRETED else (2, 24, 23, 30), options)
 
 
 @gpu_test

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chasm.ops._cost import counted_as
 from chasm.ops.constants import constant
-from chasm.ops.kernels import traced, triton_runs
+from chasm.ops.kernels import traced, transformed, triton_runs
 
 # |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
 # fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
@@ -59,7 +59,7 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
     flat = theta.cpu() if theta.device.type == "mps" else theta
     flat = flat.flatten(0, -2) if flat.ndim > 1 else flat[None]
     with counted_as("matrix exponential"):
-        if torch.is_grad_enabled() and theta.requires_grad and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and theta.requires_grad and not transformed():
             U = _Exponential.apply(flat)[0]
         else:
             U = _exponential(flat)[0]
