@@ -55,11 +55,14 @@ def names(plan: table.Plan) -> list[str]:
 
 
 def run(plan: table.Plan, sweeps: Sequence[str], tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of one mixer in one sweep after the other. CHASM runs in the form it chooses itself."""
+    """The rows of one point after the other, of all mixers: cut short, a sweep still compares them all.
+
+    CHASM runs in the form it chooses itself.
+    """
     for sweep in sweeps:
-        for name in names(plan):
-            yield list(_line(plan, sweep, name, tick))
-            table.free(plan.device)
+        lines = [_line(plan, sweep, name, tick) for name in names(plan)]
+        for point in zip(*lines, strict=True):
+            yield [row for rows in point for row in rows]
 
 
 def total(plan: table.Plan, sweeps: Sequence[str]) -> int:
@@ -67,11 +70,13 @@ def total(plan: table.Plan, sweeps: Sequence[str]) -> int:
     return lines * sum(len(shapes(sweep, plan.device.type == "cuda")) for sweep in sweeps)
 
 
-def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[Row]:
+def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[list[Row]]:
+    """The rows of one mixer, point by point."""
     over: set[tuple[str, str]] = set()  # what has met the end of memory or patience
     last: dict[tuple[str, str], tuple[int, float, str]] = {}
     compared: dict[tuple[str, str], Shape] = {}
     for n, shape in shapes(sweep, plan.device.type == "cuda"):
+        rows: list[Row] = []
         make = _maker(name, shape, plan.device)
         kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in plan.modes))
         exact: dict[str, Any] = {}
@@ -87,7 +92,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                     continue
                 row: Row = {"sweep": sweep, "n": n, "shape": shape, "dtype": dtype, "mode": mode, "mixer": name}
                 if not exact and (dtype, mode) not in compared:
-                    yield row | {"note": "never compared with float64"}
+                    rows.append(row | {"note": "never compared with float64"})
                     continue
                 layouts: Iterable[str] = subjects.LAYOUTS
                 if (dtype, mode) in last:
@@ -95,7 +100,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                     expected = guess(sweep, n, before, time_ms)
                     if expected > PATIENCE_MS:
                         over.add((dtype, mode))
-                        yield row | {"note": "not run: a call would take over a second"}
+                        rows.append(row | {"note": "not run: a call would take over a second"})
                         continue
                     if expected > LONG_MS:
                         layouts = [layout]
@@ -108,7 +113,10 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                     row["note"] = f"float64 compared at {'x'.join(map(str, compared[dtype, mode]))}"
                 if "time_ms" in row:
                     last[dtype, mode] = n, row["time_ms"], row["layout"]
-                yield row
+                rows.append(row)
+        del exact  # while the others have their turn
+        table.free(plan.device)
+        yield rows
 
 
 def guess(sweep: str, n: int, before: int, time_ms: float) -> float:
