@@ -29,7 +29,7 @@ from chasm.tasks import Meter
 from chasm.tasks.metrics import FastMRI, Rows
 from chasm.tasks.reconstruction import min_max
 from chasm.train import Run, load_run
-from chasm.train.files import write_json
+from chasm.train.files import finite, write_json
 from chasm.volumes import Place, Result, plan, side_by_side, spare, suffix_of, write
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
@@ -258,4 +258,4 @@ def _volume(work: _Work, case: str, rows: list[int], place: Place, on_slice: Cal
 
 def as_json(outcome: Outcome) -> str:
     """The outcome as one JSON object."""
-    return json.dumps(asdict(outcome), indent=2, default=str)
+    return json.dumps(finite(asdict(outcome)), indent=2, default=str)

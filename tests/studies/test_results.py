@@ -64,6 +64,15 @@ def test_tuned_takes_the_multiplier_validation_prefers(tmp_path):
     assert (row(found, "baseline")["multiplier"], row(found, "baseline")["chosen_from"]) == (1, None)
 
 
+def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
+    plan = make_plan("wrapper", protocol="tuned", seeds=(0,))
+    val = {1: float("nan"), 10: 31.0, 30: 32.0, 100: float("nan")}
+    for cell in plan.cells:
+        if cell.host == "unet":
+            write(plan, tmp_path, cell, 20.0, val[cell.multiplier])
+    assert row(collect(plan, tmp_path), "chasm")["multiplier"] == 30
+
+
 def test_falsification(tmp_path):
     plan = make_plan("random-mask")
     for cell in plan.cells:

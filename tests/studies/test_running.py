@@ -157,7 +157,17 @@ def test_a_worker_that_dies_without_a_word(tmp_path, monkeypatch):
     monkeypatch.setattr(executors.sys, "executable", str(script))
     assert dict(local([job(tmp_path / "cell")], gpus=[])) == {"cell": "failed"}
     _, error = state(tmp_path / "cell", TINY)
-    assert error == "the worker ended with code -9 (often: out of memory): last words"
+    assert error == "the worker ended with code -9 (often: out of memory); its last output: last words"
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_worker_that_was_told_to_stop_is_interrupted_not_failed(code, tmp_path, monkeypatch):
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nexit {code}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(executors.sys, "executable", str(script))
+    assert dict(local([job(tmp_path / "cell")], gpus=[])) == {"cell": "interrupted"}
+    assert not (tmp_path / "cell/failed.json").exists()
 
 
 def test_two_runs_of_a_study_train_and_compare(tmp_path, monkeypatch):

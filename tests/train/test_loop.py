@@ -5,6 +5,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from itertools import pairwise
@@ -187,6 +189,7 @@ def test_the_run_folder(done: Path) -> None:
         "log.jsonl",
         "metrics.json",
         "pictures",
+        "training.lock",
         "weights.safetensors",
     ]
     metrics = json.loads((done / "metrics.json").read_text())
@@ -250,6 +253,22 @@ def test_a_start_that_failed_is_in_nobodys_way(done: Path, tmp_path: Path, monke
     train(recipe(), tmp_path, quiet=True)
     assert_same_run(done, tmp_path)
     assert not (tmp_path / "nonfinite.jsonl").exists()
+
+
+def test_two_processes_that_do_not_know_of_each_other_do_not_share_a_folder(tmp_path: Path) -> None:
+    hold = "import sys, pathlib as p, chasm.train.files as f\nwith f.alone(p.Path(sys.argv[1])): print(flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for config in (recipe(), recipe(lr=0.1)):
+            with pytest.raises(ValueError, match="another process trains there: wait for it"):
+                train(config, tmp_path, quiet=True)
+        assert [p.name for p in tmp_path.iterdir()] == ["training.lock"]
+    finally:
+        other.kill()
+        other.wait()
+    train(recipe(), tmp_path, quiet=True)
 
 
 def test_weights_that_are_cut_short_are_no_success(done: Path, tmp_path: Path) -> None:
@@ -475,7 +494,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_last_save(
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match=r"config\.yaml: could not be written \(Not a directory\)"):
+    with pytest.raises(OSError, match=r"training\.lock: could not be written \(Not a directory\)"):
         train(recipe(), tmp_path / "file" / "run", quiet=True)
 
 

@@ -80,6 +80,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
         make = _maker(name, shape, plan.device)
         kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in plan.modes))
         exact: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         if torch.Size(shape).numel() <= ORACLE_ELEMENTS:
             oracle = partial(subjects.literal, shape, plan.device) if name == "chasm" else make
             found = table.exact_or_reason(oracle, kinds, shape, plan.device)
@@ -114,7 +115,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                 if "time_ms" in row:
                     last[dtype, mode] = n, row["time_ms"], row["layout"]
                 rows.append(row)
-        del exact  # while the others have their turn
+        del exact, found  # while the others have their turn
         table.free(plan.device)
         yield rows
 

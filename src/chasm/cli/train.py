@@ -51,11 +51,12 @@ def evaluate(
     import torch
 
     from chasm.train import evaluate as score
+    from chasm.train.files import finite
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with _one_line_errors():
         metrics = score(run, split, device=device, data_path=data)
-    typer.echo(json.dumps(metrics, indent=2)) if as_json else _print(metrics)
+    typer.echo(json.dumps(finite(metrics), indent=2)) if as_json else _print(metrics)
 
 
 def _name(recipe: Path, config: Any) -> str:

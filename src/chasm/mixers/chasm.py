@@ -276,9 +276,9 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
 
     On a GPU only where the step becomes a CUDA graph of one's own (`graph`): else every mixer replays its own basis
-    (`ops.replay`), which takes fewer launches. Parameters that are changed, exchanged or sharded, and compiled code,
-    get bases of their own. The batched call has one backward pass: open a context for each, around forward and backward
-    (checkpointing looks for the same bases when it computes again).
+    (`ops.replay`), which takes fewer launches. Parameters that are changed (but for writes through `.data`), exchanged
+    or sharded, and compiled code, get bases of their own. The batched call has one backward pass: open a context for
+    each, around forward and backward (checkpointing looks for the same bases when it computes again).
 
     >>> import torch
     >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))

@@ -94,14 +94,14 @@ class _Process:
             return None
         assert self.process.stdin is not None
         self.process.stdin.close()
-        if code in (143, -signal.SIGTERM):
+        if code in (130, 143, -signal.SIGINT, -signal.SIGTERM):
             return "interrupted"
         known = {0: "done", 1: "failed", 2: "running"}
         if code in known and (code != 1 or (self.folder / "failed.json").is_file()):
             return known[code]
         last = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
         hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
-        failed(self.folder, f"the worker ended with code {code}{hint}: {last[0]}")
+        failed(self.folder, f"the worker ended with code {code}{hint}; its last output: {last[0]}")
         return "failed"
 
     def stop(self) -> None:

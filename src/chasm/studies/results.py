@@ -122,7 +122,8 @@ def _rows(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (setting, host, arm), by_multiplier in groups.items():
         most = max(len(runs) for runs in by_multiplier.values())  # seeds; a study may still be running
         validation = {m: _validation(runs) for m, runs in by_multiplier.items() if len(runs) == most}
-        chosen = max(validation, key=lambda m: (validation[m], -m))  # validation decides; the test split has no say
+        # Validation decides; the test split has no say. What is not a number is never the best.
+        chosen = max(validation, key=lambda m: (-math.inf if math.isnan(validation[m]) else validation[m], -m))
         runs = by_multiplier[chosen]
         quotes = plan.study.quotes.get((setting, host, arm), {})
         times = [r["metrics"]["seconds"] for r in runs if r["metrics"].get("seconds") is not None]

@@ -1,12 +1,13 @@
 """Files a run must not lose: atomic writes, and checkpoints that are verified before they are trusted."""
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,27 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
         partial.chmod(mode)
 
     write_atomic(path, write)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a run's folder: nobody else trains there meanwhile. The system lets go with the process, however that ends.
+
+    By a record lock, which forked processes do not share: those that load data may outlive a killed run.
+    """
+    path = folder / "training.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as e:
+        raise unwritable(path, e) from None
+    with open(path, "w") as f:
+        try:
+            fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            line = f"{folder}: another process trains there: wait for it, or choose another folder"
+            raise ValueError(line) from None
+        yield
 
 
 def holds_work(folder: Path) -> bool:

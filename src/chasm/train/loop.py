@@ -28,7 +28,16 @@ from chasm.optim import param_groups
 from chasm.tasks import TaskBatch
 from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
-from chasm.train.files import Checkpoints, holds_work, read_json, save_tensors, unwritable, write_json, write_text
+from chasm.train.files import (
+    Checkpoints,
+    alone,
+    holds_work,
+    read_json,
+    save_tensors,
+    unwritable,
+    write_json,
+    write_text,
+)
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
 from chasm.train.progress import Progress
@@ -40,22 +49,25 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class NonFiniteError(RuntimeError):
-    """Loss, gradient or weights were not finite; the message says where the slices of that step are listed."""
+    """Loss, gradient or weights were not finite; of the first two the message says where the slices are listed."""
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
     """Train, select on validation, test; returns the metrics. Resumes a run by itself, and skips a finished one."""
     folder = Path(folder).expanduser()
-    done = folder / "metrics.json"
+    _check_config(config, folder)
+    if (folder / "metrics.json").is_file():
+        finished: dict[str, Any] = read_json(folder / "metrics.json")
+        check_weights(folder)
+        return finished
+    return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
+
+
+def _check_config(config: RunConfig, folder: Path) -> None:
     if holds_work(folder) and (folder / "config.yaml").is_file():
         other = differences(load_recipe(folder / "config.yaml"), config)
         if other:
             raise ValueError(f"{folder} holds a run with another config: {other}: choose another folder, or remove it")
-    if done.is_file():
-        finished: dict[str, Any] = read_json(done)
-        check_weights(folder)
-        return finished
-    return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
 
 
 class Trainer:
@@ -104,7 +116,8 @@ class Trainer:
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
     def run(self) -> dict[str, Any]:
-        with tf32(self.t.tf32):
+        with alone(self.folder) if self.main else nullcontext(), tf32(self.t.tf32):
+            _check_config(self.config, self.folder)  # again: it may have got another since
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -152,7 +165,7 @@ class Trainer:
             self.progress.step(self.step, loss)
             if self.step % self.val_every == 0 or self.step == self.steps:
                 self.validate()
-            if self.accelerator.num_processes == 1 or self.step == self.steps:
+            if self.accelerator.num_processes == 1:  # several agree on it before a step
                 self.stopping = self.interrupted > 0
             if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
                 self.save()
@@ -343,8 +356,11 @@ class Trainer:
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
     def _on_signal(self, number: int, *_: Any) -> None:
-        """The step in progress is finished first; a second Ctrl-C does not wait for it."""
-        if self.interrupted and number == signal.SIGINT:
+        """The step in progress is finished first; a second Ctrl-C does not wait for it.
+
+        Of several processes each gets one Ctrl-C twice: from the terminal, and from what launched them.
+        """
+        if self.interrupted and number == signal.SIGINT and self.accelerator.num_processes == 1:
             raise KeyboardInterrupt
         self.interrupted = number
 
