@@ -256,7 +256,11 @@ def test_a_start_that_failed_is_in_nobodys_way(done: Path, tmp_path: Path, monke
 
 
 def test_two_processes_that_do_not_know_of_each_other_do_not_share_a_folder(tmp_path: Path) -> None:
-    hold = "import sys, pathlib as p, chasm.train.files as f\nwith f.alone(p.Path(sys.argv[1])): print(flush=True); input()"
+    hold = """import pathlib, sys
+from chasm.train.files import alone
+with alone(pathlib.Path(sys.argv[1])):
+    print(flush=True)
+    input()"""
     other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None

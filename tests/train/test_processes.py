@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import HIFI, UNET, _one_thread, checkpoint, process, recipe, run, run_signalled  # noqa: F401
+from small import HIFI, UNET, _one_thread, at_step, checkpoint, process, recipe, run, run_signalled  # noqa: F401
 
 from chasm.train import RunConfig, load_recipe, train
 from chasm.train.loop import Trainer
@@ -93,6 +93,21 @@ def signal_the_second(config: RunConfig, folder: Path) -> None:
     if os.environ["RANK"] == "1":
         run_signalled(config, folder, 3, signal.SIGTERM)
     else:
+        run(config, folder)
+
+
+def test_one_interrupt_that_comes_twice_is_one(tmp_path: Path) -> None:
+    """From the terminal to all of a group, and again from what launched them."""
+    assert two(interrupted_twice, recipe(batch=4, save_every=9), tmp_path) == [130, 130]
+    assert checkpoint(tmp_path)[1]["step"] == 4
+
+
+def interrupted_twice(config: RunConfig, folder: Path) -> None:
+    def twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with at_step(3, twice):
         run(config, folder)
 
 
