@@ -103,7 +103,6 @@ def _obstacle(form: str, u: Tensor) -> str:
     return ""
 
 
-@torch.compiler.assume_constant_result
 @cache
 def _installed(package: str) -> bool:
     if find_spec(package) is None:
@@ -113,6 +112,10 @@ def _installed(package: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+# What torch.compiler.assume_constant_result does, without the second that it takes to import the compiler.
+_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
