@@ -147,6 +147,11 @@ def at_step(step: int, act: Callable[[], None]) -> Iterator[None]:
         loop.Trainer._agree = original  # type: ignore[method-assign]
 
 
+def interrupt_twice() -> None:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def run_signalled(config: RunConfig, folder: Path, step: int, number: int, group: bool = False) -> None:
     def send() -> None:
         if group:  # from outside, as a scheduler does: a loader's worker takes no offence at its own parent's signal

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import HIFI, UNET, _one_thread, at_step, checkpoint, process, recipe, run, run_signalled  # noqa: F401
+from small import HIFI, UNET, _one_thread, at_step, checkpoint, interrupt_twice, process, recipe, run, run_signalled  # noqa: F401
 
 from chasm.train import RunConfig, load_recipe, train
 from chasm.train.loop import Trainer
@@ -103,11 +103,7 @@ def test_one_interrupt_that_comes_twice_is_one(tmp_path: Path) -> None:
 
 
 def interrupted_twice(config: RunConfig, folder: Path) -> None:
-    def twice() -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with at_step(3, twice):
+    with at_step(3, interrupt_twice):
         run(config, folder)
 
 

@@ -18,6 +18,7 @@ from small import (
     checkpoint,
     code,
     die,
+    interrupt_twice,
     process,
     recipe,
     run,
@@ -100,11 +101,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def interrupted_twice(config: RunConfig, folder: Path) -> None:
-    def twice() -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt), at_step(4, twice):
+    with pytest.raises(KeyboardInterrupt), at_step(4, interrupt_twice):
         run(config, folder)
 
 

@@ -2,8 +2,7 @@
 
 A library multiplies float32 on its slow units, or in TF32, which has 10 bits. Here every number is split in two
 of float16, and three products of the parts give float32 accuracy on the fast units. Float16 has few exponents: a
-power of two brings A, and each block of positions, to the upper end of them. Other kernels split in two of TF32
-(`add_product`), which needs none, but takes twice the time, and features only transposed.
+power of two brings A, and each block of positions, to the upper end of them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,24 +17,6 @@ from chasm.ops.kernels import cdiv, power_of_2
 
 PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 528  # enough to keep a card busy
-
-
-@triton.jit
-def upper_part(x):
-    """A float32 rounded to what TF32 holds. To cut it off would leave parts of one sign, whose errors add up."""
-    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def add_product(y, x, upper, lower):
-    """y + x w for w in two parts.
-
-    Matrix units cut off where others round: what sums over more than channels starts at y = 0 in every block.
-    """
-    x_upper = upper_part(x)
-    y = tl.dot(x - x_upper, upper, y, input_precision="tf32")
-    y = tl.dot(x_upper, lower, y, input_precision="tf32")
-    return tl.dot(x_upper, upper, y, input_precision="tf32")
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Products over the channels of features (B, C, H, W), and over their positions, as Triton kernels. Sums in float32.
 
 `product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` what it
-has too few result blocks for. Their float32 is never TF32, but three products of parts: see `mixing`.
+has too few result blocks for. Their float32 is never TF32 alone: up to 128 channels see `mixing`; else, and in sums of
+positions, every number is split in two of TF32, which have all exponents, and three products of the parts are summed.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from chasm.ops.kernels import cdiv, mixing, power_of_2, roomy
 from chasm.ops.kernels.circulant import unit
-from chasm.ops.kernels.mixing import add_product, upper_part
 
 # Products, of half-precision and of float32 features
 PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
@@ -28,6 +28,24 @@ WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 16, "num_warps": 8,
 BOTH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 4}
 BOTH_PROGRAMS = 132  # one for every multiprocessor of an H200
 WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
+
+
+@triton.jit
+def _upper_part(x):
+    """A float32 rounded to what TF32 holds. To cut it off would leave parts of one sign, whose errors add up."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _add_product(y, x, upper, lower):
+    """y + x w for w in two parts.
+
+    Matrix units cut off where others round: what sums over more than channels starts at y = 0 in every block.
+    """
+    x_upper = _upper_part(x)
+    y = tl.dot(x - x_upper, upper, y, input_precision="tf32")
+    y = tl.dot(x_upper, lower, y, input_precision="tf32")
+    return tl.dot(x_upper, upper, y, input_precision="tf32")
 
 
 @triton.jit
@@ -54,8 +72,8 @@ def _product_kernel(
         w = tl.load(w_at, mask=(m < C) & (k[None, :] < C - k0), other=0.0)
         a = tl.load(a_at, mask=(k[:, None] < C - k0) & (n < N), other=0.0)
         if a.dtype == tl.float32:
-            upper = upper_part(a)
-            acc += add_product(tl.zeros([BLOCK_M, BLOCK_N], tl.float32), w, upper, a - upper)
+            upper = _upper_part(a)
+            acc += _add_product(tl.zeros([BLOCK_M, BLOCK_N], tl.float32), w, upper, a - upper)
         else:
             acc = tl.dot(w, a, acc)
         w_at += BLOCK_K * stride_k
@@ -118,8 +136,8 @@ def _weight_kernel(
         g = tl.load(g_at + at + columns_n, mask=(m < C)[:, None] & (columns_n < N), other=0.0)
         a = tl.load(a_at + at + columns_n, mask=(k < C)[:, None] & (columns_n < N), other=0.0)
         if SPLIT:  # float32
-            upper = upper_part(a)
-            acc += add_product(tl.zeros([BLOCK_M, BLOCK_K], tl.float32), g, tl.trans(upper), tl.trans(a - upper))
+            upper = _upper_part(a)
+            acc += _add_product(tl.zeros([BLOCK_M, BLOCK_K], tl.float32), g, tl.trans(upper), tl.trans(a - upper))
             sums += g
         else:
             acc = tl.dot(g, tl.trans(a), acc)
