@@ -13,7 +13,7 @@ from chasm import CHASM, ops
 from chasm.ops import AxisOperator
 from chasm.ops.axis import channel_operators
 
-FORMS = [form for form in ops.FORMS if form != "triton"]  # that one needs a GPU
+FORMS = [form for form in ops.FORMS if form not in ops.GPU_FORMS]
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 

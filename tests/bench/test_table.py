@@ -34,7 +34,7 @@ def rows() -> list[table.Row]:
 
 def test_every_mixer_and_form_in_every_mode(rows: list[table.Row]) -> None:
     names = {(r["mode"], r["mixer"], r["form"].split(" ")[0]) for r in rows}
-    forms = [("chasm", form) for form in ("auto", *ops.FORMS) if form != "triton"]  # that one needs a GPU
+    forms = [("chasm", form) for form in ("auto", *ops.FORMS) if form not in ops.GPU_FORMS]
     rivals = [(name, "-") for name in MIXERS.list() if name != "chasm"]
     for mode in ("eval", "step"):
         assert {n[1:] for n in names if n[0] == mode} == {("literal", "eager"), *forms, *rivals}

@@ -634,7 +634,7 @@ def test_an_unknown_option_is_refused() -> None:
         chasm.create_mixer("chasm", channels=4, axis="ch")
 
 
-@pytest.mark.parametrize("form", [form for form in chasm.ops.FORMS if form != "triton"])
+@pytest.mark.parametrize("form", [form for form in chasm.ops.FORMS if form not in chasm.ops.GPU_FORMS])
 def test_checkpointing(form: str) -> None:
     mixer = CHASM(4, size=6, form=form)
     inputs = [torch.randn(2, 4, 6, 6, requires_grad=True), *mixer.parameters()]

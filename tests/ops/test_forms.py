@@ -16,7 +16,7 @@ from chasm.ops import AxisOperator, choose_form, reference
 from chasm.ops.transforms import dense_basis
 
 GAINS = ["positive", "signed", "complex"]
-FORMS = [form for form in ops.FORMS if form != "triton"]  # that one needs a GPU: tests/ops/test_core_kernels.py
+FORMS = [form for form in ops.FORMS if form not in ops.GPU_FORMS]  # those: test_core_kernels.py, test_fused_kernel.py
 BASES = ["shared", "identity", "untied"]
 CPU = torch.device("cpu")
 
@@ -274,9 +274,9 @@ def test_a_gradient_asked_for_alone_is_the_same(form: str, wanted: str) -> None:
     close(got, want, 1e-10, wanted)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)
-def test_the_output_may_be_written_to(form: str, basis: str, gain: str, channels_last: bool) -> None:
+def test_the_output_may_be_written_to(form: str, basis: str, gain: str, wrapped: bool) -> None:
     """As by nn.ReLU(inplace=True)."""
     x = features(2, 3, 4, 5).requires_grad_()
     axes = axes_of(3, (2, 3), basis, gain)
@@ -284,7 +284,7 @@ def test_the_output_may_be_written_to(form: str, basis: str, gain: str, channels
     found = []
     for activation in (torch.relu, torch.relu_):
         prepared = ops.prepare(x.shape, operators_of(x.shape, axes), form, x.dtype)
-        y = activation(ops.run(x, prepared, channels_last=channels_last))
+        y = activation(ops.run(x, prepared, wrapped=wrapped))
         found.append(torch.autograd.grad(y.square().sum(), wanted))
     assert all(map(torch.equal, *found))
 

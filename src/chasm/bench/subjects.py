@@ -93,7 +93,7 @@ def rivals() -> list[str]:
 
 
 def forms() -> list[str]:
-    return ["auto", *(form for form in ops.FORMS if form != "triton" or torch.cuda.is_available())]
+    return ["auto", *(form for form in ops.FORMS if form not in ops.GPU_FORMS or torch.cuda.is_available())]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

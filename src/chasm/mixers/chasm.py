@@ -147,8 +147,8 @@ class CHASM(Mixer):
         z = x.to(autocast_dtype(x) or x.dtype)
         if z.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
             return z + sum(p.sum() for p in self._spectral()), x
-        channels_last = self.ndim == 2 and self.refine is not None  # depthwise convolutions like it
-        found = [ops.run_beside(z, prepared, channels_last=channels_last) for prepared in self._prepared(z)]
+        wrapped = self.ndim == 2 and self.refine is not None
+        found = [ops.run_beside(z, prepared, wrapped=wrapped) for prepared in self._prepared(z)]
         if len(found) > 1:
             return torch.stack([y for y, _ in found]).mean(0), x
         y, again = found[0]

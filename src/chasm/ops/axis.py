@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chasm.ops import reference
+from chasm.ops import fused, reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import Circulants, circulants, matrices, obstacle
 from chasm.ops.gains import impulse_response
@@ -26,8 +26,10 @@ FORMS = {
     "dft": "as fft, but the transform is a product with cosine and sine matrices; no complex dtype",
     "circulant": "each gain as a circulant matrix per channel; products of real matrices only",
     "triton": "as circulant, by Triton kernels with their own backward; half precision on CUDA",
+    "fused": "as dft, each axis by one Triton kernel that reads and writes a map once; bfloat16 on CUDA, no gradient",
     "product": "as circulant, image by image and with own backward; what a CPU does best",
 }
+GPU_FORMS = ("triton", "fused")
 
 
 class AxisOperator(NamedTuple):
@@ -77,12 +79,14 @@ def choose_form(
     if form != "auto":
         if form not in FORMS:
             raise ValueError(f"unknown form {form!r}: {near(form, ['auto', *FORMS])}")
-        if form in ("dft", "circulant", "triton", "product") and untied:
+        if form in ("dft", "circulant", "triton", "fused", "product") and untied:
             raise ValueError(f"form {form!r} needs one basis for all frequencies, got an untied one: use 'fft'")
-        if form == "dft" and is_complex:
-            raise ValueError("form 'dft' needs real gains, got complex ones: use 'fft' or 'circulant'")
+        if form in ("dft", "fused") and is_complex:
+            raise ValueError(f"form {form!r} needs real gains, got complex ones: use 'fft' or 'circulant'")
         if form == "triton" and (reason := obstacle(shape, dims, device, dtype)):
             raise ValueError(f"form 'triton' cannot run: {reason}; use 'auto'")
+        if form == "fused" and (reason := "it has no gradient" if grad else fused.obstacle(shape, dims, device, dtype)):
+            raise ValueError(f"form 'fused' cannot run: {reason}; use 'auto'")
         return Choice(form, "forced by the user")
     if untied:
         return Choice("fft", "an untied basis needs a matrix per frequency")
@@ -110,7 +114,7 @@ def choose_form(
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
     """The constants of `form` for inputs of this shape and dtype. Differentiable in the operators."""
     device = operators[0].gains.device
-    if form in ("reference", "fft", "product") or (device.type == "cpu" and form != "triton"):
+    if form in ("reference", "fft", "product") or (device.type == "cpu" and form not in GPU_FORMS):
         dtype = torch.promote_types(dtype, torch.float32)  # FFTs, and products on a CPU, never below float32
     halves = form in ("dft", "circulant") and dtype.itemsize == 2 and torch.is_grad_enabled()
     if halves and any(op.U is not None and op.U.requires_grad for op in operators):
@@ -162,6 +166,9 @@ def _prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype:
             elif form == "product":
                 rows = [circulant_row(op.gains, shape[op.dim], op.dim == len(shape) - 1) for op in operators]
                 tables = [row if row.requires_grad else circulant_rows(row) for row in rows]
+            elif form == "fused":
+                tables = [fused.gain_table(op.gains, shape[op.dim]) for op in operators]
+                mats = [None if A is None else A.contiguous() for A in mats]
             else:
                 transform = _transform(form, shape, dims)
                 place = {dim: i - len(dims) for i, dim in enumerate(sorted(dims))}
@@ -171,19 +178,22 @@ def _prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype:
     return Prepared(form, dtype, dims, cast, [t.to(wide if t.is_complex() else dtype) for t in tables])
 
 
-def run(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> Tensor:
+def run(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> Tensor:
     """Apply prepared operators, first to last, to x (B, C, *spatial); returns x's shape and dtype.
 
-    `channels_last`: return that memory format where it costs nothing (form "product").
+    `wrapped`: a depthwise convolution follows; return the memory format it likes best where that costs nothing
+    (form "product" channels last, for a CPU; form "fused" channels first, for kernels).
     """
-    return run_beside(x, prepared, channels_last=channels_last)[0]
+    return run_beside(x, prepared, wrapped=wrapped)[0]
 
 
-def run_beside(x: Tensor, prepared: Prepared, *, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+def run_beside(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> tuple[Tensor, Tensor]:
     """The same, and x again to add the result to: form "triton" then sums the two gradients of x on the way."""
     if x.shape[0] == 0:
         return x.clone(), x  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables, *_ = prepared
+    if form == "fused":
+        return fused.fused(x.to(dtype), tables, mats, dims, channels_last=not wrapped).to(x.dtype), x
     z = x.to(dtype).contiguous()
     for one, upper, lower in prepared.apart:
         z = torch.addcmul(torch.addcmul(run(z, one), z, lower), z, upper)
@@ -203,7 +213,7 @@ def run_beside(x: Tensor, prepared: Prepared, *, channels_last: bool = False) ->
             z, again = circulants(z, prepared.circulants, tables, mats, prepared.bases, dims, prepared.symmetric)
             x = again if same else x
         elif form == "product":
-            z = product(z, dims, tables, mats, channels_last)
+            z = product(z, dims, tables, mats, channels_last=wrapped)
         elif form == "circulant":
             z = channel_product(mats[0], z)
             for A, T, dim in zip(mats[1:], tables, dims, strict=True):
@@ -233,7 +243,7 @@ def merged_matrices(operators: list[AxisOperator]) -> list[Tensor | None]:
     bases = [op.U for op in operators]
     mats: list[Tensor | None] = [None if bases[0] is None else bases[0].mT]
     for U, V in pairwise(bases):
-        mats.append(None if U is None or V is None else exact_product(V.mT, U))
+        mats.append(U if V is None else V.mT if U is None else exact_product(V.mT, U))
     return [*mats, bases[-1]]
 
 

@@ -1,0 +1,99 @@
+"""A chain of axis passes, one kernel each, that reads every map once and writes it once; bfloat16 without gradient.
+
+    y = S A_j G_j A_{j-1} S x     of pass j; A_{j-1} only in the first, else it was the A_j of the pass before
+
+S transforms the axis: the Hartley transform, of cos + sin, is real, symmetric and (scaled) its own inverse, and gains
+are diagonal in it because they depend on |k| alone. An even length n takes two transforms of n / 2 only: even
+frequencies see nothing but x[i] + x[i + n/2], odd ones x[i] - x[i + n/2]. For those cos + sin are taken half a sample
+off, which makes their matrix symmetric too.
+"""
+
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from chasm.ops._cost import counted_as
+from chasm.ops.constants import constant
+from chasm.ops.kernels import power_of_2, too_small, triton_runs
+
+LONGEST = 256  # of an axis, and
+FEWEST, MOST = 16, 128  # channels: all matrices of a pass stay in shared memory
+
+
+def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel cannot run on (B, C, H, W) features; None if it can."""
+    if len(shape) != 4:
+        return f"it needs 2-D features (B, C, H, W), got {len(shape) - 2} spatial axes"
+    if any(shape[d] % 2 or shape[d] > LONGEST for d in dims) or not FEWEST <= shape[1] <= MOST:
+        return f"it takes {FEWEST} to {MOST} channels and even axes up to {LONGEST}, got {tuple(shape[1:])}"
+    if shape[1] * shape[2] * shape[3] >= 2**31:
+        return f"offsets in an image are 32 bits wide, got {tuple(shape[1:])}"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and (device.type != "cuda" or dtype != torch.bfloat16):
+        return f"it needs bfloat16 on a CUDA device, got {dtype} on {device.type}"
+    if not triton_runs():
+        return "triton cannot be imported"
+    return None if interpreted else too_small(device)
+
+
+def _padded(n: int) -> int:
+    """Rows or columns of a matrix that holds n: a power of two, and no fewer than matrix units take."""
+    return max(64, power_of_2(n))
+
+
+def hartley(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
+    """(2, P, P): the transforms to even and to odd frequencies, orthogonal and symmetric; zeros from n / 2 on."""
+    half, P = n // 2, _padded(n // 2)
+    i = torch.arange(half, device=device)
+    # In units of pi / n, and reduced in integers first.
+    even, odd = 4 * i[:, None] * i % (2 * n), (2 * i[:, None] + 1) * (2 * i + 1) % (2 * n)
+    angle = torch.stack([even, odd]).double() * (math.pi / n)
+    H = torch.zeros(2, P, P, dtype=torch.float64, device=device)
+    H[:, :half, :half] = (angle.cos() + angle.sin()) / math.sqrt(half)
+    return H.to(dtype)
+
+
+def gain_table(gains: Tensor, n: int) -> Tensor:
+    """(K, C) gains of an axis of length n -> (2, CP/16, P/16, 8, 4, 2, 2, 2): even, odd frequencies; filled with zeros.
+
+    After the first axis, indices are: column / 16, row / 16, row % 8, column / 2 % 4, column / 8 % 2, row / 8 % 2,
+    column % 2 of a matrix (P, CP). So a block of 16 x 16 lies in memory as matrix units of Hopper spread a result over
+    the threads of a warp and, within each thread, over registers.
+    """
+    half, C = n // 2, gains.shape[1]
+    k = torch.arange(half, device=gains.device) * 2 + torch.arange(2, device=gains.device)[:, None]
+    table = gains.new_zeros(2, _padded(half), _padded(C))
+    table[:, :half, :C] = gains[torch.minimum(k, n - k)] / 2  # the sum of two halves is not halved elsewhere
+    parts = table.unflatten(2, (-1, 2, 4, 2)).unflatten(1, (-1, 2, 8))  # of rows (1 to 3), of columns (4 to 7)
+    return parts.permute(0, 4, 1, 3, 6, 5, 2, 7).contiguous()
+
+
+def fused(
+    x: Tensor, tables: list[Tensor], mats: list[Tensor | None], dims: tuple[int, ...], *, channels_last: bool
+) -> Tensor:
+    """The chain on x (B, C, H, W) with tables of `gain_table` and contiguous matrices A_0 .. A_m, all of x's dtype.
+
+    `channels_last`: return that memory format if x has it, else NCHW. A program wants its row or column with channels
+    side by side, or its positions: between passes, and before a pass along H, channels come last.
+    """
+    from chasm.ops.kernels import fused as kernels  # imports triton, which not everybody has
+
+    before, *rest = mats
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    if not last:
+        x = x.contiguous()
+        if dims[0] == 2 and before is not None:
+            with counted_as("matmul", macs=x.numel() * x.shape[1]):
+                x, before = torch.matmul(x.flatten(2).mT, before.mT).mT.unflatten(2, x.shape[2:]), None
+        elif dims[0] == 2:
+            x = x.contiguous(memory_format=torch.channels_last)
+    keep = last and channels_last
+    for j, (table, dim, after) in enumerate(zip(tables, dims, rest, strict=True), 1):
+        n, products = x.shape[dim], (before is not None) + (after is not None)
+        with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
+            to_last = keep or dim == 2 or j < len(dims)
+            x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, before, after, dim, to_last)
+        before = None
+    return x if keep else x.contiguous()

@@ -1,0 +1,138 @@
+"""One axis pass as one Triton kernel, see `ops.fused`: transform, channel product, gains, channel product, transform.
+
+A program takes a row or column of an image with all its channels, (n, C), and goes on to the next. What is the same for
+all of them, two transforms and two channel matrices, stays in shared memory; between the transforms nothing leaves the
+registers. So a pass moves each number over memory twice, and is bound by its products and by what happens between them.
+
+Channels are filled up to a power of two, 64 or more. Blocks of 64 and 32 would waste less at C = 96, but the assembler
+of Triton 3.6 (ptxas 12.8) mixes up the addresses of blocks of 32.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# (what triton.jit compiles has no Python types)
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LONG = {"num_warps": 8, "num_stages": 1}
+SHORT = {"num_warps": 4, "num_stages": 1}  # up to 128
+PROGRAMS = 132  # multiprocessors of an H200, which have shared memory for one program each
+PROGRAMS_SHORT = 264
+
+
+@triton.jit
+def _weights(a_ptr, C: tl.constexpr, c):
+    """A[n, k] as (k, n)."""
+    k, n = c[:, None], c[None, :]
+    return tl.load(a_ptr + n * C + k, mask=(k < C) & (n < C), other=0.0)
+
+
+@triton.jit
+def _gains(g_ptr, P: tl.constexpr, CP: tl.constexpr):
+    """(P, CP), in the order that `ops.fused.gain_table` gave it.
+
+    A thread loads 16 bytes at a time, and they are the gains of its own results: threads exchange nothing.
+    """
+    g = tl.load(g_ptr + tl.arange(0, P * CP))
+    g = tl.reshape(g, [CP // 16, P // 16, 8, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(g, (1, 5, 2, 0, 4, 3, 6)), [P, CP]).to(tl.float32)
+
+
+@triton.jit
+def _filtered(H, x, g_ptr, a, b, P: tl.constexpr, CP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """B G A H x, of one half of the frequencies."""
+    s = tl.dot(H, x, input_precision="ieee")
+    if BEFORE:
+        s = tl.dot(s.to(H.dtype), a, input_precision="ieee")
+    s *= _gains(g_ptr, P, CP)
+    if AFTER:
+        s = tl.dot(s.to(H.dtype), b, input_precision="ieee")
+    return s.to(H.dtype)
+
+
+@triton.jit
+def _prefetch(address):
+    """Into the L2 cache: registers are too few to load the next row itself while this one is in work."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _pass_kernel(
+    x_ptr, y_ptr, h_ptr, g_ptr, a_ptr, b_ptr, ROWS, R, X_IMAGE, X_ROW, X_STEP, Y_IMAGE, Y_ROW, Y_STEP,
+    C: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, CP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    X_LAST: tl.constexpr, Y_LAST: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs,). ROWS rows of 2 HALF positions, R of them to an image.
+
+    With X_LAST x has its channels side by side and positions X_STEP apart, else the other way round; so has y.
+    """
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    p, c = tl.arange(0, P)[:, None], tl.arange(0, CP)[None, :]
+    live = (p < HALF) & (c < C)
+    x_at, x_half = p * X_STEP + c, HALF * X_STEP
+    if not X_LAST:
+        x_at, x_half = p + c * X_STEP, HALF
+    y_at, y_half = p * Y_STEP + c, HALF * Y_STEP
+    if not Y_LAST:
+        y_at, y_half = p + c * Y_STEP, HALF
+    square = p * P + tl.arange(0, P)[None, :]
+    even, odd = tl.load(h_ptr + square), tl.load(h_ptr + P * P + square)
+    a, b = even, even
+    if BEFORE:
+        a = _weights(a_ptr, C, tl.arange(0, CP))
+    if AFTER:
+        b = _weights(b_ptr, C, tl.arange(0, CP))
+    for row in range(tl.program_id(0), ROWS, tl.num_programs(0)):
+        start = x_ptr + (row // R).to(tl.int64) * X_IMAGE + row % R * X_ROW
+        first = tl.load(start + x_at, mask=live, other=0.0).to(tl.float32)
+        second = tl.load(start + x_half + x_at, mask=live, other=0.0).to(tl.float32)
+        e, o = (first + second).to(dtype), (first - second).to(dtype)
+        if PREFETCH:
+            ahead = tl.minimum(row + tl.num_programs(0), ROWS - 1)
+            start = x_ptr + (ahead // R).to(tl.int64) * X_IMAGE + ahead % R * X_ROW
+            if X_LAST:  # at most 256 bytes each, two lines of the cache
+                i = tl.minimum(tl.arange(0, 2 * P), 2 * HALF - 1) * X_STEP
+                _prefetch(start + i)
+                _prefetch(start + i + (C - 1))
+            else:  # at most 512 bytes
+                i = tl.minimum(tl.arange(0, CP), C - 1) * X_STEP
+                _prefetch(start + i)
+                _prefetch(start + i + min(64, 2 * HALF - 1))
+                _prefetch(start + i + min(128, 2 * HALF - 1))
+                _prefetch(start + i + min(192, 2 * HALF - 1))
+        e = _filtered(even, e, g_ptr, a, b, P, CP, BEFORE, AFTER)
+        o = _filtered(odd, o, g_ptr + P * CP, a, b, P, CP, BEFORE, AFTER)
+        e, o = tl.dot(even, e, input_precision="ieee"), tl.dot(odd, o, input_precision="ieee")
+        start = y_ptr + (row // R).to(tl.int64) * Y_IMAGE + row % R * Y_ROW
+        tl.store(start + y_at, (e + o).to(dtype), mask=live)
+        tl.store(start + y_half + y_at, (e - o).to(dtype), mask=live)
+
+
+def pass_(
+    x: Tensor, transform: Tensor, table: Tensor, before: Tensor | None, after: Tensor | None, dim: int, last: bool
+) -> Tensor:
+    """Along dimension dim of x (B, C, H, W), which has stride 1 in C or in dim; y channels last, or else NCHW.
+
+    transform of `ops.fused.hartley`, table of `ops.fused.gain_table`, matrices (C, C) contiguous; all of x's dtype.
+    """
+    B, C, H, W = x.shape
+    n, other = (H, 3) if dim == 2 else (W, 2)
+    y = torch.empty_like(x, memory_format=torch.channels_last if last else torch.contiguous_format)
+    CP, P, rows = 16 * table.shape[1], 16 * table.shape[2], B * x.shape[other]
+    programs, options = (PROGRAMS, LONG) if P > 64 else (PROGRAMS_SHORT, SHORT)
+    from_last = x.stride(1) == 1
+    steps = [t.stride(dim) if is_last else t.stride(1) for t, is_last in ((x, from_last), (y, last))]
+    with torch.cuda.device_of(x):
+        _pass_kernel[(min(programs, rows),)](
+            x, y, transform, table, x if before is None else before, x if after is None else after,
+            rows, x.shape[other], x.stride(0), x.stride(other), steps[0], y.stride(0), y.stride(other), steps[1],
+            C=C, HALF=n // 2, P=P, CP=CP, BEFORE=before is not None, AFTER=after is not None,
+            X_LAST=from_last, Y_LAST=last, PREFETCH=os.environ.get("TRITON_INTERPRET") != "1", **options,
+        )  # fmt: skip
+    return y

@@ -1,0 +1,195 @@
+"""The form that makes each axis one kernel: against float64, in the memory formats and sizes it takes."""
+
+import math
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+import chasm
+from chasm import ops
+from chasm.ops import AxisOperator, choose_form, reference
+from chasm.ops.fused import gain_table, hartley, obstacle
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter cannot multiply bfloat16
+TOLERANCE = 1e-6 if INTERPRETED else 8e-3
+CPU = torch.device("cpu")
+
+# As in test_core_kernels.py: on a GPU as they are, without one in a process of their own.
+kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_the_kernel_in_the_interpreter")
+gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+
+
+@pytest.mark.parametrize("n", [2, 6, 30, 128, 256])
+def test_transforms_are_symmetric_orthogonal_and_diagonalise_gains(n):
+    half = n // 2
+    H = hartley(CPU, n, torch.float64)
+    assert not H[:, half:].any()
+    assert not H[:, :, half:].any()
+    H = H[:, :half, :half]
+    assert torch.equal(H, H.mT)
+    torch.testing.assert_close(H @ H, torch.eye(half, dtype=torch.float64).expand(2, -1, -1), rtol=0, atol=1e-13)
+    torch.manual_seed(0)
+    gains, x = torch.rand(half + 1, dtype=torch.float64), torch.randn(n, dtype=torch.float64)
+    k = 2 * torch.arange(half) + torch.arange(2)[:, None]
+    g = gains[torch.minimum(k, n - k)]
+    first, second = x[:half], x[half:]
+    halves = (H @ (g * (H @ torch.stack([first + second, first - second])[..., None])[..., 0])[..., None])[..., 0] / 2
+    found = torch.cat([halves[0] + halves[1], halves[0] - halves[1]])
+    torch.testing.assert_close(found, torch.fft.irfft(gains * torch.fft.rfft(x), n=n), rtol=0, atol=1e-13)
+
+
+def test_gains_lie_as_results_do():
+    """The register a thread of a Hopper warp keeps element (row, column) of a 16 x 8 result in, by the manual."""
+    table = gain_table(torch.arange(129 * 128.0).view(129, 128), 256).view(2, 8, 8, 32, 8)
+    for row, column in ((0, 0), (5, 77), (127, 127), (64, 9)):
+        warp, lane = row // 16, row % 8 * 4 + column % 8 // 2
+        register = column // 8 % 2 * 4 + row % 16 // 8 * 2 + column % 2
+        for part in (0, 1):
+            k = 2 * row + part
+            assert table[part, column // 16, warp, lane, register] == (min(k, 256 - k) * 128 + column) / 2
+
+
+def random_chain(C: int, size: tuple[int, int], dims: tuple[int, ...], bases: list[bool]) -> list[AxisOperator]:
+    torch.manual_seed(C)
+    found = []
+    for dim, based in zip(dims, bases, strict=True):
+        U = ops.orthogonal_basis(torch.randn(C * (C - 1) // 2, dtype=torch.float64)) if based else None
+        found.append(AxisOperator(dim, U, torch.rand(size[dim - 2] // 2 + 1, C, dtype=torch.float64) + 0.5))
+    return found
+
+
+def applied(x: Tensor, chain: list[AxisOperator], wrapped: bool = False) -> Tensor:
+    moved = [
+        op._replace(U=None if op.U is None else op.U.float().to(DEVICE), gains=op.gains.float().to(DEVICE))
+        for op in chain
+    ]
+    with torch.no_grad():
+        return ops.run(x, ops.prepare(x.shape, moved, "fused", x.dtype), wrapped=wrapped)
+
+
+def expected(x: Tensor, chain: list[AxisOperator]) -> Tensor:
+    z = x.double().cpu()
+    for op in chain:
+        z = reference.axis_pass(z, torch.eye(z.shape[1], dtype=z.dtype) if op.U is None else op.U, op.gains, op.dim)
+    return z
+
+
+def assert_close(found: Tensor, exact: Tensor) -> None:
+    error = (found.double().cpu() - exact).norm() / exact.norm()
+    assert error <= TOLERANCE, float(error)
+
+
+@kernel_test
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize(
+    ("C", "size", "dims", "bases"),
+    [
+        (16, (6, 10), (2, 3), [True, True]),
+        (90, (2, 90), (3,), [True]),
+        (96, (2, 218), (3,), [True]),
+        (128, (130, 1), (2,), [True]),
+        (40, (2, 5), (2,), [True]),
+        (17, (8, 2), (2, 3), [False, True]),
+        (64, (2, 6), (3, 2), [True, False]),
+        (33, (4, 2), (3, 2), [False, False]),
+    ],
+)
+def test_chains(C, size, dims, bases, layout, wrapped):
+    chain = random_chain(C, size, dims, bases)
+    x = torch.randn(2, C, *size, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    y = applied(x.contiguous(memory_format=FORMATS[layout]), chain, wrapped)
+    assert y.is_contiguous(memory_format=FORMATS["NCHW" if wrapped else layout])
+    assert_close(y, expected(x, chain))
+
+
+@kernel_test
+@pytest.mark.parametrize("layout", FORMATS)
+def test_programs_that_take_several_rows(layout, monkeypatch):
+    from chasm.ops.kernels import fused
+
+    monkeypatch.setattr(fused, "PROGRAMS_SHORT", 3)
+    chain = random_chain(20, (6, 4), (2, 3), [True, True])
+    x = torch.randn(3, 20, 6, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    assert_close(applied(x.contiguous(memory_format=FORMATS[layout]), chain), expected(x, chain))
+
+
+@kernel_test
+def test_other_strides_and_an_untouched_input():
+    chain = random_chain(16, (4, 6), (2, 3), [True, True])
+    big = torch.randn(2, 20, 4, 12, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = big[:, 2:18, :, ::2]
+    before = x.clone()
+    assert_close(applied(x, chain), expected(x, chain))
+    assert torch.equal(x, before)
+
+
+@kernel_test
+def test_a_mixer_in_eval():
+    torch.manual_seed(0)
+    mixer = chasm.CHASM(24, size=(6, 10), form="fused").to(DEVICE)
+    plain = chasm.CHASM(24, size=(6, 10), form="reference").to(DEVICE, torch.float64)
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    plain.load_state_dict(mixer.state_dict())
+    x = torch.randn(2, 24, 6, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    mixer.eval()
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16, enabled=not INTERPRETED):
+        assert mixer.explain(x).form == "fused"
+        assert_close(mixer.core(x), plain.core(x.double()).cpu())
+        assert_close(mixer(x), plain(x.double()).cpu())
+    with pytest.raises(ValueError, match="'fused' cannot run: it has no gradient; use 'auto'"):
+        mixer(x)
+
+
+@gpu_test
+@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("shape", [(8, 96, 256, 256), (8, 64, 128, 128), (4, 96, 218, 170), (2, 128, 256, 64)])
+def test_real_sizes_on_a_gpu(shape, layout):
+    chain = random_chain(shape[1], shape[2:], (2, 3), [True, True])
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    y = applied(x.contiguous(memory_format=FORMATS[layout]), chain)
+    assert_close(y[-1:], expected(x[-1:], chain))
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "dtype", "reason"),
+    [
+        ((1, 32, 8), "cuda", torch.bfloat16, "2-D features"),
+        ((1, 32, 7, 8), "cuda", torch.bfloat16, "even axes up to 256"),
+        ((1, 32, 8, 258), "cuda", torch.bfloat16, "even axes up to 256"),
+        ((1, 129, 8, 8), "cuda", torch.bfloat16, "16 to 128 channels"),
+        ((1, 8, 8, 8), "cuda", torch.bfloat16, "16 to 128 channels"),
+        ((1, 32, 8, 8), "cuda", torch.float16, "needs bfloat16 on a CUDA device"),
+        ((1, 32, 8, 8), "cpu", torch.bfloat16, "needs bfloat16 on a CUDA device"),
+    ],
+)
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes any dtype, anywhere")
+def test_what_it_does_not_take(shape, device, dtype, reason):
+    dims = list(range(2, len(shape)))
+    assert reason in (obstacle(torch.Size(shape), dims, torch.device(device), dtype) or "")
+    operators = [AxisOperator(d, None, torch.ones(shape[d] // 2 + 1, shape[1])) for d in dims]
+    with pytest.raises(ValueError, match=r"form 'fused' cannot run: .*use 'auto'"):
+        choose_form(torch.Size(shape), operators, device=torch.device(device), grad=False, dtype=dtype, form="fused")
+
+
+def test_gains_it_does_not_take():
+    op = AxisOperator(3, None, torch.ones(5, 32, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="needs real gains"):
+        choose_form(torch.Size((1, 32, 8, 8)), [op], device=CPU, grad=False, dtype=torch.bfloat16, form="fused")
+    assert math.isclose(float(gain_table(torch.ones(5, 32), 8).sum()), 8 * 32 / 2)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="that is where this runs")
+def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
+    assert passed_in_the_interpreter(__file__) == 43
