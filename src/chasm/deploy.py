@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from chasm.mixers.chasm import AXES, CHASM, kernels_fit, parameters
 from chasm.ops import AxisOperator, Prepared, run
 from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices
-from chasm.ops.circulants import matrices, obstacle
+from chasm.ops.circulants import CHOSEN, matrices, obstacle
 from chasm.ops.kernels import traced
 from chasm.ops.kernels.local import local_block
 from chasm.ops.precision import autocast_dtype
@@ -123,7 +123,7 @@ class FoldedCHASM(nn.Module):
         if traced(x):
             return False
         dims = [step.dim for step in self._steps() if isinstance(step, _CirculantProduct)]
-        return bool(dims) and obstacle(x.shape, dims, x.device, x.dtype) is None
+        return bool(dims) and max(self.size) <= CHOSEN and obstacle(x.shape, dims, x.device, x.dtype) is None
 
     def _steps(self) -> Iterator[nn.Module]:
         return (step for branch in self.branches for step in branch)  # type: ignore[attr-defined]

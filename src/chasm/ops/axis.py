@@ -12,7 +12,7 @@ from torch import Tensor
 
 from chasm.ops import fused, reference
 from chasm.ops.chain import chain, mix
-from chasm.ops.circulants import Circulants, circulants, matrices, obstacle
+from chasm.ops.circulants import CHOSEN, Circulants, circulants, matrices, obstacle
 from chasm.ops.gains import impulse_response
 from chasm.ops.kernels import transformed
 from chasm.ops.precision import exact_product, full_precision
@@ -99,16 +99,16 @@ def choose_form(
         if longest <= 128 and not (grad and torch.compiler.is_compiling()):
             return Choice("circulant", "as on a CPU by itself, in operations that torch.func and compilers can follow")
         return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
-    if dtype.itemsize >= 4 or longest > 2048 or (longest > 512 and is_complex):
+    if dtype.itemsize >= 4 or longest > 2048 or (longest > CHOSEN and is_complex):
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
-    if longest > 512:  # where a matrix per channel would be large
+    if longest > CHOSEN:
         return Choice("dft", "half-precision products with one matrix for all channels beat the FFT up to length 2048")
     why = "compiled or transformed code holds no kernels of ours" if transformed() else None
     why = why or obstacle(shape, dims, device, dtype)
     if why is None:
-        return Choice("triton", "half-precision matrix products beat the FFT up to length 512")
+        return Choice("triton", f"half-precision matrix products beat the FFT up to length {CHOSEN}")
     form = "circulant" if not grad or is_complex else "dft"
-    return Choice(form, f"half-precision matrix products beat the FFT up to length 512; not 'triton': {why}")
+    return Choice(form, f"half-precision matrix products beat the FFT up to length {CHOSEN}; not 'triton': {why}")
 
 
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:

@@ -25,7 +25,8 @@ from chasm.ops.chain import Once, mix
 from chasm.ops.kernels import applied, too_small, triton_runs
 from chasm.ops.precision import exact_product
 
-LONGEST = 512  # of an axis: the block of a circulant that a program keeps has a row of it
+LONGEST = 2048  # of an axis: a circulant is as large as a map of it
+CHOSEN = 512  # up to here "auto" and folded models take the kernels; beyond, somebody who asks for them
 
 
 def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:

@@ -20,8 +20,10 @@ from chasm.ops.kernels import cdiv, power_of_2
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 PASS_SHORT = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 3}  # up to 128
 PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
+KEPT = 512  # length up to which a program keeps its block of T
+PASS_IN_BLOCKS = {"BLOCK_T": 128, "BLOCK_X": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}  # beyond
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
-MATRIX = {"ROWS": 16, "num_warps": 4}
+MATRIX = {"TILE": 8192, "num_warps": 4}  # at most, and at most 16 rows
 DIAGONAL = {"BLOCK": 64, "ROWS": 16, "num_warps": 4}
 PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
 PROGRAMS_SHORT = 528
@@ -81,6 +83,46 @@ def _pass_kernel(
             tl.store(apart_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
             y += mean * own.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pass_in_blocks_kernel(
+    t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, apart_ptr, C, H, W_units, TILES, STRIDE_T,
+    BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
+    APART: tl.constexpr,
+):  # fmt: skip
+    """As above, with blocks of T and x that come and go: grid (TILES, blocks of T, C), one tile for each program."""
+    c = tl.program_id(2).to(tl.int64)
+    W = W_units * UNIT
+    n, other = W, H
+    if ALONG_H:
+        n, other = H, W
+    tiles = tl.cdiv(other, BLOCK_X)
+    start = ((tl.program_id(0) // tiles).to(tl.int64) * C + c) * H * W
+    t_ptr, x_ptr = t_ptr + c * n * STRIDE_T, x_ptr + start
+    r = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    o = tl.program_id(0) % tiles * BLOCK_X + tl.arange(0, BLOCK_X)
+    if ALONG_H:  # (r, o)
+        total = tl.zeros([BLOCK_T, BLOCK_X], tl.float32)
+        at, inside = r[:, None] * W + o[None, :], (r < n)[:, None] & (o < other)[None, :]
+    else:  # (o, r)
+        total = tl.zeros([BLOCK_X, BLOCK_T], tl.float32)
+        at, inside = o[:, None] * W + r[None, :], (o < other)[:, None] & (r < n)[None, :]
+    for first in range(0, n, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        if ALONG_H:
+            T = tl.load(t_ptr + r[:, None] * STRIDE_T + k[None, :], mask=(r < n)[:, None] & (k < n)[None, :], other=0.0)
+            x = tl.load(x_ptr + k[:, None] * W + o[None, :], mask=(k < n)[:, None] & (o < other)[None, :], other=0.0)
+            total = tl.dot(T, x, total)
+        else:
+            T = tl.load(t_ptr + r[None, :] * STRIDE_T + k[:, None], mask=(r < n)[None, :] & (k < n)[:, None], other=0.0)
+            x = tl.load(x_ptr + o[:, None] * W + k[None, :], mask=(o < other)[:, None] & (k < n)[None, :], other=0.0)
+            total = tl.dot(x, T, total)
+    y = total * tl.load(scale_ptr + c)
+    if APART:
+        tl.store(apart_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+        y += tl.load(mean_ptr) * tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -174,18 +216,23 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
     N = max(16, power_of_2(n))
-    options = dict(PASS_SHORT if N <= 128 else PASS if N <= 256 else PASS_LONG)
+    kept = PASS_SHORT if N <= 128 else PASS if N <= 256 else PASS_LONG
+    options = dict(kept if N <= KEPT else PASS_IN_BLOCKS)
     block_t = min(options.pop("BLOCK_T"), N)
     block_x = min(options.pop("BLOCK_X"), max(16, power_of_2(other)))
     tiles, blocks = B * cdiv(other, block_x), cdiv(n, block_t)
-    walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))
     y, apart = torch.empty_like(x), None if mean is None else torch.empty_like(x)
+    given = (
+        matrix, scale, scale if mean is None else mean, x, y, y if apart is None else apart,
+        C, H, W // unit(W), tiles, matrix.stride(1),
+    )  # fmt: skip
+    sizes = {"BLOCK_T": block_t, "BLOCK_X": block_x, "ALONG_H": along_h, "UNIT": unit(W), "APART": mean is not None}
     with torch.cuda.device_of(x):
-        _pass_kernel[walkers, blocks, C](
-            matrix, scale, scale if mean is None else mean, x, y, y if apart is None else apart,
-            C, H, W // unit(W), tiles, matrix.stride(1),
-            N=N, BLOCK_T=block_t, BLOCK_X=block_x, ALONG_H=along_h, UNIT=unit(W), APART=mean is not None, **options,
-        )  # fmt: skip
+        if N > KEPT:
+            _pass_in_blocks_kernel[tiles, blocks, C](*given, **sizes, **options)
+        else:
+            walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))
+            _pass_kernel[walkers, blocks, C](*given, N=N, **sizes, **options)
     return y, apart
 
 
@@ -219,9 +266,11 @@ def matrices(column: Tensor, dtype: torch.dtype, apart: bool) -> tuple[Tensor, T
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
     scale = torch.empty(C, dtype=torch.float32, device=column.device)
     mean = torch.empty((), dtype=torch.float32, device=column.device) if apart else None
+    N = power_of_2(width)
+    rows = min(16, MATRIX["TILE"] // N)
     with torch.cuda.device_of(column):
-        _matrix_kernel[cdiv(n, MATRIX["ROWS"]), C](
+        _matrix_kernel[cdiv(n, rows), C](
             column.contiguous(), T, scale, scale if mean is None else mean, C, n, width,
-            N=power_of_2(width), CHANNELS=power_of_2(C), APART=apart, **MATRIX,
+            N=N, CHANNELS=power_of_2(C), ROWS=rows, APART=apart, num_warps=MATRIX["num_warps"],
         )  # fmt: skip
     return T, scale, mean
