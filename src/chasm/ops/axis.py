@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
     dims: tuple[int, ...]
     mats: list[Tensor | None]  # channel matrices around the gains; "reference" and untied: one per axis
     tables: list[Tensor]  # gains, circulants or first columns of circulants, as the form wants them; untied: none
-    circulants: list[Circulants] = []  # noqa: RUF012  of "triton", made from the tables
+    circulants: list[Circulants] = []  # noqa: RUF012  of "triton", made from the tables; of "fused", along H
     bases: list[Tensor | None] = []  # noqa: RUF012  of "triton", to which gradients go; mats are constants there
     symmetric: bool = True  # are the operators: real gains
     apart: list[tuple["Prepared", Tensor, Tensor]] = []  # noqa: RUF012  or: passes without their mean gain; it, in two
@@ -161,14 +161,21 @@ def _prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype:
                 symmetric = not any(op.gains.is_complex() for op in operators)
                 return Prepared(form, dtype, dims, mats, columns, found, bases, symmetric)
             mats = merged_matrices(operators)
+            if form == "fused":
+                columns = [impulse_response(op.gains, shape[2]) for op in operators if op.dim == 2]
+                return Prepared(
+                    form,
+                    dtype,
+                    dims,
+                    [None if A is None else A.to(dtype).contiguous() for A in mats],
+                    [fused.gain_table(op.gains, shape[op.dim]).to(dtype) for op in operators],
+                    [matrices(column, dtype) for column in columns],
+                )
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             elif form == "product":
                 rows = [circulant_row(op.gains, shape[op.dim], op.dim == len(shape) - 1) for op in operators]
                 tables = [row if row.requires_grad else circulant_rows(row) for row in rows]
-            elif form == "fused":
-                tables = [fused.gain_table(op.gains, shape[op.dim]) for op in operators]
-                mats = [None if A is None else A.contiguous() for A in mats]
             else:
                 transform = _transform(form, shape, dims)
                 place = {dim: i - len(dims) for i, dim in enumerate(sorted(dims))}
@@ -193,7 +200,8 @@ def run_beside(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> tuple
         return x.clone(), x  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables, *_ = prepared
     if form == "fused":
-        return fused.fused(x.to(dtype), tables, mats, dims, channels_last=not wrapped).to(x.dtype), x
+        z = fused.fused(x.to(dtype), tables, prepared.circulants, mats, dims, channels_last=not wrapped)
+        return z.to(x.dtype), x
     z = x.to(dtype).contiguous()
     for one, upper, lower in prepared.apart:
         z = torch.addcmul(torch.addcmul(run(z, one), z, lower), z, upper)

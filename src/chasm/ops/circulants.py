@@ -87,15 +87,15 @@ class _Circulants(torch.autograd.Function):
         """y, x again, and the maps to keep, if any. params: columns of the circulants, bases."""
         z, entered, left, apart = x, [], [], []
         for A, Tj, h in zip(mats[:-1], T, along_h, strict=True):
-            z = _mixed(A, z)
+            z = mixed(A, z)
             if keep and A is not None:  # without a matrix, z is what left the pass before
                 entered.append(z)
-            z, e = _pass(Tj, z, h)
+            z, e = circulant_pass(Tj, z, h)
             if keep:
                 left.append(z)
             if e is not None:
                 apart.append(e)
-        return _mixed(mats[-1], z), x.view_as(x), *left[:-1], *apart, *entered
+        return mixed(mats[-1], z), x.view_as(x), *left[:-1], *apart, *entered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -136,14 +136,14 @@ class _Circulants(torch.autograd.Function):
                 g, after = _mixed_and_summed(mats[j], q, apart[j - 1])
                 after = _turned(bases[j + 1], after)
             else:
-                g = _mixed(mats[j], q, transpose=True)
+                g = mixed(mats[j], q, transpose=True)
             if need_column[j - 1]:
                 d_columns[j - 1] = circulant.gradient(g, z, h)
-            q, p = _pass(Tj if ctx.symmetric else _transposed(Tj), g, h)
+            q, p = circulant_pass(Tj if ctx.symmetric else _transposed(Tj), g, h)
             if need_basis[j - 1]:
                 assert p is not None
                 d_bases[j - 1] = after + _turned(bases[j - 1], gram(left[j - 1], p))
-        dx = _mixed(mats[0], q, transpose=True, add=g_x) if ctx.needs_input_grad[0] else None
+        dx = mixed(mats[0], q, transpose=True, add=g_x) if ctx.needs_input_grad[0] else None
         return (dx, *(None,) * 5, *d_columns, *d_bases)
 
 
@@ -151,7 +151,7 @@ def _turned(U: Tensor | None, G: Tensor) -> Tensor:
     return G if U is None else exact_product(U, G)
 
 
-def _pass(T: Circulants, x: Tensor, along_h: bool) -> tuple[Tensor, Tensor | None]:
+def circulant_pass(T: Circulants, x: Tensor, along_h: bool) -> tuple[Tensor, Tensor | None]:
     """T x, and where the mean is apart, T x less mean x."""
     from chasm.ops.kernels import circulant  # imports triton, which not everybody has
 
@@ -159,7 +159,7 @@ def _pass(T: Circulants, x: Tensor, along_h: bool) -> tuple[Tensor, Tensor | Non
         return circulant.pass_(*T, x, along_h)
 
 
-def _mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | None = None) -> Tensor:
+def mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | None = None) -> Tensor:
     """(C, C) on the channels of (B, C, H, W), in x's dtype; the identity where there is no matrix. `add` is added."""
     if A is None:
         return x if add is None else x + add
@@ -177,7 +177,7 @@ def _mixed_and_summed(A: Tensor | None, q: Tensor, e: Tensor) -> tuple[Tensor, T
     from chasm.ops.kernels import products
 
     found = None if A is None else products.product_and_gram(A.mT, q, e)
-    return found or (_mixed(A, q, transpose=True), products.gram(q, e))
+    return found or (mixed(A, q, transpose=True), products.gram(q, e))
 
 
 def circulants(

@@ -9,33 +9,27 @@ off, which makes their matrix symmetric too.
 """
 
 import math
-import os
 
 import torch
 from torch import Tensor
 
+from chasm.ops import circulants
 from chasm.ops._cost import counted_as
+from chasm.ops.circulants import Circulants, circulant_pass, mixed
 from chasm.ops.constants import constant
-from chasm.ops.kernels import power_of_2, too_small, triton_runs
+from chasm.ops.kernels import power_of_2
 
 LONGEST = 256  # of an axis, and
 FEWEST, MOST = 16, 128  # channels: all matrices of a pass stay in shared memory
 
 
 def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernel cannot run on (B, C, H, W) features; None if it can."""
-    if len(shape) != 4:
-        return f"it needs 2-D features (B, C, H, W), got {len(shape) - 2} spatial axes"
+    """Why the kernels cannot run on (B, C, H, W) features; None if they can."""
     if any(shape[d] % 2 or shape[d] > LONGEST for d in dims) or not FEWEST <= shape[1] <= MOST:
         return f"it takes {FEWEST} to {MOST} channels and even axes up to {LONGEST}, got {tuple(shape[1:])}"
-    if shape[1] * shape[2] * shape[3] >= 2**31:
-        return f"offsets in an image are 32 bits wide, got {tuple(shape[1:])}"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and (device.type != "cuda" or dtype != torch.bfloat16):
-        return f"it needs bfloat16 on a CUDA device, got {dtype} on {device.type}"
-    if not triton_runs():
-        return "triton cannot be imported"
-    return None if interpreted else too_small(device)
+    if dtype == torch.float16:
+        return "it needs bfloat16, got float16, in which the mean of a map could overflow"
+    return circulants.obstacle(shape, dims, device, dtype)
 
 
 def _padded(n: int) -> int:
@@ -71,29 +65,35 @@ def gain_table(gains: Tensor, n: int) -> Tensor:
 
 
 def fused(
-    x: Tensor, tables: list[Tensor], mats: list[Tensor | None], dims: tuple[int, ...], *, channels_last: bool
+    x: Tensor,
+    tables: list[Tensor],
+    T: list[Circulants],
+    mats: list[Tensor | None],
+    dims: tuple[int, ...],
+    *,
+    channels_last: bool,
 ) -> Tensor:
     """The chain on x (B, C, H, W) with tables of `gain_table` and contiguous matrices A_0 .. A_m, all of x's dtype.
 
-    `channels_last`: return that memory format if x has it, else NCHW. A program wants its row or column with channels
-    side by side, or its positions: between passes, and before a pass along H, channels come last.
+    A program wants its row or column with the channels side by side, or its positions. Where channels come first a
+    column has neither: passes along H are then those of form "triton", with the circulants T, in turn.
+    `channels_last`: return that memory format if x has it, else NCHW.
     """
     from chasm.ops.kernels import fused as kernels  # imports triton, which not everybody has
 
-    before, *rest = mats
+    A, *rest = mats
     last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    if not last:
-        x = x.contiguous()
-        if dims[0] == 2 and before is not None:
-            with counted_as("matmul", macs=x.numel() * x.shape[1]):
-                x, before = torch.matmul(x.flatten(2).mT, before.mT).mT.unflatten(2, x.shape[2:]), None
-        elif dims[0] == 2:
-            x = x.contiguous(memory_format=torch.channels_last)
-    keep = last and channels_last
+    x = x if last else x.contiguous()
+    along_h = iter(T)
     for j, (table, dim, after) in enumerate(zip(tables, dims, rest, strict=True), 1):
-        n, products = x.shape[dim], (before is not None) + (after is not None)
+        if dim == 2 and not last:
+            x, _ = circulant_pass(next(along_h), mixed(A, x), along_h=True)
+            A = after
+            continue
+        n, products = x.shape[dim], (A is not None) + (after is not None)
         with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
-            to_last = keep or dim == 2 or j < len(dims)
-            x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, before, after, dim, to_last)
-        before = None
-    return x if keep else x.contiguous()
+            to_last = last and (channels_last or dim == 2 or j < len(dims))
+            x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, A, after, dim, to_last)
+        A = None
+    x = mixed(A, x)
+    return x if channels_last else x.contiguous()
