@@ -340,6 +340,48 @@ def test_nifti_keeps_the_geometry_of_nifti(tmp_path: Path) -> None:
         assert found.get_fdata()[tuple(here)] == pytest.approx(wanted.get_fdata()[voxel], abs=1e-4)
 
 
+def test_nifti_keeps_the_geometry_of_a_dicom_series(tmp_path: Path) -> None:
+    """Oblique, and numbered from above: every voxel is where the scanner put it, in NIfTI's directions."""
+    volume = np.random.default_rng(0).integers(1, 4000, (4, 20, 16))
+    columns, rows = np.array([0.8, 0.6, 0]), np.array([-0.6, 0.8, 0])
+    first, step = np.array([10.0, -20, 30]), np.array([0.1, 0, -3])
+    geometry = {"ImageOrientationPatient": [*columns, *rows], "PixelSpacing": [0.5, 0.7], "SeriesInstanceUID": "1.2"}
+    for i, pixels in enumerate(volume):
+        place = {"ImagePositionPatient": list(first + i * step)}
+        writers.write_dicom(tmp_path / "in" / f"{9 - i}.dcm", pixels, number=i + 1, **geometry, **place)
+    np.savetxt(tmp_path / "all.txt", np.ones(16))
+    outcome = reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.nii", mask=tmp_path / "all.txt")
+    assert UNKNOWN not in outcome.notes
+    found = nibabel.load(next(tmp_path.glob("out*.nii")))
+    assert found.header.get_zooms() == pytest.approx((0.7, 0.5, np.linalg.norm(step)))
+    for i, row, column in ((0, 0, 0), (3, 19, 15), (2, 5, 11)):
+        left_back_up = first + i * step + row * 0.5 * rows + column * 0.7 * columns
+        world = left_back_up * [-1, -1, 1]
+        here = nibabel.affines.apply_affine(np.linalg.inv(found.affine), world)
+        np.testing.assert_allclose(here, here.round(), atol=1e-3)
+        assert found.get_fdata()[tuple(here.round().astype(int))] == pytest.approx(volume[i, row, column], rel=1e-4)
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("missing", ["a position", "a slice", "all"])
+def test_a_dicom_series_without_a_grid_has_no_geometry(tmp_path: Path, missing: str) -> None:
+    for i in range(4):
+        more = {
+            "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
+            "PixelSpacing": [1, 1],
+            "ImagePositionPatient": [0, 0, i],
+            "SeriesInstanceUID": "1.2",
+        }
+        if missing == "a position" and i == 2:
+            del more["ImagePositionPatient"]
+        if not (missing == "a slice" and i == 2):
+            pixels = np.random.default_rng(i).integers(1, 4000, (16, 16))
+            writers.write_dicom(tmp_path / "in" / f"{i}.dcm", pixels, number=i, **({} if missing == "all" else more))
+    np.savetxt(tmp_path / "all.txt", np.ones(16))
+    run = make_run(tmp_path / "run")
+    assert UNKNOWN in reconstruct(tmp_path / "in", run, tmp_path / "out.nii", mask=tmp_path / "all.txt").notes
+
+
 @pytest.mark.usefixtures("no_picture")
 def test_nifti_takes_voxel_sizes_from_the_header(tmp_path: Path) -> None:
     run, notes = make_run(tmp_path / "run"), {}

@@ -16,7 +16,7 @@ from chasm.data.base import Case, DataError, FileDataset, Slice, fault
 from chasm.data.cc359 import CC359
 from chasm.data.fastmri import FastMRI, Header, RawSlice, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
-from chasm.data.folder import Folder, nifti_affine
+from chasm.data.folder import Folder, affine
 from chasm.mri import Mask, create_mask, fft2c, ifft2c, mask_from_array
 from chasm.registry import near
 
@@ -115,7 +115,7 @@ class Scan:
             except DataError:  # not needed for anything else
                 return None
             return None if voxel is None else np.diag([voxel[1], voxel[0], voxel[2], 1.0])
-        return nifti_affine(files[0]) if isinstance(self.data, Folder) and len(files) == 1 else None
+        return affine(files) if isinstance(self.data, Folder) else None
 
 
 def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, mask: Path | None = None) -> Scan:

@@ -290,6 +290,23 @@ def test_folder_series_is_a_case_in_instance_order(tmp_path: Path) -> None:
     assert [int(data[i].image[0, 0, 0]) for i in range(3)] == [100, 200, 1000]
 
 
+def test_folder_series_side_by_side_are_cases(tmp_path: Path) -> None:
+    """Slices of one series must not part, least of all into different splits; two series must not mix."""
+    for place in (tmp_path, tmp_path / "p1"):
+        for number in range(6):
+            series = {"SeriesInstanceUID": f"1.2.{number % 2}"}
+            write_dicom(place / f"IM{9 - number}.dcm", np.arange(16).reshape(4, 4) + 100 * number, number, **series)
+    write_dicom(tmp_path / "p2" / "a.dcm", np.arange(16).reshape(4, 4), SeriesInstanceUID="1.3")
+    write_dicom(tmp_path / "alone.dcm", np.arange(16).reshape(4, 4))
+    data = open_dataset("folder", tmp_path, split="all")
+    assert data.cases == ["IM8.dcm", "IM9.dcm", "alone.dcm", "p1/IM8.dcm", "p1/IM9.dcm", "p2"]
+    first = {case: [] for case in data.cases}
+    for i in range(len(data)):
+        first[data[i].case].append(int(data[i].image[0, 0, 0]))
+    assert first["IM9.dcm"] == first["p1/IM9.dcm"] == [0, 200, 400]
+    assert first["IM8.dcm"] == first["p1/IM8.dcm"] == [100, 300, 500]
+
+
 def test_folder_splits_by_name_by_list_and_by_hash(tmp_path: Path) -> None:
     flat, named = tmp_path / "flat", tmp_path / "named"
     for i in range(10):

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import h5py
 import nibabel
@@ -119,7 +120,7 @@ def write_photo(file: Path, size: tuple[int, int] = (40, 50), seed: int = 0, mod
     Image.fromarray(pixels).convert(mode).save(file)
 
 
-def write_dicom(file: Path, pixels: np.ndarray, number: int = 1, slope: float = 1.0) -> None:
+def write_dicom(file: Path, pixels: np.ndarray, number: int = 1, slope: float = 1.0, **more: Any) -> None:
     import pydicom
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage, generate_uid
@@ -136,6 +137,8 @@ def write_dicom(file: Path, pixels: np.ndarray, number: int = 1, slope: float = 
     data.BitsAllocated = data.BitsStored = 16
     data.HighBit, data.PixelRepresentation = 15, 0
     data.PixelData = pixels.astype("<u2").tobytes()
+    for name, value in more.items():
+        setattr(data, name, value)
     file.parent.mkdir(parents=True, exist_ok=True)
     data.save_as(file, enforce_file_format=True)
 

@@ -1,8 +1,8 @@
 """A folder of one's own magnitude images: .npy, .npz, .png, .tif, .nii(.gz) or DICOM, without writing code.
 
-A file is a case; files in a sub-folder together are one case (a DICOM series, a stack of PNGs), and the first
-sub-folder is the patient for the split. Splits: folders named train, val and test; else a text file `splits`
-with a case and its split on each line; else 70/10/20 by hash. Arrays are (H,W) or (slices,H,W), real or
+A file is a case, or the files of one DICOM series are; other files in a sub-folder together are one case (a stack of
+PNGs), and the first sub-folder is the patient for the split. Splits: folders named train, val and test; else a text
+file `splits` with a case and its split on each line; else 70/10/20 by hash. Arrays are (H,W) or (slices,H,W), real or
 complex; an .npz holds `image` and may hold `label`; DICOM is ordered by instance number, other files by name.
 """
 
@@ -94,16 +94,27 @@ class Folder(FileDataset):
 
 
 def _cases(folder: Path, role: str) -> list[Case]:
-    by_name: dict[str, list[Path]] = {}
+    groups: dict[tuple[str, str], list[Path]] = {}
     for file in folder.rglob("*"):
         if file.is_file() and not file.name.startswith(".") and _suffix(file):
             parent = file.parent.relative_to(folder).as_posix()
-            by_name.setdefault(file.name if parent == "." else parent, []).append(file)
-    prefix = f"{folder.name}/" if role else ""
-    return [
-        Case(prefix + name, role, tuple(_ordered(files)), prefix + name.split("/")[0])
-        for name, files in sorted(by_name.items())
-    ]
+            alone = file.name if parent == "." else ""
+            groups.setdefault((parent, _series(file) or alone), []).append(file)
+    prefix, cases = f"{folder.name}/" if role else "", []
+    for (parent, _), files in groups.items():
+        files = _ordered(files)
+        shared = sum(parent == other for other, _ in groups) > 1
+        name = files[0].name if parent == "." else f"{parent}/{files[0].name}" if shared else parent
+        cases.append(Case(prefix + name, role, tuple(files), prefix + name.split("/")[0]))
+    return sorted(cases, key=lambda case: case.name)
+
+
+def _series(file: Path) -> str:
+    """What the files of a DICOM series have in common, "" for others."""
+    try:
+        return str(_dicom(file, pixels=False).get("SeriesInstanceUID") or "") if _suffix(file) == ".dcm" else ""
+    except DataError:  # said when it is read
+        return ""
 
 
 def _suffix(file: Path) -> str:
@@ -214,14 +225,41 @@ def _nifti(file: Path) -> np.ndarray:
     return volume[:, ::-1].transpose(2, 1, 0)
 
 
-def nifti_affine(file: Path) -> np.ndarray | None:
-    """Voxel to millimetres of a NIfTI file, its axes in the order and direction `_nifti` turns them to."""
-    import nibabel
+def affine(files: tuple[Path, ...]) -> np.ndarray | None:
+    """Voxel (column, row from below, slice) of a case to millimetres, x to the right, y to the front, z up.
 
-    if _suffix(file) != ".nii":
+    None where the files do not say: a NIfTI file does, and a DICOM series with orientation, position and spacing.
+    """
+    if len(files) == 1 and _suffix(files[0]) == ".nii":
+        import nibabel
+
+        with reading(files[0], "header"):
+            return np.asarray(nibabel.as_closest_canonical(nibabel.load(files[0])).affine)
+    return _dicom_affine(files) if all(_suffix(file) == ".dcm" for file in files) else None
+
+
+def _dicom_affine(files: tuple[Path, ...]) -> np.ndarray | None:
+    headers = [_dicom(file, pixels=False) for file in files]
+    first = headers[0]
+    needed = [(h.get("ImageOrientationPatient"), h.get("ImagePositionPatient"), h.get("PixelSpacing")) for h in headers]
+    alike = all((n[0], n[2]) == (needed[0][0], needed[0][2]) for n in needed)
+    if not alike or any(None in n for n in needed) or int(first.get("NumberOfFrames") or 1) > 1:
         return None
-    with reading(file, "header"):
-        return np.asarray(nibabel.as_closest_canonical(nibabel.load(file)).affine)
+    columns, rows = np.array(first.ImageOrientationPatient, float).reshape(2, 3)  # directions in which they count up
+    between_rows, between_columns = (float(v) for v in first.PixelSpacing)
+    places = np.array([position for _, position, _ in needed], float)
+    if len(files) > 1:
+        step = (places[-1] - places[0]) / (len(files) - 1)
+        even = np.abs(places - places[0] - np.arange(len(files))[:, None] * step).max() <= 0.01 * np.linalg.norm(step)
+        if not even or not step.any():  # slices left out, or all in one place: there is no grid
+            return None
+    else:
+        step = np.cross(columns, rows) * float(first.get("SpacingBetweenSlices") or first.get("SliceThickness") or 1)
+    found = np.eye(4)
+    found[:3, 0], found[:3, 1], found[:3, 2] = columns * between_columns, -rows * between_rows, step
+    found[:3, 3] = places[0] + (first.Rows - 1) * between_rows * rows  # the lowest row
+    found[:2] *= -1  # DICOM counts x to the left and y to the back
+    return found
 
 
 def _dicom(file: Path, pixels: bool = True) -> Any:
