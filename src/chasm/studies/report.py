@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm import __version__
+from chasm.studies import report_place
 from chasm.studies import report_sections as sections
 from chasm.studies.report_runs import as_results
 from chasm.studies.report_words import Section, Table, places
@@ -62,7 +63,7 @@ def _report(results: dict[str, Any], root: Path | None, command: str | None) -> 
     told = command or f"chasm report {study['name']} --scale {scale} --protocol {protocol}{where}"
     found = [sections.summary(results)]
     for setting, host in places(results):
-        found.append(sections.place(results, setting, host, root))
+        found.append(report_place.place(results, setting, host, root))
     found += [
         s
         for s in (
