@@ -151,7 +151,8 @@ def test_names_are_checked() -> None:
         ({"mixers": ["gfnt"]}, "did you mean 'gfnet'"),
         ({"forms": ["ftt"]}, "did you mean 'fft'"),
         ({"dtypes": ["float16"]}, "float32"),
-        ({"modes": ["graph"]}, "needs a CUDA device"),
+        ({"modes": ["graph"]}, "mode 'graph' needs a CUDA device"),
+        ({"forms": ["fused"]}, "form 'fused' needs a CUDA device"),
     ):
         with pytest.raises(ValueError, match=message):
             table.make_plan(CPU, LIMITS, **options)  # type: ignore[arg-type]

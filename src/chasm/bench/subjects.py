@@ -92,8 +92,8 @@ def rivals() -> list[str]:
     return [name for name in MIXERS.list() if name != "chasm"]
 
 
-def forms() -> list[str]:
-    return ["auto", *(form for form in ops.FORMS if form not in ops.GPU_FORMS or torch.cuda.is_available())]
+def forms(device: torch.device) -> list[str]:
+    return ["auto", *(form for form in ops.FORMS if form not in ops.GPU_FORMS or device.type == "cuda")]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:

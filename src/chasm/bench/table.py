@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm import ops
 from chasm.bench import subjects
 from chasm.bench.clock import Limits, NotCapturableError, Pace, capture, clock, first_line, input_sets, peak_mib
 from chasm.bench.subjects import LITERAL, Shape, Subject
@@ -105,14 +106,15 @@ def make_plan(
         ("dtype", dtypes, list(DTYPES)),
         ("mode", modes, list(MODES)),
         ("mixer", mixers, ["chasm", *subjects.rivals()]),
-        ("form", forms, subjects.forms()),
+        ("form", forms, ["auto", *ops.FORMS]),
     ):
         for name in given or []:
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r}: {near(name, known)}")
-    graphs = [m for m in modes or [] if MODES[m][1]]
-    if graphs and not gpu:
-        raise ValueError(f"mode {graphs[0]!r} needs a CUDA device, got {device}: leave it out")
+    wants_gpu = [f"mode {m!r}" for m in modes or [] if MODES[m][1]]
+    wants_gpu += [f"form {f!r}" for f in forms or [] if f in ops.GPU_FORMS]
+    if wants_gpu and not gpu:
+        raise ValueError(f"{wants_gpu[0]} needs a CUDA device, got {device}: leave it out")
     return Plan(
         device,
         limits,
@@ -120,7 +122,7 @@ def make_plan(
         dtypes or (["float32", "bf16"] if gpu else ["float32"]),
         modes or [m for m, (_, graph) in MODES.items() if gpu or not graph],
         mixers or ["chasm", *subjects.rivals()],
-        forms or subjects.forms(),
+        forms or subjects.forms(device),
         compiled,
         pace or (Pace() if gpu else Pace(0.5, 3, 20)),
     )
