@@ -123,7 +123,9 @@ class FoldedCHASM(nn.Module):
         if traced(x):
             return False
         dims = [step.dim for step in self._steps() if isinstance(step, _CirculantProduct)]
-        return bool(dims) and max(self.size) <= CHOSEN and obstacle(x.shape, dims, x.device, x.dtype) is None
+        if not dims or max(x.shape[d] for d in dims) > CHOSEN:
+            return False
+        return obstacle(x.shape, dims, x.device, x.dtype) is None
 
     def _steps(self) -> Iterator[nn.Module]:
         return (step for branch in self.branches for step in branch)  # type: ignore[attr-defined]

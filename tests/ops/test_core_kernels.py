@@ -553,6 +553,14 @@ def test_folded_models_use_them(options, monkeypatch):
 
 
 @kernel_test
+@pytest.mark.parametrize(("axes", "taken"), [("ch", True), ("cw", False), ("ch>cw", False)])
+def test_folded_models_use_them_on_axes_that_auto_takes(axes, taken, monkeypatch):
+    monkeypatch.setattr("chasm.deploy.CHOSEN", 8)
+    folded = chasm.fold(mixer("auto", torch.float32, (2, 6, 7, 10), axes=axes), size=(7, 10))
+    assert folded._kernels_fit(normal(2, 6, 7, 10).to(HALF)) is taken
+
+
+@kernel_test
 def test_folded_in_inference_mode_and_used_outside_it():
     with torch.inference_mode():
         folded = chasm.fold(mixer("auto", torch.float32, (2, 6, 7, 10)), size=(7, 10))
@@ -598,6 +606,19 @@ def test_transforms_leave_no_place_for_kernels():
         look(x)
     assert seen == [True] * 3
     assert not traced(x)
+
+
+@pytest.mark.parametrize("form", ops.GPU_FORMS)
+def test_forms_asked_for_inside_them_are_refused(form):
+    module = chasm.CHASM(16, size=4, form=form).requires_grad_(False)
+    x = torch.ones(2, 16, 4, 4)
+    refused = pytest.raises(ValueError, match=f"form '{form}' cannot run: compiled or transformed code .*use 'auto'")
+    with torch.autograd.forward_ad.dual_level(), refused:
+        module(torch.autograd.forward_ad.make_dual(x, x))
+    with refused:
+        torch.vmap(module)(x[:, None])
+    with refused:
+        torch.export.export(module, (x,))
 
 
 @kernel_test
@@ -653,4 +674,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 176
+    assert passed_in_the_interpreter(__file__) == 181

@@ -76,6 +76,7 @@ def choose_form(
     untied = any(op.untied for op in operators)
     is_complex = any(op.gains.is_complex() for op in operators)
     dims = [op.dim for op in operators]
+    no_place = "compiled or transformed code holds no kernels of ours" if transformed() else None
     if form != "auto":
         if form not in FORMS:
             raise ValueError(f"unknown form {form!r}: {near(form, ['auto', *FORMS])}")
@@ -83,10 +84,12 @@ def choose_form(
             raise ValueError(f"form {form!r} needs one basis for all frequencies, got an untied one: use 'fft'")
         if form in ("dft", "fused") and is_complex:
             raise ValueError(f"form {form!r} needs real gains, got complex ones: use 'fft' or 'circulant'")
-        if form == "triton" and (reason := obstacle(shape, dims, device, dtype)):
-            raise ValueError(f"form 'triton' cannot run: {reason}; use 'auto'")
-        if form == "fused" and (reason := "it has no gradient" if grad else fused.obstacle(shape, dims, device, dtype)):
-            raise ValueError(f"form 'fused' cannot run: {reason}; use 'auto'")
+        if form in GPU_FORMS:
+            breaks = torch.compiler.is_compiling() and not torch.compiler.is_exporting()  # its graph, around a kernel
+            reason = "it has no gradient" if form == "fused" and grad else None if breaks else no_place
+            reason = reason or (fused.obstacle if form == "fused" else obstacle)(shape, dims, device, dtype)
+            if reason:
+                raise ValueError(f"form {form!r} cannot run: {reason}; use 'auto'")
         return Choice(form, "forced by the user")
     if untied:
         return Choice("fft", "an untied basis needs a matrix per frequency")
@@ -103,8 +106,7 @@ def choose_form(
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
     if longest > CHOSEN:
         return Choice("dft", "half-precision products with one matrix for all channels beat the FFT up to length 2048")
-    why = "compiled or transformed code holds no kernels of ours" if transformed() else None
-    why = why or obstacle(shape, dims, device, dtype)
+    why = no_place or obstacle(shape, dims, device, dtype)
     if why is None:
         return Choice("triton", f"half-precision matrix products beat the FFT up to length {CHOSEN}")
     form = "circulant" if not grad or is_complex else "dft"
