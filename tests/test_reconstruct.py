@@ -176,6 +176,24 @@ def test_magnitude_folder_with_a_mask_to_nifti(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_slices_in_a_folder_are_one_volume(tmp_path: Path, suffix: str) -> None:
+    """In the order of their numbers; an array beside them is a case of its own."""
+    volume = (180 * writers.blob(np.random.default_rng(0), 11, 16, 16)).astype(np.uint8)
+    (tmp_path / "scan").mkdir()
+    for i, image in enumerate(volume):
+        Image.fromarray(image).save(tmp_path / "scan" / f"slice{i}.{suffix}")  # slice10 comes last
+    run = make_run(tmp_path / "run")
+    (made,) = reconstruct(tmp_path / "scan", run, tmp_path / "out.h5").volumes
+    assert (made.case, made.slices, made.files) == ("scan", 11, [tmp_path / "out.h5"])
+    with h5py.File(tmp_path / "out.h5") as f:
+        np.testing.assert_allclose(f["reconstruction"][()], as_trained(volume, columns(16)), atol=1e-3)
+    np.save(tmp_path / "scan" / "other.npy", volume[:2].astype(np.float32))
+    outcome = reconstruct(tmp_path / "scan", run, tmp_path / "both.h5")
+    assert {v.case: v.slices for v in outcome.volumes} == {"scan": 11, "other.npy": 2}
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_png(tmp_path: Path) -> None:
     """A file for each slice, all in one scale: a slice of half the brightness is half as bright."""
     volume = writers.blob(np.random.default_rng(0), 11, 16, 16) * np.linspace(1, 0.1, 11)[:, None, None]

@@ -74,8 +74,8 @@ def reconstruct(
     """Reconstruct every slice of `source` with a run, into `out` (HDF5, NIfTI or PNG by its suffix).
 
     `source` is a fastMRI .h5, a CC359 .npy or .h5, or a file or folder of images; `kind` says whether complex arrays
-    are "image" (unless said) or "kspace". Several cases in a folder go to one file each, with the case's name added.
-    Beside the volume: a picture, and a JSON record with the scores.
+    are "image" (unless said) or "kspace". Several cases in a folder go to one file each, with the case's name added;
+    PNG and TIFF slices right in it are one case. Beside the volume: a picture, and a JSON record with scores.
     """
     started, device = time.monotonic(), _usable(device)
     path = existing(source)
@@ -225,7 +225,8 @@ def _volume(work: _Work, case: str, rows: list[int], place: Place, on_slice: Cal
             result = work.result(row, meters)
             shape = shape or result.image.shape
             if result.image.shape != shape:
-                raise ValueError(f"{case} slice {i}: {result.image.shape} differs from {shape}: a volume has one shape")
+                differs = f"{case} slice {i}: {result.image.shape} differs from {shape}"
+                raise ValueError(f"{differs}: a volume has one shape: give such files one at a time")
             if row in pictured:
                 kept[i] = result
             on_slice(i + 1)

@@ -16,7 +16,7 @@ from chasm.data.base import Case, DataError, FileDataset, Slice, fault
 from chasm.data.cc359 import CC359
 from chasm.data.fastmri import FastMRI, Header, RawSlice, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
-from chasm.data.folder import Folder, affine
+from chasm.data.folder import Folder, affine, ordered, single_image
 from chasm.mri import Mask, create_mask, fft2c, ifft2c, mask_from_array
 from chasm.registry import near
 
@@ -41,6 +41,19 @@ class _CC359File(CC359):
     @classmethod
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
         return [Case(path.stem, "test", (path,))], "one file"
+
+
+class _Images(Folder):
+    """As for training; but PNG and TIFF slices right in the folder that was given are one volume."""
+
+    @classmethod
+    def find(cls, path: Path, splits: str | Path | None = None, seed: int = 0) -> tuple[list[Case], str]:
+        cases, how = super().find(path, splits, seed)
+        loose = [case for case in cases if case.files[0].parent == path and single_image(case.files[0])]
+        if len(loose) < 2:
+            return cases, how
+        volume = Case(path.resolve().name, "train", tuple(ordered([case.files[0] for case in loose])))
+        return [volume, *(case for case in cases if case not in loose)], how
 
 
 class _Arrays(Folder):
@@ -183,7 +196,7 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
 
 
 def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
-    data = _Arrays(path) if kind == "kspace" else Folder(path, "all")
+    data = _Arrays(path) if kind == "kspace" else _Images(path, "all")
     if not len(data):
         raise fault(path, "slices", "there is none")
     middle = len(data) // 2

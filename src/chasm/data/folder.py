@@ -102,7 +102,7 @@ def _cases(folder: Path, role: str) -> list[Case]:
             groups.setdefault((parent, _series(file) or alone), []).append(file)
     prefix, cases = f"{folder.name}/" if role else "", []
     for (parent, _), files in groups.items():
-        files = _ordered(files)
+        files = ordered(files)
         shared = sum(parent == other for other, _ in groups) > 1
         name = files[0].name if parent == "." else f"{parent}/{files[0].name}" if shared else parent
         cases.append(Case(prefix + name, role, tuple(files), prefix + name.split("/")[0]))
@@ -129,7 +129,7 @@ def _suffix(file: Path) -> str:
     return ""
 
 
-def _ordered(files: list[Path]) -> list[Path]:
+def ordered(files: list[Path]) -> list[Path]:
     def natural(file: Path) -> list[tuple[int, int | str]]:
         return [(0, int(w)) if w.isdigit() else (1, w) for w in re.findall(r"\d+|\D+", file.name)]
 
@@ -137,6 +137,11 @@ def _ordered(files: list[Path]) -> list[Path]:
     if len(files) > 1 and all(_suffix(f) == ".dcm" for f in files):
         files.sort(key=_instance)
     return files
+
+
+def single_image(file: Path) -> bool:
+    """Is it one picture, in a format that does not say what volume it is a slice of?"""
+    return _suffix(file) in (".png", ".tif") and _count(file) == 1
 
 
 def _instance(file: Path) -> int:
