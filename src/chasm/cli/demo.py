@@ -44,6 +44,15 @@ def demo(
 
     if task not in TASKS:
         raise typer.BadParameter(f"unknown task {task!r}: {near(task, TASKS)}")
+    from chasm.cli.train import one_line_errors
+
+    with one_line_errors():
+        page = _compare(task, out, steps, seed)
+    typer.echo(f"report: {page.resolve()}")
+
+
+def _compare(task: str, out: Path, steps: int, seed: int) -> Path:
+    """Score or train every method, and write the report on them."""
     from chasm.studies.report import report_runs
     from chasm.train import load_recipe, train
     from chasm.train.classical import evaluate_classical
@@ -70,8 +79,7 @@ def demo(
         typer.echo(f"[{number}/{len(METHODS)}] {method}: {steps} steps", err=True)
         runs[method] = place / method.lower().replace(" ", "-")
         _line(method, train(config, runs[method]))
-    page = report_runs(runs, out / task / "report.html", title=f"chasm demo: {task}")
-    typer.echo(f"report: {page.resolve()}")
+    return report_runs(runs, out / task / "report.html", title=f"chasm demo: {task}")
 
 
 def _line(name: str, row: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def train(
     from chasm.train import load_recipe
     from chasm.train import train as run
 
-    with _one_line_errors():
+    with one_line_errors():
         config = load_recipe(recipe, set_)
         folder = out or Path("runs") / _name(recipe, config)
         done = (folder / "metrics.json").is_file()
@@ -54,7 +54,7 @@ def evaluate(
     from chasm.train.files import finite
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with _one_line_errors():
+    with one_line_errors():
         metrics = score(run, split, device=device, data_path=data)
     typer.echo(json.dumps(finite(metrics), indent=2)) if as_json else _print(metrics)
 
@@ -71,7 +71,7 @@ def _name(recipe: Path, config: Any) -> str:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Mistakes of the caller, of the data and of the disk end in one line and exit code 3; others keep their trace."""
     from chasm.train import NonFiniteError
 
