@@ -25,7 +25,7 @@ def place(results: Results, setting: str, host: str, root: Path | None) -> Secti
     if ours:
         caption = (
             "Paired difference per test case, with its 95 % bootstrap interval (cases and seeds resampled). Filled: "
-            "the interval excludes zero. Green: CHASM ahead; red: CHASM behind; open: level."
+            "the interval excludes zero. Green: CHASM ahead; red: CHASM behind; open: level, or too few cases."
         )
         section.items.append(Picture(figures.forest(ours, labels, name), "CHASM against each other mixer", caption))
     differences = [_differences(results, setting, host, m) for m in metrics]
