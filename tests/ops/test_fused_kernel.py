@@ -96,7 +96,8 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
         (16, (6, 10), (2, 3), [True, True]),
         (90, (2, 90), (3,), [True]),
         (96, (2, 218), (3,), [True]),
-        (128, (130, 1), (2,), [True]),
+        (128, (1, 130), (3,), [True]),
+        (20, (130, 1), (2,), [True]),  # few channels: the interpreter takes long for their circulants
         (40, (2, 5), (2,), [True]),
         (17, (8, 2), (2, 3), [False, True]),
         (64, (2, 6), (3, 2), [True, False]),
@@ -192,4 +193,4 @@ def test_gains_it_does_not_take():
 
 @pytest.mark.skipif(INTERPRETED, reason="that is where this runs")
 def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 43
+    assert passed_in_the_interpreter(__file__) == 47
