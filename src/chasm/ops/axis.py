@@ -26,7 +26,7 @@ FORMS = {
     "dft": "as fft, but the transform is a product with cosine and sine matrices; no complex dtype",
     "circulant": "each gain as a circulant matrix per channel; products of real matrices only",
     "triton": "as circulant, by Triton kernels with their own backward; half precision on CUDA",
-    "fused": "as dft, each axis by one Triton kernel that reads and writes a map once; bfloat16 on CUDA, no gradient",
+    "fused": "as dft, an axis by one Triton kernel (channels first: W; H as triton); bfloat16 on CUDA, no gradient",
     "product": "as circulant, image by image and with own backward; what a CPU does best",
 }
 GPU_FORMS = ("triton", "fused")

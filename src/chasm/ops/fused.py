@@ -1,4 +1,4 @@
-"""A chain of axis passes, one kernel each, that reads every map once and writes it once; bfloat16 without gradient.
+"""A chain of axis passes by kernels that read a map once and write it once; bfloat16 without gradient.
 
     y = S A_j G_j A_{j-1} S x     of pass j; A_{j-1} only in the first, else it was the A_j of the pass before
 
@@ -27,8 +27,8 @@ def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: to
     """Why the kernels cannot run on (B, C, H, W) features; None if they can."""
     if any(shape[d] % 2 or shape[d] > LONGEST for d in dims) or not FEWEST <= shape[1] <= MOST:
         return f"it takes {FEWEST} to {MOST} channels and even axes up to {LONGEST}, got {tuple(shape[1:])}"
-    if dtype == torch.float16:
-        return "it needs bfloat16, got float16, in which the mean of a map could overflow"
+    if device.type == "cuda" and dtype != torch.bfloat16:
+        return f"it needs bfloat16 (the mean of a map could overflow in float16), got {dtype}"
     return circulants.obstacle(shape, dims, device, dtype)
 
 
