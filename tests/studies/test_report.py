@@ -412,10 +412,16 @@ def test_the_box_lies_where_the_weight_is() -> None:
     assert weight[y : y + n, x : x + n].sum() == weight.sum()
 
 
-def test_a_method_keeps_its_colour() -> None:
-    some = colours(["baseline", "gfnet", "chasm"])
-    assert some["chasm"] == colours(["chasm"])["chasm"]
-    assert len(set(some.values())) == 3
+def test_a_method_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a chart that some methods are not in: one without training has no learning curve."""
+    assert len(set(colours(["baseline", "gfnet", "chasm"]).values())) == 3
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
+    labels = {"classical": "classical", "gfnet": "GFNet", "chasm": "CHASM"}
+    figures.cost([figures.Point(arm, 20.0, 1e9, 1000) for arm in labels], labels, "PSNR")
+    figures.learning([figures.Curve(a, 0, [1, 2], [1, 1], [1, 2], [9, 9]) for a in ("gfnet", "chasm")], labels, "PSNR")
+    first, second = ({line.get_label(): line.get_color() for line in f.axes[0].get_lines()} for f in kept)
+    assert [first[name] for name in ("GFNet", "CHASM")] == [second[name] for name in ("GFNet", "CHASM")]
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")

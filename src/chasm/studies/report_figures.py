@@ -32,7 +32,7 @@ STRIP = 7  # pictures side by side, at most
 
 
 def colours(arms: Sequence[str]) -> dict[str, str]:
-    """The same colour for a method in every chart of a report."""
+    """The same colour for a method in every chart of a report: `arms` are all methods of it."""
     fixed = {"baseline": "#3c4654", "wrapper": GREY, "chasm": FOCUS}
     others = [a for a in arms if a not in fixed]
     return {a: fixed.get(a) or _PALETTE[others.index(a) % len(_PALETTE)] for a in arms}
@@ -101,7 +101,7 @@ class Point:
 
 def cost(points: Sequence[Point], labels: dict[str, str], metric: str) -> str:
     """Score against multiply-adds, and against the parameters in the slots."""
-    tints = colours([p.arm for p in points])
+    tints = colours(list(labels))
     figure = new_figure(9.2, 3.9)
     axes = figure.subplots(1, 2, sharey=True)
     for ax, name, scale, title in (
@@ -145,7 +145,7 @@ class Curve:
 def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> str:
     """Validation score and training loss over steps; seeds of a method share its colour."""
     arms = list(dict.fromkeys(c.arm for c in curves))
-    tints = colours(arms)
+    tints = colours(list(labels))
     figure = new_figure(9.2, 3.7)
     left, right = figure.subplots(1, 2)
     for curve in curves:
