@@ -10,7 +10,7 @@ from torch import Tensor
 import chasm
 from chasm import ops
 from chasm.ops import AxisOperator, choose_form, reference
-from chasm.ops.fused import gain_table, hartley, obstacle
+from chasm.ops.fused import gain_table, hartley, obstacle, scales
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available()
@@ -29,21 +29,32 @@ FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 @pytest.mark.parametrize("n", [2, 6, 30, 128, 256])
 def test_transforms_are_symmetric_orthogonal_and_diagonalise_gains(n):
-    half = n // 2
+    half, (transform, power, rest) = n // 2, scales(n)
     H = hartley(CPU, n, torch.float64)
     assert not H[:, half:].any()
     assert not H[:, :, half:].any()
     H = H[:, :half, :half]
     assert torch.equal(H, H.mT)
-    torch.testing.assert_close(H @ H, torch.eye(half, dtype=torch.float64).expand(2, -1, -1), rtol=0, atol=1e-13)
+    whole = half * transform**2 * torch.eye(half, dtype=torch.float64).expand(2, -1, -1)
+    torch.testing.assert_close(H @ H, whole, rtol=0, atol=1e-13)
     torch.manual_seed(0)
     gains, x = torch.rand(half + 1, dtype=torch.float64), torch.randn(n, dtype=torch.float64)
     k = 2 * torch.arange(half) + torch.arange(2)[:, None]
-    g = gains[torch.minimum(k, n - k)]
+    g = gains[torch.minimum(k, n - k)] * power
     first, second = x[:half], x[half:]
-    halves = (H @ (g * (H @ torch.stack([first + second, first - second])[..., None])[..., 0])[..., None])[..., 0] / 2
-    found = torch.cat([halves[0] + halves[1], halves[0] - halves[1]])
+    halves = (H @ (g * (H @ torch.stack([first + second, first - second])[..., None])[..., 0])[..., None])[..., 0]
+    found = torch.cat([halves[0] + halves[1], halves[0] - halves[1]]) * rest
     torch.testing.assert_close(found, torch.fft.irfft(gains * torch.fft.rfft(x), n=n), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("n", [2, 64, 90, 128, 218, 256])
+def test_the_mean_is_exact_in_bfloat16(n):
+    transform, power, rest = scales(n)
+    assert hartley(CPU, n, torch.bfloat16)[0, 0, : n // 2].eq(transform).all()
+    for number in (transform, power):
+        assert math.frexp(number)[0] == 0.5  # a power of two
+    assert (rest == 1) == (n in (2, 64, 128, 256))
+    assert 1 <= rest < 2
 
 
 def test_gains_lie_as_results_do():
@@ -54,7 +65,7 @@ def test_gains_lie_as_results_do():
         register = column // 8 % 2 * 4 + row % 16 // 8 * 2 + column % 2
         for part in (0, 1):
             k = 2 * row + part
-            assert table[part, column // 16, warp, lane, register] == (min(k, 256 - k) * 128 + column) / 2
+            assert table[part, column // 16, warp, lane, register] == (min(k, 256 - k) * 128 + column) * scales(256)[1]
 
 
 def random_chain(C: int, size: tuple[int, int], dims: tuple[int, ...], bases: list[bool]) -> list[AxisOperator]:
@@ -189,9 +200,9 @@ def test_gains_it_does_not_take():
     op = AxisOperator(3, None, torch.ones(5, 32, dtype=torch.complex64))
     with pytest.raises(ValueError, match="needs real gains"):
         choose_form(torch.Size((1, 32, 8, 8)), [op], device=CPU, grad=False, dtype=torch.bfloat16, form="fused")
-    assert math.isclose(float(gain_table(torch.ones(5, 32), 8).sum()), 8 * 32 / 2)
+    assert float(gain_table(torch.ones(5, 32), 8).sum()) == 8 * 32 * scales(8)[1]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="that is where this runs")
 def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 47
+    assert passed_in_the_interpreter(__file__) == 53

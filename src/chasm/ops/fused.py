@@ -37,15 +37,25 @@ def _padded(n: int) -> int:
     return max(64, power_of_2(n))
 
 
+def scales(n: int) -> tuple[float, float, float]:
+    """Powers of two for transform and gains, and what the result is to be multiplied with, in float32, besides.
+
+    A transform to the mean is then exact in bfloat16, and with n a power of two a flat map stays as it is.
+    """
+    transform = 2.0 ** -round(math.log2(n / 2) / 2)  # about 1 / sqrt(n / 2), with which it would be orthogonal
+    rest, exponent = math.frexp(1 / (n * transform**2))  # the sum of two halves is not halved either
+    return transform, 2.0 ** (exponent - 1), 2 * rest
+
+
 def hartley(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
-    """(2, P, P): the transforms to even and to odd frequencies, orthogonal and symmetric; zeros from n / 2 on."""
+    """(2, P, P): the transforms to even and to odd frequencies, symmetric, orthogonal but for scale; zeros around."""
     half, P = n // 2, _padded(n // 2)
     i = torch.arange(half, device=device)
     # In units of pi / n, and reduced in integers first.
     even, odd = 4 * i[:, None] * i % (2 * n), (2 * i[:, None] + 1) * (2 * i + 1) % (2 * n)
     angle = torch.stack([even, odd]).double() * (math.pi / n)
     H = torch.zeros(2, P, P, dtype=torch.float64, device=device)
-    H[:, :half, :half] = (angle.cos() + angle.sin()) / math.sqrt(half)
+    H[:, :half, :half] = (angle.cos() + angle.sin()) * scales(n)[0]
     return H.to(dtype)
 
 
@@ -59,7 +69,7 @@ def gain_table(gains: Tensor, n: int) -> Tensor:
     half, C = n // 2, gains.shape[1]
     k = torch.arange(half, device=gains.device) * 2 + torch.arange(2, device=gains.device)[:, None]
     table = gains.new_zeros(2, _padded(half), _padded(C))
-    table[:, :half, :C] = gains[torch.minimum(k, n - k)] / 2  # the sum of two halves is not halved elsewhere
+    table[:, :half, :C] = gains[torch.minimum(k, n - k)] * scales(n)[1]
     parts = table.unflatten(2, (-1, 2, 4, 2)).unflatten(1, (-1, 2, 8))  # of rows (1 to 3), of columns (4 to 7)
     return parts.permute(0, 4, 1, 3, 6, 5, 2, 7).contiguous()
 
@@ -93,7 +103,7 @@ def fused(
         n, products = x.shape[dim], (A is not None) + (after is not None)
         with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
             to_last = last and (channels_last or dim == 2 or j < len(dims))
-            x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, A, after, dim, to_last)
+            x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, scales(n)[2], A, after, dim, to_last)
         A = None
     x = mixed(A, x)
     return x if channels_last else x.contiguous()

@@ -66,7 +66,7 @@ def _prefetch(address):
 def _pass_kernel(
     x_ptr, y_ptr, h_ptr, g_ptr, a_ptr, b_ptr, ROWS, R, X_IMAGE, X_ROW, X_STEP, Y_IMAGE, Y_ROW, Y_STEP,
     C: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, CP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
-    X_LAST: tl.constexpr, Y_LAST: tl.constexpr, PREFETCH: tl.constexpr,
+    X_LAST: tl.constexpr, Y_LAST: tl.constexpr, SCALE: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,). ROWS rows of 2 HALF positions, R of them to an image.
 
@@ -109,17 +109,26 @@ def _pass_kernel(
         e = _filtered(even, e, g_ptr, a, b, P, CP, BEFORE, AFTER)
         o = _filtered(odd, o, g_ptr + P * CP, a, b, P, CP, BEFORE, AFTER)
         e, o = tl.dot(even, e, input_precision="ieee"), tl.dot(odd, o, input_precision="ieee")
+        if SCALE != 1:
+            e, o = e * SCALE, o * SCALE
         start = y_ptr + (row // R).to(tl.int64) * Y_IMAGE + row % R * Y_ROW
         tl.store(start + y_at, (e + o).to(dtype), mask=live)
         tl.store(start + y_half + y_at, (e - o).to(dtype), mask=live)
 
 
 def pass_(
-    x: Tensor, transform: Tensor, table: Tensor, before: Tensor | None, after: Tensor | None, dim: int, last: bool
+    x: Tensor,
+    transform: Tensor,
+    table: Tensor,
+    scale: float,
+    before: Tensor | None,
+    after: Tensor | None,
+    dim: int,
+    last: bool,
 ) -> Tensor:
     """Along dimension dim of x (B, C, H, W), which has stride 1 in C or in dim; y channels last, or else NCHW.
 
-    transform of `ops.fused.hartley`, table of `ops.fused.gain_table`, matrices (C, C) contiguous; all of x's dtype.
+    `hartley`, `gain_table` and the last of `scales` of `ops.fused`; matrices (C, C) contiguous; all of x's dtype.
     """
     B, C, H, W = x.shape
     n, other = (H, 3) if dim == 2 else (W, 2)
@@ -133,6 +142,6 @@ def pass_(
             x, y, transform, table, x if before is None else before, x if after is None else after,
             rows, x.shape[other], x.stride(0), x.stride(other), steps[0], y.stride(0), y.stride(other), steps[1],
             C=C, HALF=n // 2, P=P, CP=CP, BEFORE=before is not None, AFTER=after is not None,
-            X_LAST=from_last, Y_LAST=last, PREFETCH=os.environ.get("TRITON_INTERPRET") != "1", **options,
+            X_LAST=from_last, Y_LAST=last, SCALE=scale, PREFETCH=os.environ.get("TRITON_INTERPRET") != "1", **options,
         )  # fmt: skip
     return y
