@@ -12,6 +12,7 @@ import pytest
 from chasm.studies import collect, executors, load_plan, make_plan, runner, worker
 from chasm.studies.executors import environment_of, local, on_ray, visible_gpus
 from chasm.studies.plan import save_plan
+from chasm.studies.report import write_report
 from chasm.studies.runner import jobs_of, run
 from chasm.studies.state import BusyError, clear_failure, failed, state, working_on
 from chasm.studies.worker import PROGRAM, run_cell
@@ -136,6 +137,10 @@ def test_costs_beside_those_of_the_paper(tmp_path):
     assert rows["chasm"]["scores"]["gmacs"]["mean"] > rows["baseline"]["scores"]["gmacs"]["mean"]
     assert found["settings"]["cc359-x8"]["metrics"][0] == "gmacs_paper"
     json.dumps(found, allow_nan=False)
+    text = write_report(found, tmp_path / "report").with_suffix(".md").read_text()
+    assert "3 models counted, none trained." in text
+    for fact in ("hardware", "versions", "command"):
+        assert f"| {fact} | " in text
 
 
 def test_a_failed_cell_is_tried_again(tmp_path, in_process):

@@ -212,6 +212,9 @@ def runs(results: Results) -> Section | None:
     commands = sorted({c["environment"].get("command", "") for c in done if c["environment"]})
     made = {"hardware": machines, "versions": versions, "commit": commits, "command": commands}
     rows = [Row([Cell(k), Cell("; ".join(v))]) for k, v in made.items() if any(v)]
+    if results["study"]["kind"] == "cost":
+        counted = [f"{len(done)} models counted, none trained."]
+        return Section("Runs", counted, items=[Table("", ["", ""], rows, words=True)])
     rows.append(Row([Cell("time"), Cell(f"{w.duration(seconds)} of training over {len(done)} runs")]))
     columns = ["run", "seed", "step size ×", "best step", "steps", "time", "peak memory", "device"]
     table = []

@@ -13,9 +13,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from chasm.studies.state import BusyError, clear_failure, failed, working_on
 from chasm.train.config import RunConfig, load_recipe
 from chasm.train.files import write_json
+from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
 PROGRAM = "import sys; from chasm.studies.worker import main; sys.exit(main())"
@@ -31,6 +34,7 @@ def run_cell(job: Job) -> str:
             try:
                 config = load_recipe(job["config"])
                 if job["kind"] == "cost":
+                    write_json(folder / "environment.json", environment(config, torch.device("cpu"), (1, *job["size"])))
                     write_json(folder / "metrics.json", measure(config, tuple(job["size"])))
                 else:
                     from chasm.train import train
@@ -50,8 +54,6 @@ def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
     `gmacs_paper`: by the rule the paper's table seems to follow [reading], CHASM as its equations are written. `core`:
     one mixer at 96 channels on a 128x128 map, as in the paper's Core Params; complex numbers once, and as two.
     """
-    import torch
-
     from chasm.backbones import create_backbone
     from chasm.cost import count, count_parameters
     from chasm.mixers import create_mixer
