@@ -38,6 +38,7 @@ def test_methods_one_protocol_and_the_report(demo, tmp_path):
     assert found[0]["task"]["mask"]["kind"] == "equispaced"
     assert found[0]["task"]["mask"]["nominal"] == 4
     html = page.read_text()
+    assert "Made by <code>chasm demo --task reconstruction --steps 2 --seed 0</code>" in html
     for method in ("zero-filled", "compressed sensing", *commands.METHODS):
         assert f">{method}</td>" in html
 

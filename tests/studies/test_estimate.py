@@ -44,13 +44,15 @@ def test_models_without_time_take_the_mean_of_their_host(known_times):
     assert "6 of 9 models" in found.notes[0]
 
 
-def test_unknown_sizes_are_said_to_be_unknown(known_times):
-    found = estimate(make_plan("fastmri", "full"))
+def test_sizes_that_nobody_counted_are_said_to_be_assumed_or_unknown(known_times):
+    for study, runs, slices in (("basis", 5, 2754), ("fastmri", 18, 9730), ("brats", 18, 122600)):
+        found = estimate(make_plan(study, "full"))
+        assert found.steps == runs * round(100 * slices / 8)
+        assert found.hours > 0
+        assert any(f"{slices:,} training slices assumed: give its path" in note for note in found.notes)
+    found = estimate(make_plan("basis", "proxy", overrides=["train.epochs=2", "train.steps=null"]))
     assert found.steps is found.hours is found.wall_hours is None
-    assert any("give its path" in note for note in found.notes)
-    found = estimate(make_plan("basis", "full"))
-    assert found.steps == 5 * round(100 * 2754 / 8)
-    assert any("2,754 training slices assumed" in note for note in found.notes)
+    assert any("not known: give its path" in note for note in found.notes)
 
 
 def test_modalities_and_sizes_of_the_probes(known_times):

@@ -79,7 +79,8 @@ def _compare(task: str, out: Path, steps: int, seed: int) -> Path:
         typer.echo(f"[{number}/{len(METHODS)}] {method}: {steps} steps", err=True)
         runs[method] = place / method.lower().replace(" ", "-")
         _line(method, train(config, runs[method]))
-    return report_runs(runs, out / task / "report.html", title=f"chasm demo: {task}")
+    command = f"chasm demo --task {task} --steps {steps} --seed {seed}"
+    return report_runs(runs, out / task / "report.html", title=f"chasm demo: {task}", command=command)
 
 
 def _line(name: str, row: dict[str, Any]) -> None:

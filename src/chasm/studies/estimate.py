@@ -164,7 +164,7 @@ def _slices(plan: Plan, setting: str, notes: list[str]) -> tuple[int, int, int] 
         )
         return train, val, test
     dataset = DATASETS[SETTINGS[setting].dataset]
-    if plan.scale == "full" and dataset.slices is not None:
+    if plan.scale == "full":
         note = f"{dataset.title}: {dataset.slices:,} training slices assumed: give its path to count them"
         if note not in notes:
             notes.append(note)

@@ -47,13 +47,15 @@ def write_report(
     return page
 
 
-def report_runs(runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str) -> Path:
+def report_runs(
+    runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str, command: str | None = None
+) -> Path:
     """A report of finished run folders, by the name of the method (without names: those in their configs).
 
     A folder needs metrics.json; config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors are
     used where they are, so that a method without training can stand beside the others.
     """
-    return write_report(as_results(runs, title), out, root=".", command=title)
+    return write_report(as_results(runs, title), out, root=".", command=command or title)
 
 
 def _report(results: dict[str, Any], root: Path | None, command: str | None) -> Report:

@@ -37,15 +37,17 @@ class Dataset:
     proxy: str  # part of the proxy bundle
     tiny: str  # content of the embedded data
     size: int  # of its images, at full scale
-    slices: int | None  # for training, at full scale, when the folder is not at hand to count them
+    slices: int  # for training, at full scale, when the folder is not at hand to count them
 
 
 DATASETS = {
     "cc359": Dataset("CC359", "cc359", "brain_siat_t2", "brain", 256, 2754),  # 4254 in 25 volumes, 60 skipped each
-    "fastmri": Dataset("fastMRI knee", "fastmri", "knee_stanford_pdfs", "brain", 320, None),
+    # 973 volumes, about half of them fat-suppressed, 20 slices each
+    "fastmri": Dataset("fastMRI knee", "fastmri", "knee_stanford_pdfs", "brain", 320, 9730),
     "ade20k": Dataset("ADE20K", "images", "natural_scenes_bsds_ade", "photos", 256, 20210),
     "imagenet": Dataset("ImageNet", "images", "natural_imagenet", "photos", 256, 1281167),
-    "brats": Dataset("BraTS", "brats", "tumour_lgg_flair", "tumour", 240, None),
+    # 1251 patients of 2021, 70 % of them, about 140 of 155 slices with brain
+    "brats": Dataset("BraTS", "brats", "tumour_lgg_flair", "tumour", 240, 122600),
 }
 
 
