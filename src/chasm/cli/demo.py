@@ -9,11 +9,11 @@ import typer
 # parameters, or gains hardly move (docs/results/evidence).
 TASKS: dict[str, dict[str, Any]] = {
     "reconstruction": {
-        "data": {"options": {"content": "brain", "size": 96, "cases": 24, "slices": 8}},
+        "data": {"options": {"content": "brain", "size": 96, "cases": 30, "slices": 8}},
         "task": {"name": "reconstruction", "options": {"sampling": {"kind": "equispaced", "acceleration": 4}}},
     },
     "segmentation": {
-        "data": {"options": {"content": "tumour", "size": 96, "cases": 24, "slices": 8}},
+        "data": {"options": {"content": "tumour", "size": 96, "cases": 30, "slices": 8}},
         "task": {"name": "segmentation", "options": {"sampling": {"kind": "equispaced", "acceleration": 4}}},
     },
     "photos": {
