@@ -154,3 +154,10 @@ def test_rivals_come_near_the_parameters_of_chasm():
     for host in ("hifi-mamba", "unet", "vit"):
         for arm in ("afno-budget", "spectformer-budget"):
             assert 0.7 < sizes[host, arm] / sizes[host, "chasm"] < 1.3, (host, arm, sizes)
+
+
+@pytest.mark.parametrize("study", ["seeds", "evidence", "parameters"])
+@pytest.mark.parametrize("protocol", ["matched", "tuned"])
+def test_points_are_what_cells_are_made_of(study, protocol):
+    plan = make_plan(study, protocol=protocol, arms=["wrapper"])
+    assert [(c.setting, c.host, c.arm, c.multiplier, c.seed) for c in plan.cells] == plan.points

@@ -27,7 +27,7 @@ def list_studies() -> None:
     from chasm.studies import STUDIES, make_plan
 
     for name, study in STUDIES.items():
-        runs = [len(make_plan(name, "full", protocol).cells) for protocol in ("matched", "tuned")]
+        runs = [len(make_plan(name, "full", protocol).points) for protocol in ("matched", "tuned")]
         count = f"{runs[0]} runs" if runs[0] == runs[1] else f"{runs[0]} runs, {runs[1]} tuned"
         typer.echo(f"{name:12s} {study.title} [{study.source}; {count}]\n{'':12s} {study.question}")
 

@@ -59,19 +59,26 @@ class Plan:
     overrides: tuple[str, ...]  # a.b=c, of every run alike
     arms: tuple[str, ...] = ()  # in every grid, beside those the study declares
 
+    @property
+    def points(self) -> list[tuple[str, str, str, int, int]]:
+        """Setting, host, arm, multiplier and seed of every run, once where grids share it."""
+        found = (
+            (setting, host, arm, multiplier, seed)
+            for grid in self.study.grids
+            for setting in grid.settings
+            for host in grid.hosts
+            for arm in dict.fromkeys((*grid.arms, *self.arms))
+            for multiplier in self._multipliers(arm)
+            for seed in self.seeds or grid.seeds
+        )
+        return list(dict.fromkeys(found))
+
     @cached_property
     def cells(self) -> list[Cell]:
-        found: dict[str, Cell] = {}
-        for grid in self.study.grids:
-            for setting in grid.settings:
-                for host in grid.hosts:
-                    base = self._base(setting, host)
-                    for arm in dict.fromkeys((*grid.arms, *self.arms)):
-                        for multiplier in self._multipliers(arm):
-                            for seed in self.seeds or grid.seeds:
-                                cell = self._cell(base, setting, host, arm, multiplier, seed)
-                                found[cell.key] = cell
-        return list(found.values())
+        places = dict.fromkeys(point[:2] for point in self.points)
+        bases = {place: self._base(*place) for place in places}
+        cells = (self._cell(bases[point[:2]], *point) for point in self.points)
+        return list({cell.key: cell for cell in cells}.values())
 
     def folder(self, root: str | Path, cell: Cell) -> Path:
         """Runs are kept by what they are, not by study: a cell that two studies share is run once."""
