@@ -48,14 +48,14 @@ def write_report(
 
 
 def report_runs(
-    runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str, command: str | None = None
+    runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str, command: str = "report_runs"
 ) -> Path:
     """A report of finished run folders, by the name of the method (without names: those in their configs).
 
     A folder needs metrics.json; config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors are
     used where they are, so that a method without training can stand beside the others.
     """
-    return write_report(as_results(runs, title), out, root=".", command=command or title)
+    return write_report(as_results(runs, title), out, root=".", command=command)
 
 
 def _report(results: dict[str, Any], root: Path | None, command: str | None) -> Report:
