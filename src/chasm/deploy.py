@@ -16,10 +16,11 @@ from torch.nn.functional import gelu
 from torch.utils._pytree import tree_leaves
 
 from chasm.mixers.chasm import AXES, CHASM, kernels_fit, parameters
-from chasm.ops import AxisOperator, Prepared, run
-from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices
-from chasm.ops.circulants import CHOSEN, matrices, obstacle
+from chasm.ops import AxisOperator, Prepared, fused, run
+from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices, prepare_for_kernels
+from chasm.ops.circulants import obstacle
 from chasm.ops.kernels import traced
+from chasm.ops.kernels.layout import channels_last, like
 from chasm.ops.kernels.local import local_block
 from chasm.ops.precision import autocast_dtype
 from chasm.ops.transforms import dense_basis
@@ -105,8 +106,10 @@ class FoldedCHASM(nn.Module):
         y = x
         if len(self.branches):
             y = x.to(autocast_dtype(x) or x.dtype)
-            if self._kernels_fit(y):
-                outputs = [run(y, prepared) for prepared in self._prepared(y)]
+            form = self._kernel_form(y)
+            if form is not None:
+                wrapped = self.refine is not None
+                outputs = [run(y, prepared, wrapped=wrapped) for prepared in self._prepared(y, form)]
             else:
                 z = x.to(next(self.branches.buffers()).dtype)  # half-precision models: their core ran in float32 too
                 outputs = [branch(z).to(x.dtype) for branch in self.branches]
@@ -114,37 +117,38 @@ class FoldedCHASM(nn.Module):
         if self.refine is not None and self.fuse is not None:
             y = y.to(autocast_dtype(y) or y.dtype)
             if kernels_fit(y, self.refine, self.fuse):
-                return local_block(y, x if self.residual else None, *parameters(self.refine, self.fuse)).to(x.dtype)
+                residual = x if self.residual else None
+                return like(local_block(y, residual, *parameters(self.refine, self.fuse)).to(x.dtype), x)
             y = self.fuse(gelu(self.refine(y)))
-        return x + y if self.residual else y.to(x.dtype)
+        return x + y if self.residual else like(y.to(x.dtype), x)
 
-    def _kernels_fit(self, x: Tensor) -> bool:
+    def _kernel_form(self, x: Tensor) -> str | None:
         """On a GPU in half precision the products have kernels. Never while traced: a file gets plain products."""
-        if traced(x):
-            return False
         dims = [step.dim for step in self._steps() if isinstance(step, _CirculantProduct)]
-        if not dims or max(x.shape[d] for d in dims) > CHOSEN:
-            return False
-        return obstacle(x.shape, dims, x.device, x.dtype) is None
+        if traced(x) or not dims or obstacle(x.shape, dims, x.device, x.dtype):
+            return None
+        wanted = torch.is_grad_enabled() and x.requires_grad
+        fits = self.symmetric and not wanted and fused.pays(x.shape, dims, x.device, x.dtype, channels_last(x))
+        return "fused" if fits else "triton"
 
     def _steps(self) -> Iterator[nn.Module]:
         return (step for branch in self.branches for step in branch)  # type: ignore[attr-defined]
 
-    def _prepared(self, x: Tensor) -> list[Prepared]:
+    def _prepared(self, x: Tensor, form: str) -> list[Prepared]:
         buffers = [b for step in self._steps() for b in step._buffers.values() if b is not None]
         versions = tuple((id(b), 0 if b.is_inference() else b._version) for b in buffers)
-        key = (x.dtype, x.device, versions)
+        key = (form, x.dtype, x.device, versions)
         if key not in self._kernel_constants:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():  # part of the graph; it has not run yet
-                return [self._chain(branch, x.dtype) for branch in self.branches]
+                return [self._chain(branch, form, x.dtype) for branch in self.branches]
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                self._kernel_constants[key] = [self._chain(branch, x.dtype) for branch in self.branches]
+                self._kernel_constants[key] = [self._chain(branch, form, x.dtype) for branch in self.branches]
         return self._kernel_constants[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kernel_constants": {}}
 
-    def _chain(self, branch: nn.Module, dtype: torch.dtype) -> Prepared:
+    def _chain(self, branch: nn.Module, form: str, dtype: torch.dtype) -> Prepared:
         mats: list[Tensor | None] = [None]
         dims: list[int] = []
         columns: list[Tensor] = []
@@ -154,9 +158,8 @@ class FoldedCHASM(nn.Module):
                 dims.append(step.dim)
                 mats.append(None)
             elif isinstance(step, _ChannelProduct):
-                mats[-1] = step.weight.flatten(1).to(dtype)
-        found = [matrices(column, dtype) for column in columns]
-        return Prepared("triton", dtype, tuple(dims), mats, columns, found, [None] * len(dims), self.symmetric)
+                mats[-1] = step.weight.flatten(1)
+        return prepare_for_kernels(form, dtype, tuple(dims), mats, columns, self.symmetric)
 
 
 @torch.no_grad()

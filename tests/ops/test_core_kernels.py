@@ -544,7 +544,12 @@ def test_folded_models_use_them(options, monkeypatch):
     folded = chasm.fold(module, size=shape[2:])
     x = normal(*shape).to(HALF)
     forms = []
-    monkeypatch.setattr("chasm.deploy.run", lambda x, prepared: forms.append(prepared.form) or ops.run(x, prepared))
+
+    def noted(x, prepared, *, wrapped):
+        forms.append(prepared.form)
+        return ops.run(x, prepared, wrapped=wrapped)
+
+    monkeypatch.setattr("chasm.deploy.run", noted)
     with torch.no_grad(), torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
         found = folded(x)
     assert set(forms) == {"triton"}
@@ -554,10 +559,10 @@ def test_folded_models_use_them(options, monkeypatch):
 
 @kernel_test
 @pytest.mark.parametrize(("axes", "taken"), [("ch", True), ("cw", False), ("ch>cw", False)])
-def test_folded_models_use_them_on_axes_that_auto_takes(axes, taken, monkeypatch):
-    monkeypatch.setattr("chasm.deploy.CHOSEN", 8)
+def test_folded_models_use_them_on_axes_that_they_take(axes, taken, monkeypatch):
+    monkeypatch.setattr("chasm.ops.circulants.LONGEST", 8)
     folded = chasm.fold(mixer("auto", torch.float32, (2, 6, 7, 10), axes=axes), size=(7, 10))
-    assert folded._kernels_fit(normal(2, 6, 7, 10).to(HALF)) is taken
+    assert folded._kernel_form(normal(2, 6, 7, 10).to(HALF)) == ("triton" if taken else None)
 
 
 @kernel_test

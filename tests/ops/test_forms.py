@@ -450,19 +450,19 @@ def test_a_long_axis_is_never_a_dense_matrix_per_channel() -> None:
                 assert choice.form == "fft"
 
 
+@pytest.mark.parametrize("gain", ["positive", "complex"])
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
-    ("n", "gain", "form"), [(1000, "positive", "dft"), (1000, "complex", "fft"), (2049, "positive", "fft")]
+    ("n", "why", "form"), [(2048, None, "triton"), (2049, None, "fft"), (1000, "this card has 99 KB", "fft")]
 )
-def test_long_axes_in_half_precision_on_a_gpu(n: int, gain: str, form: str, grad: bool) -> None:
-    choice = choose_form(
-        torch.Size((1, 3, 4, n)),
-        operators("shared", gain),
-        device=torch.device("cuda"),
-        grad=grad,
-        dtype=torch.bfloat16,
-    )
+def test_long_axes_in_half_precision_on_a_gpu(n, why, form, grad, gain, monkeypatch):
+    monkeypatch.setattr("chasm.ops.circulants.triton_runs", lambda: True)
+    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: why)
+    cuda = torch.device("cuda")
+    shape, found = torch.Size((1, 3, 4, n)), operators("shared", gain)
+    choice = choose_form(shape, found, device=cuda, grad=grad, dtype=torch.bfloat16)
     assert choice.form == form
+    assert (why or "") in choice.reason
 
 
 @pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)

@@ -144,23 +144,97 @@ def test_other_strides_and_an_untouched_input():
     assert torch.equal(x, before)
 
 
-@kernel_test
-def test_a_mixer_in_eval():
+def mixers(C: int, size: tuple[int, int], form: str) -> tuple[chasm.CHASM, chasm.CHASM]:
+    """One of that form, and the same in float64 by the paper's equations."""
     torch.manual_seed(0)
-    mixer = chasm.CHASM(24, size=(6, 10), form="fused").to(DEVICE)
-    plain = chasm.CHASM(24, size=(6, 10), form="reference").to(DEVICE, torch.float64)
+    mixer = chasm.CHASM(C, size=size, form=form).to(DEVICE).eval()
+    plain = chasm.CHASM(C, size=size, form="reference").to(DEVICE, torch.float64)
     with torch.no_grad():
         for p in mixer.parameters():
             p.add_(0.3 * torch.randn_like(p))
     plain.load_state_dict(mixer.state_dict())
+    return mixer, plain
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast(DEVICE, torch.bfloat16, enabled=not INTERPRETED)
+
+
+@kernel_test
+@pytest.mark.parametrize("layout", FORMATS)
+def test_a_mixer_in_eval(layout):
+    mixer, plain = mixers(24, (6, 10), "fused")
     x = torch.randn(2, 24, 6, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
-    mixer.eval()
-    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16, enabled=not INTERPRETED):
+    x = x.contiguous(memory_format=FORMATS[layout])
+    with torch.no_grad(), autocast():
         assert mixer.explain(x).form == "fused"
         assert_close(mixer.core(x), plain.core(x.double()).cpu())
-        assert_close(mixer(x), plain(x.double()).cpu())
+        y = mixer(x)
+    assert_close(y, plain(x.double()).cpu())
+    assert y.is_contiguous(memory_format=FORMATS[layout])
     with pytest.raises(ValueError, match="'fused' cannot run: it has no gradient; use 'auto'"):
         mixer(x)
+
+
+@kernel_test
+@pytest.mark.parametrize(
+    ("C", "W", "layout", "form"),
+    [(32, 96, "NCHW", "fused"), (32, 10, "NHWC", "fused"), (32, 10, "NCHW", "triton"), (24, 10, "NHWC", "triton")],
+)
+def test_folded_models_take_it_where_it_pays(C, W, layout, form, monkeypatch):
+    mixer, plain = mixers(C, (2, W), "auto")
+    folded = chasm.fold(mixer, size=(2, W))
+    x = torch.randn(1, C, 2, W, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = x.contiguous(memory_format=FORMATS[layout])
+    forms = []
+
+    def noted(x, prepared, *, wrapped):
+        forms.append(prepared.form)
+        return ops.run(x, prepared, wrapped=wrapped)
+
+    monkeypatch.setattr("chasm.deploy.run", noted)
+    with torch.no_grad(), autocast():
+        y = folded(x)
+    assert_close(y, plain(x.double()).cpu())
+    assert y.is_contiguous(memory_format=FORMATS[layout])
+    x.requires_grad_()
+    with autocast():
+        y = folded(x)
+    assert forms == [form, "triton"]
+    (found,) = torch.autograd.grad(y.float().square().sum(), x)
+    z = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(plain(z).square().sum(), z)
+    assert_close(found, exact.cpu())
+
+
+@pytest.mark.skipif(INTERPRETED, reason="there the device is a CPU")
+@pytest.mark.parametrize(
+    ("shape", "options", "form"),
+    [
+        ((8, 96, 256, 256), {}, "fused"),
+        ((8, 32, 6, 96), {}, "fused"),
+        ((8, 32, 6, 94), {}, "triton"),
+        ((8, 32, 6, 94), {"channels_last": True}, "fused"),
+        ((8, 32, 6, 6), {"channels_last": True}, "fused"),
+        ((8, 96, 256, 256), {"grad": True}, "triton"),
+        ((8, 96, 256, 256), {"dtype": torch.float16}, "triton"),
+        ((8, 24, 256, 256), {}, "triton"),
+        ((8, 96, 256, 255), {}, "triton"),
+        ((8, 96, 258, 256), {}, "triton"),
+    ],
+)
+def test_what_auto_takes(shape, options, form, monkeypatch):
+    monkeypatch.setattr("chasm.ops.circulants.triton_runs", lambda: True)
+    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: None)
+    gains = [torch.ones(shape[d] // 2 + 1, shape[1]) for d in (2, 3)]
+    options = {"device": torch.device("cuda"), "grad": False, "dtype": torch.bfloat16, **options}
+    choice = choose_form(torch.Size(shape), [AxisOperator(2 + i, None, g) for i, g in enumerate(gains)], **options)
+    assert choice.form == form
+    chain = [AxisOperator(2 + i, None, g.to(torch.complex64)) for i, g in enumerate(gains)]
+    assert choose_form(torch.Size(shape), chain, **options).form == "triton"
+    along_h = [AxisOperator(2, None, gains[0])]  # nothing but a pass of "triton" where channels come first
+    form = form if options.get("channels_last") else "triton"
+    assert choose_form(torch.Size(shape), along_h, **options).form == form
 
 
 @gpu_test
@@ -205,4 +279,4 @@ def test_gains_it_does_not_take():
 
 @pytest.mark.skipif(INTERPRETED, reason="that is where this runs")
 def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 53
+    assert passed_in_the_interpreter(__file__) == 58

@@ -28,12 +28,14 @@ from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
 from chasm.ops.kernels import observed, traced
+from chasm.ops.kernels.layout import channels_last, like
 from chasm.ops.kernels.local import local_block, obstacle
 from chasm.ops.precision import autocast_dtype
 from chasm.ops.replay import Replays
 from chasm.registry import near
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
+LONGEST_KEPT = 512  # of an axis on a GPU: longer circulants are as large as maps, and quickly made beside them
 Basis = Literal["shared", "identity", "untied"]
 Gain = Literal["positive", "signed", "complex"]
 
@@ -123,6 +125,9 @@ class CHASM(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
+        return like(self._block(x), x)
+
+    def _block(self, x: Tensor) -> Tensor:
         y, x = self._core(x)
         if self.refine is not None and self.fuse is not None:
             y = y.to(autocast_dtype(y) or y.dtype)
@@ -178,7 +183,8 @@ class CHASM(Mixer):
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        return self._choose(x, self._chains_of_operators(x, self._spectral()), self._wants_backward(x))
+        chains = self._chains_of_operators(x, self._spectral())
+        return self._choose(x, chains, self._wants_backward(x), channels_last(x))
 
     def extra_repr(self) -> str:
         return (
@@ -220,37 +226,45 @@ class CHASM(Mixer):
     def _wants_backward(self, x: Tensor) -> bool:
         return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._spectral()))
 
-    def _choose(self, x: Tensor, chains: list[list[AxisOperator]], grad: bool) -> Choice:
-        operators = [op for chain in chains for op in chain]
-        return ops.choose_form(x.shape, operators, device=x.device, dtype=x.dtype, grad=grad, form=self.form)
+    def _choose(self, x: Tensor, chains: list[list[AxisOperator]], grad: bool, last: bool) -> Choice:
+        return ops.choose_form(
+            x.shape,
+            [op for chain in chains for op in chain],
+            device=x.device,
+            dtype=x.dtype,
+            grad=grad,
+            form=self.form,
+            channels_last=last,
+        )
 
-    def _build(self, x: Tensor, grad: bool, params: Sequence[Tensor]) -> list[Prepared]:
+    def _build(self, x: Tensor, grad: bool, last: bool, params: Sequence[Tensor]) -> list[Prepared]:
         chains = self._chains_of_operators(x, params)
-        form = self._choose(x, chains, grad).form
+        form = self._choose(x, chains, grad, last).form
         return [ops.prepare(x.shape, chain, form, x.dtype) for chain in chains]
 
     def _prepared(self, x: Tensor) -> list[Prepared]:
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
-        params, grad = self._spectral(), self._wants_backward(x)
+        params, grad, last = self._spectral(), self._wants_backward(x), channels_last(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        if traced(x) or self._cache.given is not None:  # fake tensors keep out of the cache
-            return self._build(x, grad, params)
-        key = (x.shape[2:], x.dtype, x.device, self.form, grad)
+        if traced(x) or self._cache.given is not None or (x.is_cuda and max(x.shape[2:]) > LONGEST_KEPT):
+            # Fake tensors keep out of the cache, and what is large.
+            return self._build(x, grad, last, params)
+        key = (x.shape[2:], x.dtype, x.device, self.form, grad, last)
         if self.training or wants_gradient:
             watch(params)  # replays tell by version counters that values of before are gone
             # Kept for as long as the result, so neither x nor a strong reference, which would be a cycle of autograd's.
-            like, mixer = x.new_empty(0, *x.shape[1:]), weakref.proxy(self)
-            found: list[Prepared] = self._replays(key, params, lambda tensors: mixer._build(like, grad, tensors))
+            empty, mixer = x.new_empty(0, *x.shape[1:]), weakref.proxy(self)
+            found: list[Prepared] = self._replays(key, params, lambda tensors: mixer._build(empty, grad, last, tensors))
             return found
         entries = self._cache.of(params)
         kept: list[Prepared] | None = entries.get(key)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             if kept is None:
-                return self._build(x, grad, params)  # part of the graph; it has not run yet
+                return self._build(x, grad, last, params)  # part of the graph; it has not run yet
             self._cache.captured.append(kept)
         if kept is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                kept = self._build(x, grad, params)
+                kept = self._build(x, grad, last, params)
             self._cache.put(entries, key, kept)
         return kept
 

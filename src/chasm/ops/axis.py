@@ -12,9 +12,10 @@ from torch import Tensor
 
 from chasm.ops import fused, reference
 from chasm.ops.chain import chain, mix
-from chasm.ops.circulants import CHOSEN, Circulants, circulants, matrices, obstacle
+from chasm.ops.circulants import LONGEST, Circulants, circulants, matrices, obstacle
 from chasm.ops.gains import impulse_response
 from chasm.ops.kernels import transformed
+from chasm.ops.kernels.layout import contiguous
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.product import circulant_row, circulant_rows, product
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
@@ -71,8 +72,12 @@ def choose_form(
     grad: bool,
     dtype: torch.dtype = torch.float32,
     form: str = "auto",
+    channels_last: bool = False,
 ) -> Choice:
-    """Which form runs on a (B, C, *spatial) input, and why. `grad`: is a backward wanted? `form` forces one."""
+    """Which form runs on a (B, C, *spatial) input, and why. `grad`: is a backward wanted? `form` forces one.
+
+    `channels_last`: that is how the input lies.
+    """
     untied = any(op.untied for op in operators)
     is_complex = any(op.gains.is_complex() for op in operators)
     dims = [op.dim for op in operators]
@@ -102,15 +107,17 @@ def choose_form(
         if longest <= 128 and not (grad and torch.compiler.is_compiling()):
             return Choice("circulant", "as on a CPU by itself, in operations that torch.func and compilers can follow")
         return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
-    if dtype.itemsize >= 4 or longest > 2048 or (longest > CHOSEN and is_complex):
+    if dtype.itemsize >= 4 or longest > LONGEST:
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
-    if longest > CHOSEN:
-        return Choice("dft", "half-precision products with one matrix for all channels beat the FFT up to length 2048")
     why = no_place or obstacle(shape, dims, device, dtype)
     if why is None:
-        return Choice("triton", f"half-precision matrix products beat the FFT up to length {CHOSEN}")
+        if not grad and not is_complex and fused.pays(shape, dims, device, dtype, channels_last):
+            return Choice("fused", "no gradient is wanted, and channels and axes fit kernels that make a whole pass")
+        return Choice("triton", f"half-precision matrix products beat the FFT up to length {LONGEST}")
+    if longest > 512:
+        return Choice("fft", f"on axes beyond 512 the FFT beats products with matrices in memory; not 'triton': {why}")
     form = "circulant" if not grad or is_complex else "dft"
-    return Choice(form, f"half-precision matrix products beat the FFT up to length {CHOSEN}; not 'triton': {why}")
+    return Choice(form, f"half-precision matrix products beat the FFT; not 'triton': {why}")
 
 
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
@@ -153,10 +160,11 @@ def _prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype:
         elif any(op.untied for op in operators):
             mats, tables = [channel_operators(op) for op in operators], []
         else:
+            if form in GPU_FORMS:
+                columns = [impulse_response(op.gains, shape[op.dim]) for op in operators]
             if form == "triton":
                 bases = [op.U for op in operators]
                 wanted = torch.is_grad_enabled() and any(U is not None and U.requires_grad for U in bases)
-                columns = [impulse_response(op.gains, shape[op.dim]) for op in operators]
                 found = [matrices(column.detach(), dtype, wanted) for column in columns]
                 with torch.no_grad():
                     mats = [None if A is None else A.to(dtype) for A in merged_matrices(operators)]
@@ -164,15 +172,7 @@ def _prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype:
                 return Prepared(form, dtype, dims, mats, columns, found, bases, symmetric)
             mats = merged_matrices(operators)
             if form == "fused":
-                columns = [impulse_response(op.gains, shape[2]) for op in operators if op.dim == 2]
-                return Prepared(
-                    form,
-                    dtype,
-                    dims,
-                    [None if A is None else A.to(dtype).contiguous() for A in mats],
-                    [fused.gain_table(op.gains, shape[op.dim]).to(dtype) for op in operators],
-                    [matrices(column, dtype) for column in columns],
-                )
+                return prepare_for_kernels(form, dtype, dims, mats, columns)
             if form == "circulant":
                 tables = [circulant(op.gains, shape[op.dim]) for op in operators]
             elif form == "product":
@@ -185,6 +185,25 @@ def _prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype:
     cast = [None if A is None else A.to(dtype) for A in mats]
     wide = torch.promote_types(dtype, torch.complex64)
     return Prepared(form, dtype, dims, cast, [t.to(wide if t.is_complex() else dtype) for t in tables])
+
+
+def prepare_for_kernels(
+    form: str,
+    dtype: torch.dtype,
+    dims: tuple[int, ...],
+    mats: list[Tensor | None],
+    columns: list[Tensor],
+    symmetric: bool = True,
+) -> Prepared:
+    """Constants of "triton" or "fused", without a gradient, of merged matrices and the circulants' first columns."""
+    cast = [None if A is None else A.to(dtype).contiguous() for A in mats]
+    if form == "triton":
+        found = [matrices(column, dtype) for column in columns]
+        return Prepared(form, dtype, dims, cast, columns, found, [None] * len(dims), symmetric)
+    gains = [torch.fft.rfft(column).real.mT for column in columns]
+    tables = [fused.gain_table(g, column.shape[1]).to(dtype) for g, column in zip(gains, columns, strict=True)]
+    along_h = [matrices(column, dtype) for column, dim in zip(columns, dims, strict=True) if dim == 2]
+    return Prepared(form, dtype, dims, cast, tables, along_h)
 
 
 def run(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> Tensor:
@@ -202,9 +221,9 @@ def run_beside(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> tuple
         return x.clone(), x  # FFT libraries refuse an empty batch
     form, dtype, dims, mats, tables, *_ = prepared
     if form == "fused":
-        z = fused.fused(x.to(dtype), tables, prepared.circulants, mats, dims, channels_last=not wrapped)
+        z = fused.fused(x.to(dtype), tables, prepared.circulants, mats, dims, first=wrapped)
         return z.to(x.dtype), x
-    z = x.to(dtype).contiguous()
+    z = contiguous(x.to(dtype))
     for one, upper, lower in prepared.apart:
         z = torch.addcmul(torch.addcmul(run(z, one), z, lower), z, upper)
     if prepared.apart:
@@ -219,9 +238,8 @@ def run_beside(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> tuple
                 assert M is not None
                 z = _frequency_product(M, z, dim)
         elif form == "triton":
-            same = z is x
             z, again = circulants(z, prepared.circulants, tables, mats, prepared.bases, dims, prepared.symmetric)
-            x = again if same else x
+            x = again if x.dtype == dtype else x
         elif form == "product":
             z = product(z, dims, tables, mats, channels_last=wrapped)
         elif form == "circulant":

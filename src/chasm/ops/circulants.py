@@ -23,10 +23,10 @@ from torch import Tensor
 from chasm.ops._cost import counted_as
 from chasm.ops.chain import Once, mix
 from chasm.ops.kernels import applied, too_small, triton_runs
+from chasm.ops.kernels.layout import contiguous
 from chasm.ops.precision import exact_product
 
 LONGEST = 2048  # of an axis: a circulant is as large as a map of it
-CHOSEN = 512  # up to here "auto" and folded models take the kernels; beyond, somebody who asks for them
 
 
 def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:
@@ -111,7 +111,7 @@ class _Circulants(torch.autograd.Function):
             return (g_x, *(None,) * (5 + 2 * len(ctx.T)))
         saved = ctx.saved_tensors  # once: checkpointing makes them again, but only once
         with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
-            grads = _Circulants._backward(ctx, saved, g.contiguous(), g_x)
+            grads = _Circulants._backward(ctx, saved, contiguous(g), g_x)
         if torch.is_grad_enabled():  # create_graph=True, torch.func
             return Once.apply(len(grads), *grads, g, g_x, *saved)
         return grads
@@ -168,7 +168,7 @@ def mixed(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | No
         from chasm.ops.kernels import products
 
         with counted_as("matmul", macs=A.shape[0] * x.numel()):
-            return products.product(A, x, x=None if add is None else add.to(x.dtype).contiguous())
+            return products.product(A, x, x=None if add is None else contiguous(add.to(x.dtype)))
     return mix(A, x.flatten(2)).view(x.shape)
 
 

@@ -18,6 +18,7 @@ from chasm.ops._cost import counted_as
 from chasm.ops.circulants import Circulants, circulant_pass, mixed
 from chasm.ops.constants import constant
 from chasm.ops.kernels import power_of_2
+from chasm.ops.kernels.layout import channels_last, contiguous
 
 LONGEST = 256  # of an axis, and
 FEWEST, MOST = 16, 128  # channels: all matrices of a pass stay in shared memory
@@ -30,6 +31,13 @@ def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: to
     if device.type == "cuda" and dtype != torch.bfloat16:
         return f"it needs bfloat16 (the mean of a map could overflow in float16), got {dtype}"
     return circulants.obstacle(shape, dims, device, dtype)
+
+
+def pays(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype, last: bool) -> bool:
+    """Whether the kernels can run, and on an H200 beat those of form "triton". `last`: x has its channels last."""
+    if shape[1] < 32 or not (last or (3 in dims and shape[3] >= 96)):
+        return False
+    return obstacle(shape, dims, device, dtype) is None
 
 
 def _padded(n: int) -> int:
@@ -81,18 +89,18 @@ def fused(
     mats: list[Tensor | None],
     dims: tuple[int, ...],
     *,
-    channels_last: bool,
+    first: bool,
 ) -> Tensor:
     """The chain on x (B, C, H, W) with tables of `gain_table` and contiguous matrices A_0 .. A_m, all of x's dtype.
 
     A program wants its row or column with the channels side by side, or its positions. Where channels come first a
     column has neither: passes along H are then those of form "triton", with the circulants T, in turn.
-    `channels_last`: return that memory format if x has it, else NCHW.
+    `first`: return NCHW; else as x is.
     """
     from chasm.ops.kernels import fused as kernels  # imports triton, which not everybody has
 
     A, *rest = mats
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    last = channels_last(x)
     x = x if last else x.contiguous()
     along_h = iter(T)
     for j, (table, dim, after) in enumerate(zip(tables, dims, rest, strict=True), 1):
@@ -102,8 +110,8 @@ def fused(
             continue
         n, products = x.shape[dim], (A is not None) + (after is not None)
         with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
-            to_last = last and (channels_last or dim == 2 or j < len(dims))
+            to_last = last and (not first or dim == 2 or j < len(dims))
             x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, scales(n)[2], A, after, dim, to_last)
         A = None
     x = mixed(A, x)
-    return x if channels_last else x.contiguous()
+    return contiguous(x) if first else x

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chasm.ops.kernels import applied, gradients
+from chasm.ops.kernels.layout import contiguous
 
 
 def depthwise(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,7 +32,7 @@ class _Depthwise(torch.autograd.Function):
     def forward(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from chasm.ops.kernels import local_triton
 
-        return local_triton.depthwise(z.contiguous(), weight, bias)
+        return local_triton.depthwise(contiguous(z), weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -44,5 +45,5 @@ class _Depthwise(torch.autograd.Function):
         z, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: the kernels have no second derivative
             return tuple(gradients(_plain(z, weight, bias), g, (z, weight, bias), ctx.needs_input_grad))
-        gz, gw, gb = local_triton.depthwise_backward(g.to(z.dtype).contiguous(), z.contiguous(), weight)
+        gz, gw, gb = local_triton.depthwise_backward(contiguous(g.to(z.dtype)), contiguous(z), weight)
         return gz, gw.to(weight.dtype), None if bias is None else gb.to(bias.dtype)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chasm.ops.kernels import applied, gradients, triton_runs
+from chasm.ops.kernels.layout import contiguous
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST = 2**22  # positions of an image: offsets inside a tile are 32 bits wide
@@ -59,7 +60,7 @@ class _Local(torch.autograd.Function):
     def forward(z: Tensor, x: Tensor | None, *parameters: Tensor) -> Tensor:
         from chasm.ops.kernels import local_triton
 
-        return local_triton.forward(z.contiguous(), None if x is None else x.contiguous(), *parameters)
+        return local_triton.forward(contiguous(z), None if x is None else contiguous(x), *parameters)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -77,5 +78,5 @@ class _Local(torch.autograd.Function):
             y, (need_z, _, *needs) = _plain(z, None, *parameters), ctx.needs_input_grad
             again = gradients(y, g, (z, *parameters), (need_z, *needs))
             return again[0], gx, *again[1:]
-        gz, *rest = local_triton.backward(g.to(z.dtype).contiguous(), z.contiguous(), *parameters[:3])
+        gz, *rest = local_triton.backward(contiguous(g.to(z.dtype)), contiguous(z), *parameters[:3])
         return gz, gx, *(d.to(p.dtype) for d, p in zip(rest, parameters, strict=True))

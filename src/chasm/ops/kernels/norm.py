@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chasm.ops.kernels import applied, gradients
+from chasm.ops.kernels.layout import contiguous
 
 
 def norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -31,7 +32,7 @@ class _NormGELU(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         from chasm.ops.kernels import norm_triton
 
-        return norm_triton.forward(x.contiguous(), weight.contiguous(), bias.contiguous(), eps)
+        return norm_triton.forward(contiguous(x), weight.contiguous(), bias.contiguous(), eps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -51,6 +52,6 @@ class _NormGELU(torch.autograd.Function):
             y = _plain(x, weight, bias, ctx.eps)
             return *gradients(y, g, (x, weight, bias), ctx.needs_input_grad[:3]), None
         gx, gw, gb = norm_triton.backward(
-            g.to(x.dtype).contiguous(), x.contiguous(), weight.contiguous(), bias.contiguous(), statistics
+            contiguous(g.to(x.dtype)), contiguous(x), weight.contiguous(), bias.contiguous(), statistics
         )
         return gx, gw.to(weight.dtype), gb.to(bias.dtype), None

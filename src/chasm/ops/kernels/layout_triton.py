@@ -1,0 +1,34 @@
+"""The kernel of `layout`."""
+
+# mypy: disable-error-code="no-untyped-def"
+# (what triton.jit compiles has no Python types)
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from chasm.ops.kernels import cdiv
+
+BLOCK = 64  # of rows and columns
+
+
+@triton.jit
+def _turn_kernel(x_ptr, y_ptr, R, S, BLOCK: tl.constexpr):
+    """Grid (batch x blocks of R x blocks of S,): (R, S) -> (S, R)."""
+    rows, columns, block = tl.cdiv(R, BLOCK), tl.cdiv(S, BLOCK), tl.program_id(0)
+    r = block // columns % rows * BLOCK + tl.arange(0, BLOCK)
+    s = block % columns * BLOCK + tl.arange(0, BLOCK)
+    image = (block // (rows * columns)).to(tl.int64) * R * S
+    x = tl.load(x_ptr + image + r[:, None] * S + s[None, :], mask=(r < R)[:, None] & (s < S)[None, :])
+    tl.store(y_ptr + image + s[:, None] * R + r[None, :], tl.trans(x), mask=(s < S)[:, None] & (r < R)[None, :])
+
+
+def turned(x: Tensor, to_last: bool) -> Tensor:
+    """NCHW to channels last, or back."""
+    y = torch.empty_like(x, memory_format=torch.channels_last if to_last else torch.contiguous_format)
+    B, C, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
+    rows, columns = (C, positions) if to_last else (positions, C)
+    with torch.cuda.device_of(x):
+        _turn_kernel[(B * cdiv(rows, BLOCK) * cdiv(columns, BLOCK),)](x, y, rows, columns, BLOCK=BLOCK, num_warps=4)
+    return y
