@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from chasm.cost import Cost, count, count_parameters
 from chasm.mixers import create_mixer
 from chasm.ops._cost import counted_as
+from chasm.ops.constants import constant
 
 
 class Call(nn.Module):
@@ -212,6 +213,14 @@ def test_counting_leaves_no_trace():
     assert torch.equal(random, torch.get_rng_state())
     assert model.training
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_making_a_constant_costs_nothing():
+    def make(device: torch.device, n: int) -> Tensor:
+        return torch.eye(n, device=device) @ torch.eye(n, device=device)
+
+    found = macs(lambda x: constant(make, x, 5) @ x, torch.ones(5, 2))
+    assert found == {"matmul": 5 * 5 * 2}
 
 
 def test_meta_tensors_and_compiled_models():

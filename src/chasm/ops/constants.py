@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.ops._cost import counted_as
 from chasm.ops.kernels import traced
 
 _kept: dict[Any, Tensor] = {}  # a captured CUDA graph reads them by address: none ever goes
@@ -18,7 +19,8 @@ def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
         return make(device, *args)
     key = (make, device, args)
     if key not in _kept:
-        with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
+        # Usable later in any mode, and no part of what a step costs.
+        with torch.inference_mode(False), torch.no_grad(), counted_as("constant", macs=0):
             found = make(device, *args)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return found

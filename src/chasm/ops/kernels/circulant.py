@@ -19,8 +19,7 @@ from chasm.ops.kernels import cdiv, power_of_2
 
 PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 PASS_SHORT = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 3}  # up to 128
-PASS_LONG = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 2}  # beyond 256, where memory is short
-KEPT = 512  # length up to which a program keeps its block of T
+KEPT = 256  # length up to which a program keeps its block of T
 PASS_IN_BLOCKS = {"BLOCK_T": 128, "BLOCK_X": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}  # beyond
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 MATRIX = {"TILE": 8192, "num_warps": 4}  # at most, and at most 16 rows
@@ -216,8 +215,7 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
     N = max(16, power_of_2(n))
-    kept = PASS_SHORT if N <= 128 else PASS if N <= 256 else PASS_LONG
-    options = dict(kept if N <= KEPT else PASS_IN_BLOCKS)
+    options = dict(PASS_IN_BLOCKS if N > KEPT else PASS if N > 128 else PASS_SHORT)
     block_t = min(options.pop("BLOCK_T"), N)
     block_x = min(options.pop("BLOCK_X"), max(16, power_of_2(other)))
     tiles, blocks = B * cdiv(other, block_x), cdiv(n, block_t)
@@ -229,6 +227,8 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     sizes = {"BLOCK_T": block_t, "BLOCK_X": block_x, "ALONG_H": along_h, "UNIT": unit(W), "APART": mean is not None}
     with torch.cuda.device_of(x):
         if N > KEPT:
+            if unit(W) < 8:
+                options["num_warps"] = 4  # faster where rows are not aligned
             _pass_in_blocks_kernel[tiles, blocks, C](*given, **sizes, **options)
         else:
             walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))

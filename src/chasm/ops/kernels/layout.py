@@ -11,7 +11,9 @@ from chasm.ops.kernels import applied, traced, triton_runs
 
 def channels_last(x: Tensor) -> bool:
     """Whether that is how x lies, and NCHW is not. What is traced lies nowhere yet."""
-    return x.ndim == 4 and not traced(x) and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return (
+        x.ndim == 4 and not traced(x) and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    )
 
 
 def contiguous(x: Tensor) -> Tensor:
