@@ -216,6 +216,19 @@ def test_slots_and_lists_fold() -> None:
         assert relative(folded(x), net(x)) <= 1e-5
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_folded_network_in_a_cuda_graph() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 32, 1), moved(chasm.CHASM(32, size=(8, 96))), nn.Conv2d(32, 3, 1)).cuda()
+    x = features(2, 3, 8, 96, dtype=torch.bfloat16).cuda()
+    folded = chasm.fold(network.eval(), example=x.float()).to(torch.bfloat16)
+    want = folded(x)
+    with torch.no_grad():
+        graphed = torch.cuda.make_graphed_callables(folded, (x.clone(),))
+        assert torch.equal(graphed(x), want)
+        assert torch.equal(graphed(2 * x), folded(2 * x))
+
+
 def test_another_size_than_folded_for_is_an_error() -> None:
     folded = chasm.fold(CHASM(3, size=(6, 5)), size=(6, 5))
     with pytest.raises(ValueError, match=r"folded for spatial size \(6, 5\), got \(5, 6\): fold again") as info:

@@ -114,8 +114,8 @@ def choose_form(
         if not grad and not is_complex and fused.pays(shape, dims, device, dtype, channels_last):
             return Choice("fused", "no gradient is wanted, and channels and axes fit kernels that make a whole pass")
         return Choice("triton", f"half-precision matrix products beat the FFT up to length {LONGEST}")
-    if longest > 512:
-        return Choice("fft", f"on axes beyond 512 the FFT beats products with matrices in memory; not 'triton': {why}")
+    if longest > 512 and (grad or no_place):
+        return Choice("fft", f"beyond 512 the FFT beats products with matrices that are read from memory; {why}")
     form = "circulant" if not grad or is_complex else "dft"
     return Choice(form, f"half-precision matrix products beat the FFT; not 'triton': {why}")
 
