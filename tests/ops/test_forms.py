@@ -450,19 +450,28 @@ def test_a_long_axis_is_never_a_dense_matrix_per_channel() -> None:
                 assert choice.form == "fft"
 
 
-@pytest.mark.parametrize("gain", ["positive", "complex"])
-@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
-    ("n", "why", "form"), [(2048, None, "triton"), (2049, None, "fft"), (1000, "this card has 99 KB", "other")]
+    ("n", "obstacle", "trained", "applied", "of_complex_gains"),
+    [
+        (2048, None, "triton", "triton", "triton"),
+        (2049, None, "fft", "fft", "fft"),
+        (1000, "this card has 99 KB", "fft", "circulant", "fft"),
+        (500, "this card has 99 KB", "dft", "circulant", "circulant"),
+        (1000, "compiled or transformed code", "dft", "dft", "fft"),
+        (500, "compiled or transformed code", "dft", "circulant", "circulant"),
+    ],
 )
-def test_long_axes_in_half_precision_on_a_gpu(n, why, form, grad, gain, monkeypatch):
+def test_long_axes_in_half_precision_on_a_gpu(n, obstacle, trained, applied, of_complex_gains, monkeypatch):
+    compiled = obstacle is not None and obstacle.startswith("compiled")
+    monkeypatch.setattr("chasm.ops.axis.transformed", lambda: compiled)
     monkeypatch.setattr("chasm.ops.circulants.triton_runs", lambda: True)
-    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: why)
-    cuda = torch.device("cuda")
-    shape, found = torch.Size((1, 3, 4, n)), operators("shared", gain)
-    choice = choose_form(shape, found, device=cuda, grad=grad, dtype=torch.bfloat16)
-    assert choice.form == (form if form != "other" else "fft" if grad else "circulant")
-    assert (why or "") in choice.reason
+    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: None if compiled else obstacle)
+    for grad, gain in itertools.product([True, False], ["positive", "complex"]):
+        found = operators("shared", gain)
+        cuda = torch.device("cuda")
+        form, why = choose_form(torch.Size((1, 3, 4, n)), found, device=cuda, grad=grad, dtype=torch.bfloat16)
+        assert form == (of_complex_gains if gain == "complex" else trained if grad else applied)
+        assert (obstacle or "") in why
 
 
 @pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)

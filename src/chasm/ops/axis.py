@@ -114,10 +114,13 @@ def choose_form(
         if not grad and not is_complex and fused.pays(shape, dims, device, dtype, channels_last):
             return Choice("fused", "no gradient is wanted, and channels and axes fit kernels that make a whole pass")
         return Choice("triton", f"half-precision matrix products beat the FFT up to length {LONGEST}")
-    if longest > 512 and (grad or no_place):
-        return Choice("fft", f"beyond 512 the FFT beats products with matrices that are read from memory; {why}")
-    form = "circulant" if not grad or is_complex else "dft"
-    return Choice(form, f"half-precision matrix products beat the FFT; not 'triton': {why}")
+    if is_complex:
+        form = "circulant" if longest <= 512 else "fft"
+    elif grad:
+        form = "dft" if longest <= 512 or no_place else "fft"
+    else:
+        form = "circulant" if longest <= 512 or not no_place else "dft"
+    return Choice(form, f"on this device the fastest of torch's operations; not 'triton': {why}")
 
 
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
