@@ -40,14 +40,15 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 @kernel_test
-@pytest.mark.parametrize("kept", [256, 0])  # no block of T is kept, as on axes longer than 256
+@pytest.mark.parametrize(("kept", "wide"), [(256, 512), (0, 512), (0, 0)])  # as up to 256, up to 512 and beyond
 @pytest.mark.parametrize("along_h", [True, False])
-@pytest.mark.parametrize(("H", "W"), [(7, 5), (1, 2), (16, 63), (90, 20), (150, 2), (3, 260)])
-def test_circulant_pass_and_its_gradient(H, W, along_h, kept, monkeypatch):
+@pytest.mark.parametrize(("H", "W"), [(7, 5), (1, 2), (16, 63), (90, 20), (150, 2), (3, 260), (6, 264)])
+def test_circulant_pass_and_its_gradient(H, W, along_h, kept, wide, monkeypatch):
     from chasm.ops.circulants import matrices
     from chasm.ops.kernels import circulant
 
     monkeypatch.setattr(circulant, "KEPT", kept)
+    monkeypatch.setattr(circulant, "WIDE", wide)
     n = H if along_h else W
     column = normal(3, n).to(HALF).double().requires_grad_()
     x, g = (normal(2, 3, H, W, seed=s).to(HALF) for s in (1, 2))
@@ -679,4 +680,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 181
+    assert passed_in_the_interpreter(__file__) == 199

@@ -21,7 +21,9 @@ PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
 PASS_SHORT = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 3}  # up to 128
 KEPT = 256  # length up to which a program keeps its block of T
 PASS_IN_BLOCKS = {"BLOCK_T": 128, "BLOCK_X": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}  # beyond
+WIDE = 512  # length beyond which a block of the result has 256 columns
 GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
+GRADIENT_LONG = {**GRADIENT, "num_warps": 4}  # beyond 256
 MATRIX = {"TILE": 8192, "num_warps": 4}  # at most, and at most 16 rows
 DIAGONAL = {"BLOCK": 64, "ROWS": 16, "num_warps": 4}
 PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
@@ -216,6 +218,10 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     n, other = (H, W) if along_h else (W, H)
     N = max(16, power_of_2(n))
     options = dict(PASS_IN_BLOCKS if N > KEPT else PASS if N > 128 else PASS_SHORT)
+    if N > KEPT and unit(W) < 8:
+        options["num_warps"] = 4  # faster where rows are not aligned
+    elif N > KEPT and n > WIDE:
+        options["BLOCK_X" if along_h else "BLOCK_T"] = 256
     block_t = min(options.pop("BLOCK_T"), N)
     block_x = min(options.pop("BLOCK_X"), max(16, power_of_2(other)))
     tiles, blocks = B * cdiv(other, block_x), cdiv(n, block_t)
@@ -227,8 +233,6 @@ def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h
     sizes = {"BLOCK_T": block_t, "BLOCK_X": block_x, "ALONG_H": along_h, "UNIT": unit(W), "APART": mean is not None}
     with torch.cuda.device_of(x):
         if N > KEPT:
-            if unit(W) < 8:
-                options["num_warps"] = 4  # faster where rows are not aligned
             _pass_in_blocks_kernel[tiles, blocks, C](*given, **sizes, **options)
         else:
             walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))
@@ -240,7 +244,7 @@ def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     """Gradient (C, n) of the first column of T in y = pass_(T, x), for the gradient g of y."""
     B, C, H, W = x.shape
     n = H if along_h else W
-    options = dict(GRADIENT)
+    options = dict(GRADIENT if n <= 256 else GRADIENT_LONG)
     block = min(options.pop("BLOCK"), max(16, power_of_2(n)))
     step = min(options.pop("BLOCK_K"), max(16, power_of_2(W if along_h else H)))
     D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
