@@ -30,7 +30,7 @@ def in_process(monkeypatch):
 
 def job(folder, kind="cost", **config):
     changed = {**TINY.model_dump(mode="json"), **config}
-    return {"key": folder.name, "folder": str(folder), "kind": kind, "config": changed, "size": [32, 32]}
+    return {"key": folder.name, "folder": str(folder), "with": [], "kind": kind, "config": changed, "size": [32, 32]}
 
 
 def broken(folder):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chasm.extensions import loaded
 from chasm.studies.executors import local, on_ray
 from chasm.studies.plan import Plan, missing_paths, save_plan
 from chasm.studies.state import state
@@ -26,6 +27,7 @@ def jobs_of(plan: Plan, root: str | Path) -> list[Job]:
         job: Job = {
             "key": cell.key,
             "folder": str(folder.resolve()),
+            "with": list(loaded()),
             "kind": cell.kind,
             "config": cell.config.model_dump(mode="json"),
             "size": [image_size(SETTINGS[cell.setting], plan.scale)] * 2,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from chasm.extensions import load
 from chasm.studies.state import BusyError, clear_failure, failed, working_on
 from chasm.train.config import RunConfig, load_recipe
 from chasm.train.files import write_json
@@ -22,7 +23,7 @@ from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
 PROGRAM = "import sys; from chasm.studies.worker import main; sys.exit(main())"
-Job = dict[str, Any]  # key, folder, kind, config: plain values, so that it can travel
+Job = dict[str, Any]  # key, folder, kind, config, with: plain values, so that it can travel
 
 
 def run_cell(job: Job) -> str:
@@ -32,6 +33,7 @@ def run_cell(job: Job) -> str:
         with working_on(folder):
             clear_failure(folder)
             try:
+                load(job["with"])
                 config = load_recipe(job["config"])
                 if job["kind"] == "cost":
                     write_json(folder / "environment.json", environment(config, torch.device("cpu"), (1, *job["size"])))

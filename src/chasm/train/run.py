@@ -21,6 +21,7 @@ from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
 from chasm.data import Batch, Resident, collate, open_dataset
 from chasm.data.base import DataError, SliceDataset
+from chasm.extensions import loaded
 from chasm.mixers import MIXERS
 from chasm.registry import Registry, near
 from chasm.tasks import Meter, Summary, Task
@@ -188,6 +189,7 @@ def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...])
         "command": _command(sys.argv),
         "seed": config.seed,
         "image_shape": list(shape),
+        **({"with": loaded()} if loaded() else {}),
     }
 
 

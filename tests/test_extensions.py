@@ -1,0 +1,90 @@
+"""Files of other people: imported once, named in what a run keeps, known to the workers of a study."""
+
+import hashlib
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from chasm import extensions
+from chasm.cli.app import app
+from chasm.extensions import load, loaded
+from chasm.mixers import MIXERS, create_mixer
+from chasm.studies import make_plan
+from chasm.studies.executors import local
+from chasm.studies.runner import jobs_of
+
+TEXT = """
+from torch import nn
+from chasm.mixers import Facts, Mixer, register_mixer
+
+@register_mixer("of-mine")
+class Mine(Mixer):
+    owns_residual = False
+    facts = Facts(response="none", channel_mixing="dense", resolution="any")
+
+    def __init__(self, channels, *, size=None, device=None, dtype=None):
+        super().__init__()
+        self.fuse = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
+
+    def forward(self, x):
+        return self.fuse(x)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A file, and everything afterwards as it was before."""
+    monkeypatch.setattr(MIXERS, "_classes", dict(MIXERS._classes))
+    monkeypatch.setattr(extensions, "_loaded", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "file_of_mine.py"
+    file.write_text(TEXT)
+    yield file
+    sys.modules.pop("file_of_mine", None)
+
+
+def test_what_a_file_registers_has_a_name(mine):
+    assert loaded() == {}
+    load([mine])
+    load([str(mine)])
+    assert create_mixer("of-mine", 4)(torch.zeros(1, 4, 3, 3)).shape == (1, 4, 3, 3)
+    assert loaded() == {str(mine): hashlib.sha256(TEXT.encode()).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("absent.py", "expected a Python file"),
+        ("notes.txt", "expected a Python file"),
+        ("two-words.py", "a name that can be imported"),
+        ("json.py", "another module named json: rename"),
+    ],
+)
+def test_what_cannot_be_loaded(mine, name, reason):
+    if name != "absent.py":
+        (mine.parent / name).write_text(TEXT)
+    with pytest.raises(ValueError, match=reason) as e:
+        load([mine.parent / name])
+    assert "\n" not in str(e.value)
+    result = CliRunner().invoke(app, ["--with", str(mine.parent / name), "mixers"])
+    assert result.exit_code == 2
+    assert loaded() == {}
+
+
+def test_the_command_line_knows_it(mine):
+    result = CliRunner().invoke(app, ["--with", str(mine), "mixers", "of-mine", "--json", "--channels", "4"])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.output)
+    assert row["params"] == 4 * 4 + 4
+
+
+def test_so_do_the_workers_of_a_study_and_a_run_says_so(mine, tmp_path):
+    load([mine])
+    plan = make_plan("parameters", arms=["of-mine"])
+    (job,) = [j for j in jobs_of(plan, tmp_path) if j["config"]["mixer"]["name"] == "of-mine"]
+    assert [outcome for _, outcome in local([job])] == ["done"]
+    environment = json.loads((tmp_path / job["folder"] / "environment.json").read_text())
+    assert environment["with"] == loaded()
