@@ -74,6 +74,18 @@ def test_what_cannot_be_loaded(mine, name, reason):
     assert loaded() == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("x = (\n", "line 1: SyntaxError"), ("import os\n\nos.nothing\n", "line 3: AttributeError: module 'os'")],
+)
+def test_a_mistake_in_the_file_is_one_line(mine, text, reason):
+    mine.write_text(text)
+    with pytest.raises(ValueError, match=reason) as e:
+        load([mine])
+    assert "\n" not in str(e.value)
+    assert loaded() == {}
+
+
 def test_the_command_line_knows_it(mine):
     result = CliRunner().invoke(app, ["--with", str(mine), "mixers", "of-mine", "--json", "--channels", "4"])
     assert result.exit_code == 0, result.output

@@ -5,6 +5,7 @@ Nothing is looked for by itself, and a run folder never causes an import: whoeve
 
 import hashlib
 import sys
+import traceback
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,12 @@ def load(files: Iterable[str | Path]) -> None:
             raise ValueError(f"--with {file}: expected a name that can be imported: letters, digits and _")
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))  # data loaders that are started anew get this list, too
-        found = getattr(import_module(file.stem), "__file__", None)
+        try:
+            found = getattr(import_module(file.stem), "__file__", None)
+        except Exception as e:
+            frames = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == str(file)]
+            line = frames[-1].lineno if frames else getattr(e, "lineno", "?")  # a SyntaxError has no frame there
+            raise ValueError(" ".join(f"--with {file}, line {line}: {type(e).__name__}: {e}".split())) from e
         if found is None or Path(found).resolve() != file:
             raise ValueError(f"--with {file}: there is another module named {file.stem}: rename the file")
         _loaded[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()

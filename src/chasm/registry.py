@@ -45,7 +45,8 @@ class Registry:
 
     def get(self, name: str) -> type:
         if name not in self._classes:
-            raise ValueError(f"unknown {self.kind} {name!r}: {near(name, self._classes)}")
+            own = "in a file of your own: chasm --with FILE.py"
+            raise ValueError(f"unknown {self.kind} {name!r}: {near(name, self._classes)} ({own})")
         return self._classes[name]
 
     def list(self, pattern: str = "*") -> list[str]:

@@ -32,7 +32,7 @@ def root(
 
         try:
             load(files)
-        except ValueError as e:  # a mistake in the file keeps its trace
+        except ValueError as e:
             raise typer.BadParameter(str(e)) from None
 
 
