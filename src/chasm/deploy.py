@@ -8,7 +8,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,17 @@ class _FrequencyProduct(nn.Module):
         return z.movedim(-1, 1).movedim(-1, self.dim)
 
 
+class _Kept(NamedTuple):
+    """What kernels need of these buffers, as long as they are the same ones, unchanged."""
+
+    buffers: list[Tensor]
+    versions: list[int]
+    entries: dict[Any, list[Prepared]]
+
+    def made_from(self, buffers: list[Tensor], versions: list[int]) -> bool:
+        return versions == self.versions and all(a is b for a, b in zip(buffers, self.buffers, strict=True))
+
+
 class FoldedCHASM(nn.Module):
     """A CHASM mixer with everything but x made constant, for one spatial size."""
 
@@ -98,7 +109,8 @@ class FoldedCHASM(nn.Module):
         self.refine, self.fuse = copy.deepcopy(mixer.refine), copy.deepcopy(mixer.fuse)
         self.residual = mixer.residual
         self.symmetric = mixer.gain != "complex"
-        self._kernel_constants: dict[Any, list[Prepared]] = {}  # a captured CUDA graph reads them by address: none goes
+        self._kernel_constants = _Kept([], [], {})
+        self._captured: list[list[Prepared]] = []  # stay: CUDA graphs read these by address
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[2:]) != self.size:
@@ -136,17 +148,28 @@ class FoldedCHASM(nn.Module):
 
     def _prepared(self, x: Tensor, form: str) -> list[Prepared]:
         buffers = [b for step in self._steps() for b in step._buffers.values() if b is not None]
-        versions = tuple((id(b), 0 if b.is_inference() else b._version) for b in buffers)
-        key = (form, x.dtype, x.device, versions)
-        if key not in self._kernel_constants:
-            if x.is_cuda and torch.cuda.is_current_stream_capturing():  # part of the graph; it has not run yet
-                return [self._chain(branch, form, x.dtype) for branch in self.branches]
+        versions = [0 if b.is_inference() else b._version for b in buffers]
+        kept = self._kernel_constants
+        if not kept.made_from(buffers, versions):
+            kept = self._kernel_constants = _Kept(buffers, versions, {})
+        key = (form, x.dtype, x.device)
+        found = kept.entries.get(key)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            if found is None:
+                return [self._chain(branch, form, x.dtype) for branch in self.branches]  # part of the graph
+            self._captured.append(found)
+        if found is None:
             with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                self._kernel_constants[key] = [self._chain(branch, form, x.dtype) for branch in self.branches]
-        return self._kernel_constants[key]
+                found = kept.entries[key] = [self._chain(branch, form, x.dtype) for branch in self.branches]
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "FoldedCHASM":
+        self._kernel_constants = _Kept([], [], {})  # of no use elsewhere, and as large as the buffers
+        super()._apply(fn, recurse)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kernel_constants": {}}
+        return {**self.__dict__, "_kernel_constants": _Kept([], [], {}), "_captured": []}
 
     def _chain(self, branch: nn.Module, form: str, dtype: torch.dtype) -> Prepared:
         mats: list[Tensor | None] = [None]
