@@ -224,7 +224,7 @@ def test_a_folded_network_in_a_cuda_graph() -> None:
     folded = chasm.fold(network.eval(), example=x.float()).to(torch.bfloat16)
     with torch.no_grad():
         want = [folded(z) for z in (x, 2 * x)]
-        graphed = torch.cuda.make_graphed_callables(folded, (x.clone(),))
+        graphed: Any = torch.cuda.make_graphed_callables(folded, (x.clone(),))
         assert torch.equal(graphed(x), want[0])
         assert torch.equal(graphed(2 * x), want[1])
 
@@ -300,14 +300,16 @@ class Named(CHASM):
 
 
 def test_what_folding_would_drop_is_refused() -> None:
-    after, before, patched = CHASM(3), CHASM(3), CHASM(3)
+    after, before, patched, inside = CHASM(3), CHASM(3), CHASM(3), CHASM(3)
     after.register_forward_hook(lambda _m, _x, y: 2 * y)
     before.register_forward_pre_hook(lambda _m, x: (2 * x[0],))
     patched.forward = patched.forward  # type: ignore[method-assign]  # as offloading libraries do
+    inside._block = inside._block  # type: ignore[method-assign]
     x = features(1, 3, 4, 4)
     for mixer, what in (
         (Doubled(3), r"\(Doubled\) has a forward of its own, which folding would drop: put a plain CHASM inside"),
         (patched, r"\(CHASM\) has a forward of its own"),
+        (inside, r"\(CHASM\) has a _block of its own"),
         (after, "has forward hooks, which folding would drop: remove them"),
         (before, "has forward hooks"),
     ):

@@ -221,7 +221,7 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
 def _check_plain(name: str, mixer: CHASM) -> None:
     """Constants know nothing of what a subclass or a hook adds."""
     where, kind = f"mixer {name!r}" if name else "the mixer", type(mixer)
-    for method in ("__call__", "forward", "_core", "operators"):
+    for method in ("__call__", "forward", "_block", "_core", "operators"):
         if getattr(kind, method) is not getattr(CHASM, method) or method in vars(mixer):
             raise ValueError(
                 f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop: put a plain CHASM"

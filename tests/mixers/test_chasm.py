@@ -344,6 +344,36 @@ def test_explain_names_the_form_that_runs(monkeypatch: pytest.MonkeyPatch) -> No
                 assert told.reason
 
 
+def test_nothing_but_long_circulants_is_too_large_to_keep() -> None:
+    def large(x: Tensor, **options: Any) -> bool:
+        return CHASM(2, bins=3, **options)._large(x)
+
+    long = torch.empty(1, 2, 4, 513, dtype=torch.bfloat16, device="meta")  # as on a GPU
+    assert large(long)
+    assert not large(long[..., 1:])
+    assert not large(long.float())
+    assert not large(long, basis="untied")
+    assert not large(torch.empty(long.shape, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_explain_asks_for_the_dtype_that_runs(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.dtype] = []
+    original = chasm.ops.choose_form
+
+    def noting(*args: Any, dtype: torch.dtype, **options: Any) -> Any:
+        asked.append(dtype)
+        return original(*args, dtype=dtype, **options)
+
+    monkeypatch.setattr(chasm.ops, "choose_form", noting)
+    mixer, x = CHASM(2, bins=3).train(training), features(1, 2, 6, 5, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixer.explain(x)
+        mixer(x)
+    mixer.explain(x)
+    assert asked == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
 def test_the_mean_of_axes_counts_every_axis_as_long() -> None:
     """A circulant per channel on an axis of 4,000 would be 64 MB a channel, whichever axis is named first."""
     for axes in ("ch+cw", "cw+ch"):

@@ -183,8 +183,9 @@ class CHASM(Mixer):
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        chains = self._chains_of_operators(x, self._spectral())
-        return self._choose(x, chains, self._wants_backward(x), channels_last(x))
+        z = x.to(autocast_dtype(x) or x.dtype)
+        chains = self._chains_of_operators(z, self._spectral())
+        return self._choose(z, chains, self._wants_backward(z), channels_last(z))
 
     def extra_repr(self) -> str:
         return (
@@ -246,7 +247,7 @@ class CHASM(Mixer):
         """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
         params, grad, last = self._spectral(), self._wants_backward(x), channels_last(x)
         wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        if traced(x) or self._cache.given is not None or (x.is_cuda and max(x.shape[2:]) > LONGEST_KEPT):
+        if traced(x) or self._cache.given is not None or self._large(x):
             # Fake tensors keep out of the cache, and what is large.
             return self._build(x, grad, last, params)
         key = (x.shape[2:], x.dtype, x.device, self.form, grad, last)
@@ -267,6 +268,11 @@ class CHASM(Mixer):
                 kept = self._build(x, grad, last, params)
             self._cache.put(entries, key, kept)
         return kept
+
+    def _large(self, x: Tensor) -> bool:
+        """Whether circulants are made for x that are too large to keep; in float32 a GPU takes the FFT."""
+        circulants = x.device.type != "cpu" and x.dtype.itemsize == 2 and self.basis != "untied"
+        return circulants and max(x.shape[2:]) > LONGEST_KEPT
 
     def _spectral(self) -> list[nn.Parameter]:
         return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]
