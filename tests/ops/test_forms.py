@@ -469,9 +469,29 @@ def test_long_axes_in_half_precision_on_a_gpu(n, obstacle, trained, applied, of_
     for grad, gain in itertools.product([True, False], ["positive", "complex"]):
         found = operators("shared", gain)
         cuda = torch.device("cuda")
-        form, why = choose_form(torch.Size((1, 3, 4, n)), found, device=cuda, grad=grad, dtype=torch.bfloat16)
+        form, why = choose_form(torch.Size((1, 3, 512, n)), found, device=cuda, grad=grad, dtype=torch.bfloat16)
         assert form == (of_complex_gains if gain == "complex" else trained if grad else applied)
         assert (obstacle or "") in why
+
+
+@pytest.mark.parametrize("obstacle", [None, "this card has 99 KB"])
+def test_circulants_do_not_outweigh_features(obstacle, monkeypatch):
+    """One of 2,048 takes 8 MB a channel, and in training 16 more; a row of 2,048 takes 4 KB."""
+    monkeypatch.setattr("chasm.ops.circulants.triton_runs", lambda: True)
+    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: obstacle)
+
+    def chosen(*shape: int, axes: list[AxisOperator]) -> str:
+        cuda = torch.device("cuda")
+        return choose_form(torch.Size(shape), axes, device=cuda, grad=False, dtype=torch.bfloat16).form
+
+    along_h, along_w = operators("shared", "positive")
+    large = "circulant" if obstacle else "triton"
+    for axes in ([along_h, along_w], [along_w]):
+        assert chosen(1, 3, 8, 2048, axes=axes) == "fft"
+        assert chosen(63, 3, 8, 2048, axes=axes) == "fft"
+        assert chosen(64, 3, 8, 2048, axes=axes) == large
+        assert chosen(1, 3, 8, 512, axes=axes) == large
+    assert chosen(1, 3, 8, 2048, axes=[along_h]) == large
 
 
 @pytest.mark.parametrize(("form", "basis", "gain"), VARIANTS)

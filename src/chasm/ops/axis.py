@@ -31,6 +31,7 @@ FORMS = {
     "product": "as circulant, image by image and with own backward; what a CPU does best",
 }
 GPU_FORMS = ("triton", "fused")
+OUTWEIGHED = 4  # times what the batch takes; for axes beyond 512 only: up to that circulants are kept, for any batch
 
 
 class AxisOperator(NamedTuple):
@@ -109,6 +110,8 @@ def choose_form(
         return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
     if dtype.itemsize >= 4 or longest > LONGEST:
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
+    if not no_place and any(shape[d] > 512 and shape[d] ** 2 * shape[1] > OUTWEIGHED * shape.numel() for d in dims):
+        return Choice("fft", "circulants of a long axis would take far more memory than these features")
     why = no_place or obstacle(shape, dims, device, dtype)
     if why is None:
         if not grad and not is_complex and fused.pays(shape, dims, device, dtype, channels_last):
