@@ -559,6 +559,19 @@ def test_folded_models_use_them(options, monkeypatch):
 
 
 @kernel_test
+def test_a_result_may_be_written_in_place():
+    shape = (2, 6, 4, 10)
+    module, x = mixer("triton", torch.float32, shape, local=False), normal(*shape).to(HALF)
+    results = []
+    for write in (Tensor.mul_, Tensor.mul):
+        z = x.clone().requires_grad_()
+        with torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
+            y = write(module(z), 2)
+        results.append(torch.autograd.grad(y.square().sum(), [z, *module.parameters()]))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@kernel_test
 def test_folded_models_forget_buffers_of_before():
     """Python gives the id of a tensor that is gone to the next one."""
     shape = (1, 6, 7, 10)
@@ -694,4 +707,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 200
+    assert passed_in_the_interpreter(__file__) == 201

@@ -95,7 +95,9 @@ class _Circulants(torch.autograd.Function):
                 left.append(z)
             if e is not None:
                 apart.append(e)
-        return mixed(mats[-1], z), x.view_as(x), *left[:-1], *apart, *entered
+        y = mixed(mats[-1], z)
+        y = torch.ops.aten._unsafe_view(y, y.shape)  # no view: of those that come with others nobody may write in place
+        return y, x.view_as(x), *left[:-1], *apart, *entered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
