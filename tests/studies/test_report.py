@@ -448,3 +448,18 @@ def test_a_browser_lays_it_out(basis: tuple[Path, Path, dict[str, Any]], tmp_pat
     call(f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
     pages = (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n") or 1
     assert 1 <= pages <= 12
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "text"),
+    [
+        (24.637, "gmacs", "24.64"),
+        (0.0034567, "gmacs", "0.00346"),
+        (0.07, "core_mparams", "0.0700"),
+        (0.0, "gmacs", "0.00"),
+        (0.5, "psnr", "0.50"),
+        (None, "gmacs", "–"),
+    ],
+)
+def test_costs_of_tiny_models_have_digits(value, metric, text):
+    assert words.number(value, metric) == text

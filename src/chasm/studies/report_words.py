@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chasm.studies import statistics
+from chasm.studies.worker import COSTS
 
 Results = dict[str, Any]
-DECIMALS = {**statistics.DECIMALS, "gmacs_paper": 2, "gmacs": 2, "core_mparams": 2, "core_mparams_real": 2}
+DECIMALS = statistics.DECIMALS | dict.fromkeys(COSTS, 2)
 NAMES = {"psnr": "PSNR", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice", "iou": "IoU"}
 NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs, all counted"}
 NAMES |= {"core_mparams": "parameters, M (complex once)", "core_mparams_real": "real numbers, M"}
@@ -98,7 +99,11 @@ def label(results: Results, row: dict[str, Any]) -> str:
 
 
 def number(value: float | None, metric: str) -> str:
-    return "–" if value is None else f"{value:.{DECIMALS.get(metric, 3)}f}"
+    if value is None:
+        return "–"
+    if metric in COSTS and 0 < value < 1:  # of a tiny model
+        return f"{value:#.3g}"
+    return f"{value:.{DECIMALS.get(metric, 3)}f}"
 
 
 def with_unit(value: float | None, metric: str) -> str:
