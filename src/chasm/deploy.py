@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils._pytree import tree_leaves
 
-from chasm.mixers.chasm import AXES, CHASM, kernels_fit, parameters
+from chasm.mixers._wrapper import kernels_fit, parameters
+from chasm.mixers.chasm import AXES, CHASM
 from chasm.ops import AxisOperator, Prepared, fused, run
 from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices, prepare_for_kernels
 from chasm.ops.circulants import obstacle

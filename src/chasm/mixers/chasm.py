@@ -24,12 +24,13 @@ from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.mixers._cache import Cache, MadeFrom, watch
+from chasm.mixers._wrapper import POINTWISE, kernels_fit, ordinary, parameters
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
-from chasm.ops.kernels import observed, traced
+from chasm.ops.kernels import traced
 from chasm.ops.kernels.layout import channels_last, like
-from chasm.ops.kernels.local import local_block, obstacle
+from chasm.ops.kernels.local import local_block
 from chasm.ops.precision import autocast_dtype
 from chasm.ops.replay import Replays
 from chasm.registry import near
@@ -119,7 +120,7 @@ class CHASM(Mixer):
 
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
         self.refine = conv(channels, channels, 3, padding=1, groups=channels, **factory) if local else None
-        self.fuse = _POINTWISE[ndim](channels, channels, 1, **factory) if local else None
+        self.fuse = POINTWISE[ndim](channels, channels, 1, **factory) if local else None
         self._cache = Cache()
         self._replays = Replays()
 
@@ -135,7 +136,7 @@ class CHASM(Mixer):
                 with counted_as("conv", macs=y.numel() * (9 + self.channels)):
                     y = local_block(y, x if self.residual else None, *parameters(self.refine, self.fuse))
                 return y if self.residual else y.to(x.dtype)
-            if self.residual and local_cpu.fits(y, x) and _ordinary(y, self.refine, self.fuse):
+            if self.residual and local_cpu.fits(y, x) and ordinary(y, self.refine, self.fuse):
                 with counted_as("conv", macs=y.numel() * (9 + self.channels)):
                     return local_cpu.local_block(y, x, *parameters(self.refine, self.fuse))
             y = self.fuse(gelu(self.refine(y)))
@@ -330,64 +331,6 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
 def _versioned(theta: Tensor) -> bool:
     """Whether theta has a version to tell by: not sharded (a DTensor), nor made anew whenever it is asked for."""
     return type(theta) is nn.Parameter and not theta.is_inference()
-
-
-class _Pointwise(nn.modules.conv._ConvNd):
-    """A 1x1 convolution that is a batched product on a CPU, which is faster there and needs no temporaries."""
-
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        C, ones = x.shape[1], [1] * (x.ndim - 2)
-        usual = bias is not None and weight.shape == (C, C, *ones) and _plain(self, 0)  # somebody may have made another
-        here = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-        if not (usual and here) or torch.compiler.is_compiling():
-            y: Tensor = super()._conv_forward(x, weight, bias)
-            return y
-        assert bias is not None
-        with counted_as("conv"):
-            W = weight.flatten(1).expand(x.shape[0], -1, -1)
-            return torch.baddbmm(bias[:, None], W, x.flatten(2)).view(x.shape)
-
-
-class _Pointwise1d(_Pointwise, nn.Conv1d): ...
-
-
-class _Pointwise2d(_Pointwise, nn.Conv2d): ...
-
-
-class _Pointwise3d(_Pointwise, nn.Conv3d): ...
-
-
-def kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
-    """Whether z goes through `local_block`."""
-    return obstacle(z) is None and _ordinary(z, refine, fuse)
-
-
-def _ordinary(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
-    """Whether z may go past the layers: not when traced, nor where one was exchanged, set otherwise or has hooks."""
-    if traced(z) or (type(refine), type(fuse)) != (nn.Conv2d, _Pointwise2d):
-        return False
-    if any(observed(m) or "forward" in vars(m) or "_conv_forward" in vars(m) for m in (refine, fuse)):
-        return False
-    cast, given = autocast_dtype(z) is not None, parameters(refine, fuse)
-    if not all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in given):
-        return False
-    C = z.shape[1]  # shapes also tell kernel sizes and groups
-    shapes = [(C, 1, 3, 3), (C,), (C, C, 1, 1), (C,)]
-    return [p.shape for p in given] == shapes and _plain(refine, 1) and _plain(fuse, 0)
-
-
-def _plain(conv: Any, padding: int) -> bool:
-    """Whether a convolution has stride 1, dilation 1, and that many zeros around."""
-    n = len(conv.kernel_size)
-    found = conv.stride, conv.dilation, conv.padding, conv.padding_mode
-    return found == ((1,) * n, (1,) * n, (padding,) * n, "zeros")
-
-
-def parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:
-    return refine.weight, refine.bias, fuse.weight, fuse.bias
-
-
-_POINTWISE = {1: _Pointwise1d, 2: _Pointwise2d, 3: _Pointwise3d}
 
 
 def _one_of(name: str, value: Any, allowed: Any) -> None:
