@@ -202,6 +202,14 @@ def test_environment_tells_where_a_run_went_on(tmp_path: Path, monkeypatch: pyte
     assert [(r["step"], r["commit"]) for r in now["resumed"]] == [(5, "another")]
 
 
+def test_environment_tells_that_a_file_of_ones_own_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert code(run_signalled, recipe(), tmp_path, 4, signal.SIGTERM) == 143
+    monkeypatch.setattr("chasm.train.run.loaded", lambda: {"mine.py": "another"})
+    train(recipe(), tmp_path, quiet=True)
+    (again,) = json.loads((tmp_path / "environment.json").read_text())["resumed"]
+    assert again["with"] == {"mine.py": "another"}
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [

@@ -395,7 +395,7 @@ class Trainer:
         if self.step > 0 and path.is_file():
             first = read_json(path)
             last = (first.get("resumed") or [first])[-1]
-            if any(last[k] != now[k] for k in ("python", "versions", "device", "commit", "modified")):
+            if any(last.get(k) != now.get(k) for k in ("python", "versions", "device", "commit", "modified", "with")):
                 first["resumed"] = [*first.get("resumed", []), {"step": self.step, **now}]
             now = first
         write_json(path, now)
