@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+import re
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from chasm import extensions
 from chasm.cli.app import app
+from chasm.data import DATASETS
 from chasm.extensions import load, loaded
 from chasm.mixers import MIXERS, create_mixer
 from chasm.studies import make_plan
@@ -43,7 +47,8 @@ def mine(tmp_path, monkeypatch):
     file = tmp_path / "file_of_mine.py"
     file.write_text(TEXT)
     yield file
-    sys.modules.pop("file_of_mine", None)
+    for name in ("file_of_mine", "beside_mine"):
+        sys.modules.pop(name, None)
 
 
 def test_what_a_file_registers_has_a_name(mine):
@@ -57,7 +62,7 @@ def test_what_a_file_registers_has_a_name(mine):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("absent.py", "expected a Python file"),
+        ("absent.py", "absent.py: not there: expected a Python file"),
         ("notes.txt", "expected a Python file"),
         ("two-words.py", "a name that can be imported"),
         ("json.py", "another module named json: rename"),
@@ -86,11 +91,64 @@ def test_a_mistake_in_the_file_is_one_line(mine, text, reason):
     assert loaded() == {}
 
 
-def test_the_command_line_knows_it(mine):
-    result = CliRunner().invoke(app, ["--with", str(mine), "mixers", "of-mine", "--json", "--channels", "4"])
+def test_a_mistake_in_a_file_beside_it_is_found_there(mine):
+    (mine.parent / "beside_mine.py").write_text("import os\n\nos.nothing\n")
+    mine.write_text("import beside_mine\n")
+    with pytest.raises(ValueError, match=r"file_of_mine.py: \S*beside_mine.py, line 3: AttributeError"):
+        load([mine])
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+@pytest.mark.parametrize("form", ["--with {}", "--with={}"])
+def test_the_command_line_knows_it(mine, place, form):
+    words = ["mixers", "of-mine", "--json", "--channels", "4"]
+    words[place:place] = form.format(mine).split()
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.output)
     assert row["params"] == 4 * 4 + 4
+
+
+def test_with_needs_a_file(mine):
+    result = CliRunner().invoke(app, ["mixers", "--with"])
+    assert result.exit_code == 2
+    assert "requires an argument" in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["mixers", "of-mine"],
+        ["study", "show", "wrapper", "--arm", "of-mine"],
+        ["bench", "--mixer", "of-mine", "--shape", "1,2,4,4"],
+        ["data", "check", ".", "--as", "of-mine"],
+    ],
+)
+def test_who_forgets_it_is_told(words):
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert result.exit_code != 0
+    assert "chasm --with FILE.py" in result.output
+
+
+def test_facts_may_be_left_out(mine):
+    mine.write_text(re.sub(" +facts = .*", "", TEXT))
+    result = CliRunner().invoke(app, ["--with", str(mine), "mixers", "of-mine", "--json", "--channels", "4"])
+    assert result.exit_code == 0, result.output
+
+
+def test_the_examples_of_the_guide_are_whole_files(mine, monkeypatch):
+    monkeypatch.setattr(DATASETS, "_classes", dict(DATASETS._classes))
+    guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    mixer, dataset = re.findall("```python\n(.*?)```", guide, re.DOTALL)
+    mine.write_text(f"{mixer}\n{dataset}")
+    folder = mine.parent / "arrays"
+    folder.mkdir()
+    for i in range(5):
+        np.save(folder / f"{i}.npy", np.random.default_rng(i).random((2, 8, 8), np.float32))
+    result = CliRunner().invoke(app, ["--with", str(mine), "data", "check", str(folder), "--as", "mine"])
+    assert result.exit_code == 0, result.output
+    assert "5 cases, 10 slices" in result.output
+    assert MIXERS.list("mine") == ["mine"]
 
 
 def test_so_do_the_workers_of_a_study_and_a_run_says_so(mine, tmp_path):

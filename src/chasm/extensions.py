@@ -20,7 +20,8 @@ def load(files: Iterable[str | Path]) -> None:
         if str(file) in _loaded:
             continue
         if not file.is_file() or file.suffix != ".py":
-            raise ValueError(f"--with {file}: expected a Python file (.py)")
+            absent = "" if file.exists() else "not there: "
+            raise ValueError(f"--with {file}: {absent}expected a Python file (.py)")
         if not file.stem.isidentifier():
             raise ValueError(f"--with {file}: expected a name that can be imported: letters, digits and _")
         if str(file.parent) not in sys.path:
@@ -28,9 +29,11 @@ def load(files: Iterable[str | Path]) -> None:
         try:
             found = getattr(import_module(file.stem), "__file__", None)
         except Exception as e:
-            frames = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == str(file)]
-            line = frames[-1].lineno if frames else getattr(e, "lineno", "?")  # a SyntaxError has no frame there
-            raise ValueError(" ".join(f"--with {file}, line {line}: {type(e).__name__}: {e}".split())) from e
+            near = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).is_relative_to(file.parent)]
+            # The file, or one beside it that it imports; a SyntaxError has no frame there.
+            name, line = (near[-1].filename, near[-1].lineno) if near else (str(file), getattr(e, "lineno", "?"))
+            where = f"--with {file}" if name == str(file) else f"--with {file}: {name}"
+            raise ValueError(" ".join(f"{where}, line {line}: {type(e).__name__}: {e}".split())) from e
         if found is None or Path(found).resolve() != file:
             raise ValueError(f"--with {file}: there is another module named {file.stem}: rename the file")
         _loaded[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 T = TypeVar("T", bound=type)
 # What an option annotated so may be; other annotations are left to the class.
 _PLAIN: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str}
+# The end of an error about a name that can be registered.
+OWN = "(in a file of your own: chasm --with FILE.py)"
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -45,8 +47,7 @@ class Registry:
 
     def get(self, name: str) -> type:
         if name not in self._classes:
-            own = "in a file of your own: chasm --with FILE.py"
-            raise ValueError(f"unknown {self.kind} {name!r}: {near(name, self._classes)} ({own})")
+            raise ValueError(f"unknown {self.kind} {name!r}: {near(name, self._classes)} {OWN}")
         return self._classes[name]
 
     def list(self, pattern: str = "*") -> list[str]:

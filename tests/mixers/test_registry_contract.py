@@ -286,6 +286,7 @@ TAXONOMY = {  # of the paper's appendix: response, channel mixing, shared basis,
 def test_facts(name):
     f = MIXERS.get(name).facts
     assert isinstance(f, Facts)
+    assert f != Mixer.facts  # those of a file of one's own that gives none
     assert f.response
     assert f.channel_mixing
     assert f.resolution

@@ -27,7 +27,7 @@ from chasm import ops
 from chasm.bench import subjects
 from chasm.bench.clock import Limits, NotCapturableError, Pace, capture, clock, first_line, input_sets, peak_mib
 from chasm.bench.subjects import LITERAL, Shape, Subject
-from chasm.registry import near
+from chasm.registry import OWN, near
 
 # Mode -> what runs, and whether inside a CUDA graph.
 MODES = {
@@ -110,7 +110,8 @@ def make_plan(
     ):
         for name in given or []:
             if name not in known:
-                raise ValueError(f"unknown {kind} {name!r}: {near(name, known)}")
+                own = f" {OWN}" if kind == "mixer" else ""
+                raise ValueError(f"unknown {kind} {name!r}: {near(name, known)}{own}")
     wants_gpu = [f"mode {m!r}" for m in modes or [] if MODES[m][1]]
     wants_gpu += [f"form {f!r}" for f in forms or [] if f in ops.GPU_FORMS]
     if wants_gpu and not gpu:

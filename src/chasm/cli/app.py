@@ -1,14 +1,32 @@
 """The command tree: every sub-command is a function in a file of its own beside this one."""
 
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from chasm.cli import bench, data, demo, mixers, reconstruct, report, study, train
 
+
+class WithAnywhere(TyperGroup):
+    """--with is for every command: it may stand among the words of one, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first, rest, words = list[str](), list[str](), iter(args)
+        for word in words:
+            if word == "--with" or word.startswith("--with="):
+                first += [word, *islice(words, word == "--with")]
+            else:
+                rest.append(word)
+        lone = first[-1:] == ["--with"]  # its file is missing: it must not take the command for one
+        return super().parse_args(ctx, first if lone else [*first, *rest])
+
+
 app = typer.Typer(
     name="chasm",
+    cls=WithAnywhere,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -45,12 +45,12 @@ def mixers(
 ) -> None:
     """Compare the mixers: parameters, multiply-adds with FFT, memory, and the taxonomy of the paper."""
     from chasm.mixers import MIXERS
-    from chasm.registry import near
+    from chasm.registry import OWN, near
 
     H, W = _size(size)
     names = MIXERS.list(pattern)
     if not names:
-        raise typer.BadParameter(f"no mixer matches {pattern!r}: {near(pattern, MIXERS.list())}")
+        raise typer.BadParameter(f"no mixer matches {pattern!r}: {near(pattern, MIXERS.list())} {OWN}")
     rows = [row(name, channels, (H, W)) for name in names]
     title = f"One map of {channels} x {H} x {W}."
     if as_json:

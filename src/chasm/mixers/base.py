@@ -36,7 +36,7 @@ class Mixer(nn.Module):
     spectral_parameters: ClassVar[tuple[str, ...]] = ()
     # Those stored as real pairs (trailing dimension 2): counted once or twice, both are reported.
     complex_parameters: ClassVar[tuple[str, ...]] = ()
-    facts: ClassVar[Facts]
+    facts: ClassVar[Facts] = Facts("-", "-", "-")
 
 
 class Residual(nn.Module):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chasm.mixers import MIXERS
-from chasm.registry import near
+from chasm.registry import OWN, near
 from chasm.train.config import Part
 
 SCALES = ("tiny", "proxy", "full")
@@ -142,8 +142,9 @@ def get_arm(name: str) -> Arm:
     if name not in ARMS and name in MIXERS.list():
         spectral = bool(MIXERS.get(name).spectral_parameters)  # type: ignore[attr-defined]
         return Arm(name, Part(name=name), spectral=spectral)
-    arm: Arm = lookup("arm or mixer", name, ARMS)
-    return arm
+    if name not in ARMS:
+        raise ValueError(f"unknown arm or mixer {name!r}: {near(name, {*ARMS, *MIXERS.list()})} {OWN}")
+    return ARMS[name]
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
