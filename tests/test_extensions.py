@@ -81,7 +81,14 @@ def test_what_cannot_be_loaded(mine, name, reason):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("x = (\n", "line 1: SyntaxError"), ("import os\n\nos.nothing\n", "line 3: AttributeError: module 'os'")],
+    [
+        ("x = (\n", "line 1: SyntaxError"),
+        ("import os\n\nos.nothing\n", "line 3: AttributeError: module 'os'"),
+        (TEXT.replace("Mine(Mixer)", "Mine(nn.Module)"), "line 5: .* a class derived from chasm.mixers.base.Mixer"),
+        ("from chasm.backbones import *\nregister_backbone('b')(print)", "derived from chasm.backbones.base.Backbone"),
+        ("from chasm.tasks import *\nregister_task('t')(int)", "derived from chasm.tasks.base.Task"),
+        ("from chasm.data import *\nregister_dataset('d')(type('D', (), {}))", "from chasm.data.base.SliceDataset"),
+    ],
 )
 def test_a_mistake_in_the_file_is_one_line(mine, text, reason):
     mine.write_text(text)

@@ -30,14 +30,17 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 class Registry:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, base: type = object) -> None:
+        self.kind, self.base = kind, base
         self._classes: dict[str, type] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Class decorator; the name must be new."""
+        """Class decorator; the name must be new, and the class one of the registry's base."""
 
         def add(cls: T) -> T:
+            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+                wanted = f"{self.base.__module__}.{self.base.__name__}"
+                raise ValueError(f"{self.kind} {name!r}: expected a class derived from {wanted}, got {cls!r}")
             if name in self._classes and self._classes[name] is not cls:
                 raise ValueError(f"a {self.kind} named {name!r} is already registered: choose another name")
             self._classes[name] = cls

@@ -18,9 +18,6 @@ from torch import Tensor, nn
 from chasm.mixers import create_slot
 from chasm.registry import Registry
 
-BACKBONES = Registry("backbone")
-register_backbone = BACKBONES.register
-
 Size = tuple[int, int]
 
 
@@ -58,6 +55,10 @@ class Backbone(nn.Module):
             )
         y, aux = self.run(x, mask, maps, measured)
         return (y, aux) if return_aux else y
+
+
+BACKBONES = Registry("backbone", Backbone)
+register_backbone = BACKBONES.register
 
 
 class ImageBackbone(Backbone):

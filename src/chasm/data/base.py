@@ -179,7 +179,7 @@ class FileDataset(SliceDataset):
         raise NotImplementedError
 
 
-DATASETS = Registry("dataset")
+DATASETS = Registry("dataset", SliceDataset)
 _WHERE = (
     "give the folder it was downloaded to: data.path in a recipe (--set data.path=FOLDER), "
     "chasm eval --data FOLDER, chasm study --path NAME=FOLDER"

@@ -6,9 +6,6 @@ from torch import Tensor, nn
 
 from chasm.registry import Registry
 
-MIXERS = Registry("mixer")
-register_mixer = MIXERS.register
-
 
 class Facts(NamedTuple):
     """What the comparison tables say about a mixer; taken from its paper, not measured."""
@@ -37,6 +34,10 @@ class Mixer(nn.Module):
     # Those stored as real pairs (trailing dimension 2): counted once or twice, both are reported.
     complex_parameters: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Facts] = Facts("-", "-", "-")
+
+
+MIXERS = Registry("mixer", Mixer)
+register_mixer = MIXERS.register
 
 
 class Residual(nn.Module):

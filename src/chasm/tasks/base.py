@@ -19,9 +19,6 @@ from torch import Tensor
 from chasm.registry import Registry
 from chasm.tasks.metrics import Protocol, Rows
 
-TASKS = Registry("task")
-register_task = TASKS.register
-
 
 @dataclass(slots=True)
 class TaskBatch:
@@ -74,6 +71,10 @@ class Task(ABC):
     def report(self, width: int) -> dict[str, Any]:
         """What a result at this image width should say about its task."""
         return {"protocol": self.protocol.name, "meaning": self.protocol.meaning}
+
+
+TASKS = Registry("task", Task)
+register_task = TASKS.register
 
 
 def create_task(name: str, **options: Any) -> Task:
