@@ -66,6 +66,16 @@ def test_states_of_a_cell(tmp_path):
     assert state(folder, TINY) == ("done", None)
 
 
+def test_an_arm_that_is_left_out_is_named(tmp_path, in_process):
+    said = []
+    run(make_plan("parameters", arms=["chasm-signed"]), tmp_path, say=said.append)
+    assert not any("report" in line for line in said)
+    run(make_plan("parameters", arms=["chasm-signed"]), tmp_path, say=said.append)
+    assert not any("report" in line for line in said)
+    run(make_plan("parameters"), tmp_path, say=said.append)
+    assert [line for line in said if "leave the report: add --arm chasm-signed" in line]
+
+
 def test_a_folder_with_another_config_is_not_mistaken_for_this_run(tmp_path):
     (tmp_path / "config.yaml").write_text(dump(TINY.model_copy(update={"seed": 7})))
     assert state(tmp_path, TINY) == ("missing", None)  # a start that failed: nothing is lost

@@ -149,6 +149,13 @@ def save_plan(plan: Plan, root: str | Path) -> None:
     write_json(_record(root, plan.study.name, plan.scale, plan.protocol), {"study": plan.study.name, **fields})
 
 
+def arms_left_out(plan: Plan, root: str | Path) -> list[str]:
+    """Of the arms the study was last started with in this folder, those that this plan has not."""
+    path = _record(root, plan.study.name, plan.scale, plan.protocol)
+    before = json.loads(path.read_text()).get("arms", []) if path.is_file() else []
+    return [arm for arm in before if arm not in plan.arms]
+
+
 def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str = "matched") -> Plan:
     """The plan as it was last started in this folder."""
     get_study(study)

@@ -9,7 +9,7 @@ from typing import Any
 
 from chasm.extensions import loaded
 from chasm.studies.executors import local, on_ray
-from chasm.studies.plan import Plan, missing_paths, save_plan
+from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import state
 from chasm.studies.vocabulary import SETTINGS, image_size
 from chasm.studies.worker import Job
@@ -53,6 +53,9 @@ def run(
         raise ValueError(f"study {plan.study.name!r} at scale {plan.scale} reads files: give {words}")
     root = Path(root).expanduser()
     _check_configs(plan, root)
+    if left_out := arms_left_out(plan, root):
+        words = " ".join(f"--arm {arm}" for arm in left_out)
+        say(f"note: runs of {', '.join(left_out)} stay, but leave the report: add {words} to keep them in it")
     save_plan(plan, root)
     jobs = jobs_of(plan, root)
     say(f"{plan.study.name}: {len(plan.cells)} runs, {len(jobs)} to do")
