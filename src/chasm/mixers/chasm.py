@@ -28,6 +28,7 @@ from chasm.mixers._wrapper import POINTWISE, kernels_fit, ordinary, parameters
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
 from chasm.ops._cost import counted_as
+from chasm.ops.axis import LONG
 from chasm.ops.kernels import traced
 from chasm.ops.kernels.layout import channels_last, like
 from chasm.ops.kernels.local import local_block
@@ -36,7 +37,6 @@ from chasm.ops.replay import Replays
 from chasm.registry import near
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
-LONGEST_KEPT = 512  # of an axis on a GPU: longer circulants are as large as maps, and quickly made beside them
 Basis = Literal["shared", "identity", "untied"]
 Gain = Literal["positive", "signed", "complex"]
 
@@ -273,7 +273,7 @@ class CHASM(Mixer):
     def _large(self, x: Tensor) -> bool:
         """Whether circulants are made for x that are too large to keep; in float32 a GPU takes the FFT."""
         circulants = x.device.type != "cpu" and x.dtype.itemsize == 2 and self.basis != "untied"
-        return circulants and max(x.shape[2:]) > LONGEST_KEPT
+        return circulants and max(x.shape[2:]) > LONG
 
     def _spectral(self) -> list[nn.Parameter]:
         return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]

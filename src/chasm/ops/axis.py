@@ -31,7 +31,8 @@ FORMS = {
     "product": "as circulant, image by image and with own backward; what a CPU does best",
 }
 GPU_FORMS = ("triton", "fused")
-OUTWEIGHED = 4  # times what the batch takes; for axes beyond 512 only: up to that circulants are kept, for any batch
+LONG = 512  # of an axis on a GPU: beyond, circulants are as large as maps; they are not kept, and not always made
+OUTWEIGHED = 4  # times what the batch takes: so large they are not made
 
 
 class AxisOperator(NamedTuple):
@@ -110,7 +111,7 @@ def choose_form(
         return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128, or traced")
     if dtype.itemsize >= 4 or longest > LONGEST:
         return Choice("fft", "in float32, and on long axes, the FFT beats matrix products on this device")
-    if not no_place and any(shape[d] > 512 and shape[d] ** 2 * shape[1] > OUTWEIGHED * shape.numel() for d in dims):
+    if not no_place and any(shape[d] > LONG and shape[d] ** 2 * shape[1] > OUTWEIGHED * shape.numel() for d in dims):
         return Choice("fft", "circulants of a long axis would take far more memory than these features")
     why = no_place or obstacle(shape, dims, device, dtype)
     if why is None:
@@ -118,12 +119,12 @@ def choose_form(
             return Choice("fused", "no gradient is wanted, and channels and axes fit kernels that make a whole pass")
         return Choice("triton", f"half-precision matrix products beat the FFT up to length {LONGEST}")
     if is_complex:
-        form = "circulant" if longest <= 512 else "fft"
+        form = "circulant" if longest <= LONG else "fft"
     elif grad:
-        form = "dft" if longest <= 512 or no_place else "fft"
+        form = "dft" if longest <= LONG or no_place else "fft"
     else:
-        form = "circulant" if longest <= 512 or not no_place else "dft"
-    return Choice(form, f"on this device the fastest of torch's operations; not 'triton': {why}")
+        form = "circulant" if longest <= LONG or not no_place else "dft"
+    return Choice(form, f"half precision by torch's own operations; not 'triton': {why}")
 
 
 def prepare(shape: torch.Size, operators: list[AxisOperator], form: str, dtype: torch.dtype) -> Prepared:
