@@ -115,6 +115,7 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
         finally:
             torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # a graph has memory of its own: what the calls before it kept would halve the rest
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

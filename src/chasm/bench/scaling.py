@@ -44,7 +44,7 @@ def shapes(sweep: str, gpu: bool) -> list[tuple[int, Shape]]:
         sizes = [16, 32, 63, 64, 90, 128, 218, 256, 320, 512, 1024, 2048, 4096] if gpu else [8, 15, 16, 32, 64]
         return [(n, (2, 96, n, n) if gpu else (1, 32, n, n)) for n in sizes]
     if sweep == "channels":
-        widths = [32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192] if gpu else [16, 32, 64]
+        widths = [32, 64, 96, *(2**i for i in range(7, 18))] if gpu else [16, 32, 64]  # as below
         return [(n, (8, n, 64, 64) if gpu else (1, n, 16, 16)) for n in widths]
     numbers = [2**i for i in range(14)] if gpu else [1, 2, 4]  # until memory ends the sweep
     return [(n, (n, 96, 128, 128) if gpu else (n, 32, 16, 16)) for n in numbers]

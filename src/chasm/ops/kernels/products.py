@@ -1,8 +1,8 @@
 """Products over the channels of features (B, C, H, W), and over their positions, as Triton kernels. Sums in float32.
 
 `product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` what it
-has too few result blocks for. Their float32 is never TF32 alone: up to 128 channels see `mixing`; else, and in sums of
-positions, every number is split in two of TF32, which have all exponents, and three products of the parts are summed.
+may have too few result blocks for. Their float32 is never TF32 alone: up to 128 channels see `mixing`; else, and in
+sums of positions, every number is split in two of TF32, which have all exponents, and three products are summed.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,9 +18,11 @@ from torch import Tensor
 from chasm.ops.kernels import cdiv, mixing, power_of_2, roomy
 from chasm.ops.kernels.circulant import unit
 
-# Products, of half-precision and of float32 features
-PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
+# Products of half precision, where there are enough of them of large blocks; and of float32
+PRODUCT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
+PRODUCT_LARGE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 4, "num_stages": 4}
 PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+PRODUCT_PROGRAMS = 132  # one for every multiprocessor of an H200
 WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
 WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
@@ -64,8 +66,6 @@ def _product_kernel(
     i, k = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_K)
     m = m0 + i
     out, inside = image + tl.cast(m0, tl.int64) * N + (i * N + n), (m < C) & (n < N)
-    if RESIDUAL:
-        x = tl.load(x_ptr + out, mask=inside, other=0.0)  # under way during the product
     w_at, a_at = W_ptr + m * stride_m + k[None, :] * stride_k, a_ptr + image + (k[:, None] * N + n)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k0 in range(0, C, BLOCK_K):
@@ -81,7 +81,7 @@ def _product_kernel(
     if BIAS:
         acc += tl.load(bias_ptr + m, mask=m < C, other=0.0).to(tl.float32)
     if RESIDUAL:
-        acc += x.to(tl.float32)
+        acc += tl.load(x_ptr + out, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + out, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -112,9 +112,9 @@ def _walk_kernel(
 @triton.jit
 def _weight_kernel(
     g_ptr, a_ptr, parts_ptr, sums_ptr, C, N_units, blocks, splits,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr, SUMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Parts (splits, C, C) of the sum over b of g[b] a[b]^T, and (splits, C) of that of g."""
+    """Parts (splits, C, C) of the sum over b of g[b] a[b]^T, and with SUMS (splits, C) of that of g."""
     N = N_units * UNIT
     rows, columns, per_image = tl.cdiv(C, BLOCK_M), tl.cdiv(C, BLOCK_K), tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
@@ -138,14 +138,17 @@ def _weight_kernel(
         if SPLIT:  # float32
             upper = _upper_part(a)
             acc += _add_product(tl.zeros([BLOCK_M, BLOCK_K], tl.float32), g, tl.trans(upper), tl.trans(a - upper))
-            sums += g
+            if SUMS:
+                sums += g
         else:
             acc = tl.dot(g, tl.trans(a), acc)
-            sums = tl.dot(g, ones, sums)  # a sum over n that needs no second copy of g
+            if SUMS:
+                sums = tl.dot(g, ones, sums)  # a sum over n that needs no second copy of g
     part = tl.cast(split, tl.int64) * C
     tl.store(parts_ptr + (part + m[:, None]) * C + k[None, :], acc, mask=(m < C)[:, None] & (k < C)[None, :])
-    total = tl.sum(sums, 1) if SPLIT else tl.max(sums, 1)  # sixteen times the same
-    tl.store(sums_ptr + part + m, total, mask=m < tl.where(k0 == 0, C, 0))
+    if SUMS:
+        total = tl.sum(sums, 1) if SPLIT else tl.max(sums, 1)  # sixteen times the same
+        tl.store(sums_ptr + part + m, total, mask=m < tl.where(k0 == 0, C, 0))
 
 
 @triton.jit
@@ -190,29 +193,44 @@ def product(
             block = max(16, power_of_2(C))
             _walk_kernel[(walkers * B,)](*tensors, *sizes, BLOCK_C=block, **terms, **WALK)
         else:
-            constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else PRODUCT, C)
+            large = C > 192 and cdiv(C, 128) * cdiv(N, 128) * B >= PRODUCT_PROGRAMS
+            half = PRODUCT_LARGE if large else PRODUCT
+            constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else half, C)
             grid = (cdiv(C, constants["BLOCK_M"]) * cdiv(N, constants["BLOCK_N"]) * B,)
             _product_kernel[grid](*tensors, C, N // unit(N), *W.stride(), **terms, **constants)
     return out
 
 
 def gram(g: Tensor, a: Tensor) -> Tensor:
-    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, ..).
-
-    A library's product has too few result blocks to fill a card; here the positions are shared out among programs. But
-    where the blocks of all images are enough, and positions few, a library is faster.
-    """
-    B, C = a.shape[:2]
-    enough = WEIGHT_PROGRAMS // 2 <= B * cdiv(C, 128) ** 2 <= 2 * WEIGHT_PROGRAMS
-    if enough and a.is_cuda and a.dtype.itemsize == 2 and a.shape[2:].numel() <= 2048:
-        return torch.bmm(g.flatten(2), a.flatten(2).mT, out_dtype=torch.float32).sum(0)
-    return _gram_parts(g, a)[0].sum(0)
+    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, ..)."""
+    return _gram_by_library(g, a) if _library_sums(a) else _gram_parts(g, a).sum(0)
 
 
 def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """And the sum of g, (C,)."""
-    parts, sums = _gram_parts(g, a)
-    return parts.sum(0), sums.sum(0)
+    if _library_sums(a):
+        return _gram_by_library(g, a), g.flatten(2).sum(2, dtype=torch.float32).sum(0)  # at once it takes twice as long
+    sums = torch.empty(WEIGHT_PROGRAMS, a.shape[1], device=a.device, dtype=torch.float32)
+    parts = _gram_parts(g, a, sums)
+    return parts.sum(0), sums[: len(parts)].sum(0)
+
+
+def _library_sums(a: Tensor) -> bool:
+    """Whether a library's product of every image is faster (timed on an H200).
+
+    Its blocks of the result must be enough to fill the card, unless there is one image, whose positions it shares out
+    as the kernel does; and the results smaller than the maps.
+    """
+    B, C, N = *a.shape[:2], a.shape[2:].numel()
+    if not a.is_cuda or a.dtype.itemsize > 2 or N % 8 or C > 2 * N:
+        return False
+    if C <= 128:
+        return N <= 2048 and WEIGHT_PROGRAMS // 2 <= B <= 2 * WEIGHT_PROGRAMS
+    return B == 1 or N <= 8192 or B * cdiv(C, 128) ** 2 >= 16
+
+
+def _gram_by_library(g: Tensor, a: Tensor) -> Tensor:
+    return torch.bmm(g.flatten(2), a.flatten(2).mT, out_dtype=torch.float32).sum(0)
 
 
 def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -231,7 +249,8 @@ def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] |
     return out, parts.sum(0)
 
 
-def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+def _gram_parts(g: Tensor, a: Tensor, sums: Tensor | None = None) -> Tensor:
+    """(splits, C, C), at most WEIGHT_PROGRAMS of them; sums: where as many (C,) of g go."""
     C, N = a.shape[1], a.shape[2:].numel()
     half = WEIGHT if roomy(a) else {**WEIGHT, "BLOCK_N": 64}
     constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else half, C)
@@ -239,10 +258,12 @@ def _gram_parts(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     blocks = a.shape[0] * cdiv(N, constants["BLOCK_N"])
     splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
     parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
-    sums = torch.empty(splits, C, device=a.device, dtype=torch.float32)
+    tensors = (g, a, parts, parts if sums is None else sums)
     with torch.cuda.device_of(a):
-        _weight_kernel[(tiles * splits,)](g, a, parts, sums, C, N // unit(N), blocks, splits, UNIT=unit(N), **constants)
-    return parts, sums
+        _weight_kernel[(tiles * splits,)](
+            *tensors, C, N // unit(N), blocks, splits, UNIT=unit(N), SUMS=sums is not None, **constants
+        )
+    return parts
 
 
 def _blocks(options: dict[str, Any], C: int) -> dict[str, Any]:

@@ -15,9 +15,12 @@ from torch import Tensor
 from chasm.ops.kernels import cdiv
 
 PRODUCT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
+PRODUCT_HUGE = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "num_warps": 2, "num_stages": 4}
 # Of pairs: up to 128 channels, and more, or sums over several times as many.
 PAIRS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
 PAIRS_LARGE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
+PAIRS_HUGE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
+HUGE = 1024  # channels, from which on
 BLOCK = 1024  # of elementwise kernels
 TILE = 32  # of those that transpose
 
@@ -245,7 +248,8 @@ def product(P: Tensor, Q: Tensor, out: Tensor) -> Tensor:
 def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """(U^T g - g^T U) / 2 in float32 from sums in float64, and the largest of its numbers in each block."""
     K = torch.empty(U.shape, dtype=torch.float32, device=U.device)
-    blocks = cdiv(U.shape[1], PRODUCT["BLOCK_M"]) * cdiv(U.shape[2], PRODUCT["BLOCK_N"])
+    options = PRODUCT if U.shape[1] < HUGE else PRODUCT_HUGE
+    blocks = cdiv(U.shape[1], options["BLOCK_M"]) * cdiv(U.shape[2], options["BLOCK_N"])
     largest = torch.empty(len(U), blocks, dtype=torch.float32, device=U.device)
     _product(U.mT, g, K, largest)
     return K, largest
@@ -254,10 +258,11 @@ def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 def _product(P: Tensor, Q: Tensor, out: Tensor, largest: Tensor | None) -> None:
     B, M, K = P.shape
     N = Q.shape[2]
+    options = PRODUCT if M < HUGE else PRODUCT_HUGE
     with torch.cuda.device_of(P):
-        _product_kernel[cdiv(M, PRODUCT["BLOCK_M"]), cdiv(N, PRODUCT["BLOCK_N"]), B](
+        _product_kernel[cdiv(M, options["BLOCK_M"]), cdiv(N, options["BLOCK_N"]), B](
             *(P, Q, out, out if largest is None else largest, M, N, K, *P.stride(), *Q.stride()),
-            SKEW=largest is not None, **PRODUCT,
+            SKEW=largest is not None, **options,
         )  # fmt: skip
 
 
@@ -281,7 +286,7 @@ def pairs(
     strides = {3: (0, 0), 4: (*Q.stride()[:1], 0), 5: ()}[Q.ndim] + Q.stride()[Q.ndim == 4 :]
     shape, dtype = ((B, C * (C - 1) // 2), torch.float32) if triangle else ((2, B, terms * C, C), torch.float16)
     out = torch.empty(shape, dtype=dtype, device=P.device)
-    options = PAIRS if C <= 128 and not triangle else PAIRS_LARGE
+    options = PAIRS_HUGE if C >= HUGE else PAIRS if C <= 128 and not triangle else PAIRS_LARGE
     with torch.cuda.device_of(P):
         _pairs_kernel[terms * cdiv(C, options["BLOCK_M"]), cdiv(C, options["BLOCK_N"]), B](
             *(P, Q, out, out if largest is None else largest, factor, C, K, terms),
