@@ -408,6 +408,27 @@ def test_product_and_gram_in_one_pass(C, H, W, mended_interpreter, monkeypatch):
     assert product_and_gram(A.float(), q.float(), e.float()) is None
 
 
+@kernel_test
+@pytest.mark.parametrize(
+    ("shape", "bins", "neighbours"),
+    [((2, 3, 42), 7, 2), ((1, 2, 40), 4, 10), ((5, 2, 6), 3, 1), ((3, 2, 2400), 6, 200), ((2, 1, 1), 1, 1)],
+)
+def test_gains_and_their_gradient_in_one_pass(shape, bins, neighbours, monkeypatch):
+    from chasm.ops.kernels import spectrum
+
+    _, C, S = shape
+    place = torch.arange(S) // neighbours % bins
+    for programs in (1056, 1):
+        monkeypatch.setattr(spectrum, "PROGRAMS", programs)
+        P, H, gain = normal(*shape).float(), normal(*shape, seed=1).float(), normal(C, bins, seed=2).float()
+        each = torch.zeros(C, bins, dtype=torch.float64, device=P.device)
+        each.index_add_(1, place.to(P.device), (P.double() * H.double()).sum(0))
+        wanted = P * gain[:, place], H * gain[:, place]
+        assert_close(spectrum.scale_both(P, H, gain, neighbours), each, 1e-6)
+        assert torch.equal(P, wanted[0])
+        assert torch.equal(H, wanted[1])
+
+
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], spread: float = 0.3, **options: Any) -> chasm.CHASM:
     options = {"local": False, **options}
     torch.manual_seed(0)  # layers start at random
@@ -483,7 +504,8 @@ def test_fft_form_with_the_float32_products(shape, mended_interpreter, monkeypat
     from chasm.ops.kernels import products
 
     grams = []
-    monkeypatch.setattr("chasm.ops.chain._slow_in_a_library", lambda X: X.dtype == torch.float32)
+    for choice in ("_slow_in_a_library", "_kernels_take"):
+        monkeypatch.setattr(f"chasm.ops.chain.{choice}", lambda X: X.dtype == torch.float32)
     monkeypatch.setattr(products, "gram", lambda *maps, gram=products.gram: grams.append(1) or gram(*maps))
     x, g = normal(*shape).float(), normal(*shape, seed=1).float()
     options = {"ndim": len(shape) - 2}
@@ -498,7 +520,8 @@ def test_fft_form_with_the_float32_products(shape, mended_interpreter, monkeypat
 @kernel_test
 def test_the_float32_product_keeps_out_of_autograd_and_traces(monkeypatch):
     """It has no gradient: form "circulant", which autograd differentiates, must not meet it."""
-    monkeypatch.setattr("chasm.ops.chain._slow_in_a_library", lambda X: True)
+    for choice in ("_slow_in_a_library", "_kernels_take"):
+        monkeypatch.setattr(f"chasm.ops.chain.{choice}", lambda X: True)
     shape = (2, 6, 7, 10)
     x, g = normal(*shape).float(), normal(*shape, seed=1).float()
     oracle = mixer("reference", torch.float64, shape)
@@ -707,4 +730,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 201
+    assert passed_in_the_interpreter(__file__) == 206

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chasm import CHASM, ops
 from chasm.ops import AxisOperator, choose_form, reference
-from chasm.ops.transforms import dense_basis
+from chasm.ops.chain import chain
+from chasm.ops.transforms import FourierTransform, dense_basis
 
 GAINS = ["positive", "signed", "complex"]
 FORMS = [form for form in ops.FORMS if form not in ops.GPU_FORMS]  # those: test_core_kernels.py, test_fused_kernel.py
@@ -570,3 +571,20 @@ def test_theta_rests_at_the_start(form: str, size: int) -> None:
     for name, theta in mixer.theta.items():
         assert theta.grad is not None
         assert not theta.grad.any(), (name, theta.grad.abs().max())
+
+
+@pytest.mark.parametrize("sizes", [(6, 5), (4, 8), (7,)])
+def test_the_last_matrix_may_take_over_the_division_of_the_inverse(sizes):
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, *sizes, dtype=torch.float64, requires_grad=True)
+    tables = [torch.rand(n // 2 + 1, 4, dtype=torch.float64, requires_grad=True) for n in sizes]
+    mats = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(len(sizes) + 1)]
+    weight = torch.randn_like(x)
+    found = []
+    for unscaled in (False, True):
+        transform = FourierTransform(sizes, unscaled)
+        gains = [transform.gains(t, i - len(sizes), len(sizes)) for i, t in enumerate(tables)]
+        y = chain(x, gains, mats, transform)
+        found.append([y, *torch.autograd.grad((y * weight).sum(), [x, *tables, *mats])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -14,7 +14,7 @@ from chasm.ops import fused, reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import LONGEST, Circulants, circulants, matrices, obstacle
 from chasm.ops.gains import impulse_response
-from chasm.ops.kernels import transformed
+from chasm.ops.kernels import traced, transformed
 from chasm.ops.kernels.layout import contiguous
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.product import circulant_row, circulant_rows, product
@@ -256,14 +256,16 @@ def run_beside(x: Tensor, prepared: Prepared, *, wrapped: bool = False) -> tuple
         else:
             # The transformed axes go last, in the order they stand.
             last = list(range(x.ndim - len(dims), x.ndim))
-            z = chain(_moved(z, sorted(dims), last), tables, mats, _transform(form, x.shape, dims))
+            unscaled = z.is_cuda and mats[-1] is not None and not traced(z)
+            transform = _transform(form, x.shape, dims, unscaled)
+            z = chain(_moved(z, sorted(dims), last), tables, mats, transform)
             z = _moved(z, last, sorted(dims))
     return z.to(x.dtype), x
 
 
-def _transform(form: str, shape: torch.Size, dims: tuple[int, ...]) -> Transform:
+def _transform(form: str, shape: torch.Size, dims: tuple[int, ...], unscaled: bool = False) -> Transform:
     sizes = tuple(shape[d] for d in sorted(dims))
-    return DenseTransform(sizes) if form == "dft" else FourierTransform(sizes)
+    return DenseTransform(sizes) if form == "dft" else FourierTransform(sizes, unscaled)
 
 
 def channel_operators(op: AxisOperator) -> Tensor:

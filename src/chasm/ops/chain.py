@@ -7,7 +7,7 @@ A_m = U_m: the bases of neighbouring passes merge) and G_j the pointwise gains. 
 recomputes the rest; by Parseval every gradient, of matrices and gains too, is formed in the spectral domain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,18 +31,25 @@ def mix(A: Tensor | None, X: Tensor) -> Tensor:
 
 
 def _kernel_fits(A: Tensor, X: Tensor) -> bool:
-    """Whether kernels may multiply: they cannot be traced, and have no gradient of their own."""
-    if traced(X) or (torch.is_grad_enabled() and (A.requires_grad or X.requires_grad)):
-        return False
-    return _slow_in_a_library(X)
+    """Whether kernels may multiply."""
+    return _unseen(A, X) and _slow_in_a_library(X)
+
+
+def _unseen(*tensors: Tensor) -> bool:
+    """Whether neither a trace nor autograd wants to see what is done: kernels have no gradient of their own."""
+    return not traced(tensors[-1]) and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+
+
+def _kernels_take(X: Tensor) -> bool:
+    """float32 on a GPU."""
+    return X.is_cuda and X.dtype == torch.float32 and triton_runs()
 
 
 def _slow_in_a_library(X: Tensor) -> bool:
-    """float32 on a GPU, where a library's product is slow or TF32; and the kernels take it."""
-    if not X.is_cuda or X.dtype != torch.float32 or not triton_runs():
-        return False
+    """That, where a library's product is slow or TF32."""
     # `mixing` keeps both parts of a matrix in shared memory; offsets in an image are 32 bits wide.
-    return X.shape[1] <= 128 and X.shape[1] * X.shape[2] < 2**31 and too_small(X.device) is None
+    few = X.shape[1] <= 128 and X.shape[1] * X.shape[2] < 2**31
+    return few and _kernels_take(X) and too_small(X.device) is None
 
 
 def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:
@@ -65,10 +72,14 @@ def _gram(G: Tensor, X: Tensor) -> Tensor:
 def _mix_and_scale(A: Tensor | None, X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
     """`mix`, then the bins multiplied by g."""
     if A is not None and not g.is_complex() and _kernel_fits(A, X):
-        axis = max(range(1, g.ndim), key=lambda i: g.shape[i])  # the one g is not broadcast over
-        after = bins(X).shape[axis + 2 :].numel()
-        return _kernel_product(A, X, g.flatten(1), after * (X.shape[2] // bins(X)[0, 0].numel()))
+        return _kernel_product(A, X, g.flatten(1), _neighbours(X, g, bins))
     return _scaled(mix(A, X), g, bins)
+
+
+def _neighbours(X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> int:
+    """How many numbers of X, one after the other, a gain multiplies: what g is broadcast over, and pairs."""
+    axis = max(range(1, g.ndim), key=lambda i: g.shape[i])  # the one g is not broadcast over
+    return bins(X).shape[axis + 2 :].numel() * (X.shape[2] // bins(X)[0, 0].numel())
 
 
 def _scaled(X: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor]) -> Tensor:
@@ -89,13 +100,31 @@ def _gain_gradient(P: Tensor, G: Tensor, g: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def _through_gains(
+    P: Tensor, H: Tensor, g: Tensor, bins: Callable[[Tensor], Tensor], wanted: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """g P, conj(g) H, and if wanted the gradient of g, for the gradient H of g P. Writes to P and H."""
+    if wanted and not g.is_complex() and _unseen(P, H) and _kernels_take(P):
+        from chasm.ops.kernels import spectrum
+
+        return P, H, spectrum.scale_both(P, H, g.flatten(1), _neighbours(P, g, bins)).view(g.shape)
+    gradient = _gain_gradient(bins(P), bins(H), g) if wanted else None
+    return _scaled(P, g, bins), _scaled(H, g.conj(), bins), gradient
+
+
+def _last(mats: Sequence[Tensor | None], transform: Transform) -> Tensor | None:
+    """A_m, times what the inverse leaves out."""
+    A = mats[-1]
+    return A if A is None or transform.scale == 1 else A * transform.scale
+
+
 def _forward(x: Tensor, gains: list[Tensor], mats: list[Tensor | None], transform: Transform) -> tuple[Tensor, Tensor]:
     X = transform.forward(x)
     bins = lambda t: transform.bins(t, x.shape)  # noqa: E731
     P = _mix_and_scale(mats[0], X, gains[0], bins)
     for A, g in zip(mats[1:-1], gains[1:], strict=True):
         P = _scaled(P, g, bins) if A is None else _mix_and_scale(A, P, g, bins)
-    P = P if mats[-1] is None else mix(mats[-1], P)
+    P = P if mats[-1] is None else mix(_last(mats, transform), P)
     return transform.inverse(P, x.shape), X
 
 
@@ -162,22 +191,23 @@ class _Chain(torch.autograd.Function):
 
         def before_gain(j: int) -> Tensor:
             """What gain j multiplies, made again from X: an extra product is cheaper than one more tensor kept."""
-            P = mix(mats[0], X)
-            for g, A in zip(gains[: j - 1], mats[1:j], strict=True):
-                P = mix(A, _scaled(P, g, bins))
-            return P
+            P = X
+            for g, A in zip(gains[: j - 1], mats[: j - 1], strict=True):
+                P = _mix_and_scale(A, P, g, bins)
+            return mix(mats[j - 1], P)
 
         G = transform.inverse_adjoint(gy.contiguous())
         grad_gain: list[Tensor | None] = [None] * m
         grad_mat: list[Tensor | None] = [None] * (m + 1)
         for j in range(m, 0, -1):
-            A, g, P = mats[j], gains[j - 1], before_gain(j)
-            H = mix(None if A is None else A.mT, G)
-            if need_gain[j - 1]:
-                grad_gain[j - 1] = _gain_gradient(bins(P), bins(H), g) * transform.weight
+            A, scale = (_last(mats, transform), transform.scale) if j == m else (mats[j], 1.0)
+            P, H = before_gain(j), mix(None if A is None else A.mT, G)
+            P, H, of_gain = _through_gains(P, H, gains[j - 1], bins, need_gain[j - 1])
+            if of_gain is not None:
+                grad_gain[j - 1] = of_gain * transform.weight
             if need_mat[j]:
-                grad_mat[j] = _gram(G, _scaled(P, g, bins)) * transform.weight
-            G = _scaled(H, g.conj(), bins)
+                grad_mat[j] = _gram(G, P) * (transform.weight * scale)
+            G = H
             del P, H
         if need_mat[0]:
             grad_mat[0] = _gram(G, X) * transform.weight

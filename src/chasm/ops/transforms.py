@@ -12,6 +12,8 @@ pointwise gains, one inverse. Two transforms do this:
 Both work on (B, C, s_1, .., s_d) with the transformed axes last, and return real (B, C, N).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,21 +45,26 @@ def dense_basis(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
 
 
 class FourierTransform:
-    """rFFT over the last ``axes`` dimensions."""
+    """rFFT over the last ``axes`` dimensions.
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    `unscaled`: `inverse` and its adjoint leave out the division by all sizes, which is `scale`. A GPU's library makes
+    another pass over the spectrum for it.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], unscaled: bool = False) -> None:
         self.sizes = sizes
         self.dims = tuple(range(-len(sizes), 0))
+        self.unscaled = unscaled
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.view_as_real(torch.fft.rfftn(x, dim=self.dims)).flatten(2)
 
     def inverse(self, X: Tensor, shape: torch.Size) -> Tensor:
-        return self._inverse([X], shape, "backward")
+        return self._inverse([X], shape, "forward" if self.unscaled else "backward")
 
     def inverse_adjoint(self, g: Tensor) -> Tensor:
         """Adjoint of `inverse` as a real linear map, times 1/2 (see `weight`)."""
-        G = torch.fft.rfftn(g, dim=self.dims, norm="forward")
+        G = torch.fft.rfftn(g, dim=self.dims, norm="backward" if self.unscaled else "forward")
         self._scale_real_bins(G, 0.5)
         return torch.view_as_real(G).flatten(2)
 
@@ -83,6 +90,10 @@ class FourierTransform:
     def weight(self) -> float:
         return 2.0
 
+    @property
+    def scale(self) -> float:
+        return 1 / math.prod(self.sizes) if self.unscaled else 1.0
+
     def _scale_real_bins(self, X: Tensor, factor: float) -> None:
         X[..., 0] *= factor
         if self.sizes[-1] % 2 == 0:
@@ -102,6 +113,10 @@ class DenseTransform:
 
     @property
     def weight(self) -> float:
+        return 1.0
+
+    @property
+    def scale(self) -> float:
         return 1.0
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
