@@ -1,6 +1,10 @@
-"""Every recipe runs: two steps, with a small host, on tiny files in the formats it names."""
+"""Every recipe runs: two steps, with a small host, on tiny files in the formats it names; by its name anywhere."""
 
+import os
+import shutil
+import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 from writers import write_brats, write_cc359, write_photo
 
 from chasm.train import load_recipe, train
+from chasm.train.config import dump, shipped_recipes
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 HOSTS = {
     "unet": ["backbone.options={width: 4, depth: 1, levels: [0]}"],
     "hifi-mamba": ["backbone.options={width: 8, groups: 1, blocks: 1, state: 2}"],
@@ -70,3 +76,49 @@ def test_the_real_host_can_be_built(path: Path) -> None:
     modalities = {"brats": 4, "images": 3}.get(config.data.name, 1)
     with torch.device("meta"):
         build_model(config, config.task.create(), (modalities, 256, 256))
+
+
+def test_names_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipped_recipes() == {path.stem: path for path in RECIPES}
+    for path in RECIPES:
+        assert load_recipe(path.stem) == load_recipe(path)
+
+
+def test_a_file_goes_before_a_name_and_a_folder_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named demo is what `chasm demo` leaves."""
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    assert load_recipe("demo").name == "demo"
+    Path("demo").rmdir()
+    Path("demo").write_text("name: mine\ntrain: {steps: 1}")
+    assert load_recipe("demo").name == "mine"
+
+
+BUILD = """
+import setuptools.build_meta as backend, shutil, os
+shutil.unpack_archive(backend.build_sdist("."), "unpacked")
+os.chdir(os.path.join("unpacked", *os.listdir("unpacked")))
+backend.build_wheel(os.environ["WHEELS"])
+"""
+
+
+def test_the_wheel_carries_them(tmp_path: Path) -> None:
+    """Built from the source archive, as installers do, and used far from any checkout."""
+    pytest.importorskip("setuptools", minversion="77")
+    source, installed, elsewhere = (tmp_path / name for name in ("source", "installed", "elsewhere"))
+    for folder in ("src", "recipes"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    environment = {**os.environ, "WHEELS": str(tmp_path), "PYTHONPATH": str(installed)}
+    built = subprocess.run([sys.executable, "-c", BUILD], cwd=source, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(installed)
+    assert [p.read_text() for p in sorted(installed.glob("chasm/recipes/*"))] == [p.read_text() for p in RECIPES]
+
+    elsewhere.mkdir()
+    command = [sys.executable, "-m", "chasm", "train", "demo", "--show"]
+    shown = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    assert shown.stdout == dump(load_recipe(ROOT / "recipes" / "demo.yaml")), shown.stderr

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from chasm.cli import train as commands
+from chasm.train.config import load_recipe, shipped_recipes
 
 RECIPE = """
 name: small
@@ -65,10 +66,21 @@ def test_train_then_eval(call, tmp_path):
     assert "holds a run with another config: mixer.name (is 'gfnet', not 'chasm'), train.lr" in refused
 
 
+def test_help_names_the_recipes_and_show_makes_a_copy_to_edit(call, tmp_path):
+    told = call("train", "--help").output
+    for name in shipped_recipes():
+        assert f" {name} " in told
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(call("train", "demo", "--set", "train.lr=0.5", "--show").stdout)
+    assert load_recipe(copy) == load_recipe("demo", ["train.lr=0.5"])
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (("train", "none.yaml"), "no such recipe"),
+        (("train", "dmo"), "dmo: no such recipe: give a YAML file or the name of a recipe, did you mean 'demo'?"),
         (("train", "small.yaml", "--set", "train.stesp=1"), "unknown key 'train.stesp': did you mean 'steps'?"),
         (("train", "small.yaml", "--set", "mixer.options.bin=1"), "has no option 'bin': did you mean 'bins'"),
         (("train", "small.yaml", "--set", "data.name=cc359"), "give the folder it was downloaded to"),

@@ -72,9 +72,13 @@ def test_a_file_that_is_no_recipe(content: str, expected: str, tmp_path: Path) -
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such recipe: give the path of a YAML file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no such recipe: give a YAML file or the name of a recipe, known: .*demo"
+    ):
         load_recipe(tmp_path / "r.yaml")
-    with pytest.raises(FileNotFoundError, match="a folder, no recipe: give the path of a YAML file"):
+    with pytest.raises(FileNotFoundError, match=r"/dem.yaml: no such recipe: .*, did you mean 'demo'\?"):
+        load_recipe(tmp_path / "dem.yaml")
+    with pytest.raises(FileNotFoundError, match="a folder, no recipe: give a YAML file or"):
         load_recipe(tmp_path)
 
 

@@ -96,16 +96,12 @@ class RunConfig(Strict):
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-    """A recipe file (or its content) with ``a.b=c`` overrides applied, checked; errors are one line."""
+    """A recipe (file, name of a shipped one, or content) with ``a.b=c`` overrides applied; errors are one line."""
     if isinstance(source, dict):
         where, content = "recipe", deepcopy(source)
     else:
         where = str(source)
-        path = Path(source).expanduser()
-        if not path.is_file():
-            what = "a folder, no recipe" if path.is_dir() else "no such recipe"
-            raise FileNotFoundError(f"{path}: {what}: give the path of a YAML file (keys name, data, task, .., train)")
-        content = _parse(path.read_text(), where) or {}
+        content = _parse(find_recipe(source).read_text(), where) or {}
         if not isinstance(content, dict):
             raise ValueError(f"{where}: expected a mapping of keys, got {type(content).__name__}")
     for override in overrides or []:
@@ -121,6 +117,24 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
         registry.get(part.name)
     config.task.create()
     return config
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name to file of the recipes that come with the package: inside an installed one, at the root of a checkout."""
+    package = Path(__file__).parents[1]
+    places = (package / "recipes", package.parents[1] / "recipes")
+    return {path.stem: path for path in sorted(next((p for p in places if p.is_dir()), places[0]).glob("*.yaml"))}
+
+
+def find_recipe(source: str | Path) -> Path:
+    """The file a path or a name stands for; a file goes before a shipped recipe of the same name."""
+    path, shipped = Path(source).expanduser(), shipped_recipes()
+    if path.is_file():
+        return path
+    if str(source) in shipped:
+        return shipped[str(source)]
+    what = "a folder, no recipe" if path.is_dir() else "no such recipe"
+    raise FileNotFoundError(f"{source}: {what}: give a YAML file or the name of a recipe, {near(path.stem, shipped)}")
 
 
 def dump(config: RunConfig) -> str:
