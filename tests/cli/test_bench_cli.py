@@ -3,9 +3,11 @@
 import csv
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
+from chasm.bench import clock, table
 from chasm.cli.app import app
 
 SMALL = ["--device", "cpu", "--seconds", "0.001"]
@@ -63,9 +65,16 @@ def test_bases_in_files(tmp_path: Path) -> None:
     assert "- device: " in (tmp_path / "b.md").read_text()
 
 
-def test_mistakes_are_one_line() -> None:
+def test_mistakes_are_one_line_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(device: torch.device) -> None:
+        raise AssertionError("a wrong name is refused first")
+
+    monkeypatch.setattr(clock, "measure_limits", measured)
+    monkeypatch.setattr(table, "measure_limits", measured)
     assert "8,96,256,256" in run(*SMALL, "--shape", "8,96", code=3)
     assert "did you mean 'gfnet'" in run(*SMALL, "--mixer", "gfnt", code=3)
+    assert "did you mean 'gfnet'" in run("scaling", "--mixer", "gfnt", "--device", "cpu", code=3)
+    assert "did you mean 'gfnet'" in run("profile", "--mixer", "gfnt", "--device", "cpu", code=3)
     assert "expected device" in run("--device", "tpu", code=3)
     assert "go after its name" in run("--dtype", "bf16", "hosts", code=2)
     assert "expected hifi or unet" in run("hosts", "--host", "vit", code=3)

@@ -25,7 +25,17 @@ from torch import Tensor
 
 from chasm import ops
 from chasm.bench import subjects
-from chasm.bench.clock import Limits, NotCapturableError, Pace, capture, clock, first_line, input_sets, peak_mib
+from chasm.bench.clock import (
+    Limits,
+    NotCapturableError,
+    Pace,
+    capture,
+    clock,
+    first_line,
+    input_sets,
+    measure_limits,
+    peak_mib,
+)
 from chasm.bench.subjects import LITERAL, Shape, Subject
 from chasm.registry import OWN, near
 
@@ -90,7 +100,7 @@ class Plan:
 
 def make_plan(
     device: torch.device,
-    limits: Limits,
+    limits: Limits | None = None,
     *,
     shapes: list[Shape] | None = None,
     dtypes: list[str] | None = None,
@@ -100,7 +110,7 @@ def make_plan(
     compiled: bool = False,
     pace: Pace | None = None,
 ) -> Plan:
-    """Defaults filled in, names checked."""
+    """Names checked, defaults filled in; where no limits are given, the device's are measured, last of all."""
     gpu = device.type == "cuda"
     for kind, given, known in (
         ("dtype", dtypes, list(DTYPES)),
@@ -118,7 +128,7 @@ def make_plan(
         raise ValueError(f"{wants_gpu[0]} needs a CUDA device, got {device}: leave it out")
     return Plan(
         device,
-        limits,
+        limits or measure_limits(device),
         shapes or (GPU_SHAPES if gpu else CPU_SHAPES),
         dtypes or (["float32", "bf16"] if gpu else ["float32"]),
         modes or [m for m, (_, graph) in MODES.items() if gpu or not graph],

@@ -42,10 +42,8 @@ def bench(
 
         place = _device(device)
         with tf32(False):
-            limits, facts = _begin(place)
             plan = table.make_plan(
                 place,
-                limits,
                 shapes=[_shape(s) for s in shape],
                 dtypes=dtype,
                 modes=mode,
@@ -54,6 +52,7 @@ def bench(
                 compiled=compiled,
                 pace=None if seconds is None else Pace(seconds, 3, 1000),
             )
+            facts = _begin(place, plan.limits)
             rows: list[dict[str, Any]] = []
             text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
             with report.progress(plan.rows()) as tick:
@@ -94,10 +93,10 @@ def scaling(
             if name not in sweeps.SWEEPS:
                 raise ValueError(f"unknown sweep {name!r}: expected {', '.join(sweeps.SWEEPS)}")
         place = _device(device)
-        limits, facts = _begin(place)
         pace = Pace(0.02, 3, 30) if place.type == "cuda" else Pace(0.05, 2, 10)
         dtypes = dtype or (["bf16"] if place.type == "cuda" else ["float32"])
-        plan = table.make_plan(place, limits, dtypes=dtypes, modes=mode or ["step"], mixers=mixer, pace=pace)
+        plan = table.make_plan(place, dtypes=dtypes, modes=mode or ["step"], mixers=mixer, pace=pace)
+        facts = _begin(place, plan.limits)
         chosen = sweep or list(sweeps.SWEEPS)
         rows: list[dict[str, Any]] = []
         with report.progress(sweeps.total(plan, chosen)) as tick:
@@ -150,11 +149,13 @@ def profile(
     """Where the time of a HiFi-Mamba training step goes (bf16, eager): by part of the network, and by kernel."""
     from chasm.bench import profile as profiling
     from chasm.bench import report
+    from chasm.mixers import MIXERS
     from chasm.ops.precision import tf32
 
     with _one_line_errors(), tf32(False):
         place = _device(device)
-        _, facts = _begin(place)
+        MIXERS.get(mixer)  # an unknown one is refused before anything is measured
+        facts = _begin(place)
         found = profiling.profile_step(place, mixer)
         kernels = found["kernels"][:top]
         host = f"HiFi-Mamba with {mixer}, batch {found['batch']}, {found['size']}x{found['size']}"
@@ -176,7 +177,7 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
 
     with _one_line_errors(), tf32(False):
         place = _device(device)
-        _, facts = _begin(place)
+        facts = _begin(place)
         pace = Pace(seconds, 5, 50) if place.type == "cuda" else Pace(0.2, 2, 10)
         rows: list[dict[str, Any]] = []
         text = report.header(title, facts)
@@ -213,12 +214,12 @@ def _device(name: str | None) -> Any:
     return torch.device(name)
 
 
-def _begin(device: Any) -> tuple[Any, dict[str, str]]:
-    """What the device does at best, and the header that says where all this was measured; printed."""
+def _begin(device: Any, limits: Any = None) -> dict[str, str]:
+    """The header that says where all this was measured, and what the device does at best; printed."""
     from chasm.bench import report
     from chasm.bench.clock import measure_limits
 
-    limits = measure_limits(device)
+    limits = limits or measure_limits(device)
     dtype = "bf16" if device.type == "cuda" else "float32"
     facts = {
         **report.provenance(device),
@@ -227,7 +228,7 @@ def _begin(device: Any) -> tuple[Any, dict[str, str]]:
     }
     for name, value in facts.items():
         typer.echo(f"{name}: {value}")
-    return limits, facts
+    return facts
 
 
 def _shape(text: str) -> Any:
