@@ -19,6 +19,7 @@ from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
 from chasm.data.folder import Folder, affine, ordered, single_image
 from chasm.mri import Mask, create_mask, fft2c, ifft2c, mask_from_array
 from chasm.registry import near
+from chasm.words import counted
 
 KINDS = ("kspace", "image")
 _STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}
@@ -147,7 +148,7 @@ def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, 
     shape = scan.data[len(scan.data) // 2].image.shape
     cases = len(scan.cases)
     many = f"{cases} cases, " if cases > 1 else ""
-    scan.read_as += f" ({many}{len(scan.data)} slices, {shape[-2]} x {shape[-1]})"
+    scan.read_as += f" ({many}{counted(len(scan.data), 'slice')}, {shape[-2]} x {shape[-1]})"
     return scan
 
 

@@ -45,6 +45,16 @@ def test_check_a_sound_and_then_a_damaged_set(tmp_path: Path) -> None:
     assert "2 things are wrong" in damaged.output
 
 
+def test_one_case_is_one_case(tmp_path: Path) -> None:
+    write_cc359(tmp_path / "Train" / "a.npy", slices=62)
+    sound = runner.invoke(app, ["check", str(tmp_path), "--as", "cc359"])
+    assert ": 1 case, 62 slices, 1 file, " in sound.output
+    assert "  train             1 case       62 slices\n" in sound.output
+    (tmp_path / "Train" / "a.npy").write_bytes(b"")
+    damaged = runner.invoke(app, ["check", str(tmp_path), "--as", "cc359"])
+    assert damaged.output.endswith("1 thing is wrong\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -76,7 +86,7 @@ def test_preview_writes_a_picture(kind: str, tmp_path: Path) -> None:
     more = {"proxy": ["--slices", "1"], "images": ["-O", "size=64"]}[kind]
     result = runner.invoke(app, ["preview", str(tmp_path / kind), "--as", kind, "-o", str(out), *more])
     assert result.exit_code == 0, result.output
-    assert result.output == f"wrote {out}: 1 of {3 if kind == 'proxy' else 1} slices\n"
+    assert result.output == f"wrote {out}: 1 of {'3 slices' if kind == 'proxy' else '1 slice'}\n"
     with Image.open(out) as picture:
         assert picture.width > 900
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 100  # not a blank page

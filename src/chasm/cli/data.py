@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from chasm.words import counted
+
 if TYPE_CHECKING:
     from chasm.data.check import Report
 
@@ -78,11 +80,11 @@ def preview(
         data = open_dataset(kind, path, split=split, **_options(option))
         rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
         figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
-        figure.suptitle(f"{kind} {data.split}: {len(data)} slices of {len(data.cases)} cases")
+        figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
         figure.savefig(out, dpi=110, bbox_inches="tight")
     except (ValueError, OSError) as e:
         _stop(e)
-    typer.echo(f"wrote {out}: {len(rows)} of {len(data)} slices")
+    typer.echo(f"wrote {out}: {len(rows)} of {counted(len(data), 'slice')}")
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:
@@ -108,24 +110,25 @@ def _print(report: "Report") -> None:
     cases = sum(map(len, report.cases.values()))
     size = sum(max(f["size"], 0) for f in report.files.values())
     typer.echo(
-        f"{report.dataset} at {report.root}: {cases} cases, {sum(report.slices.values())} slices, "
-        f"{len(report.files)} files, {_bytes(size)}"
+        f"{report.dataset} at {report.root}: {counted(cases, 'case')}, "
+        f"{counted(sum(report.slices.values()), 'slice')}, {counted(len(report.files), 'file')}, {_bytes(size)}"
     )
     if report.split_rule:
         typer.echo(f"splits: {report.split_rule}")
     for split, names in sorted(report.cases.items()):
-        typer.echo(f"  {split:10s} {len(names):7d} cases {report.slices[split]:8d} slices")
+        typer.echo(f"  {split:10s} {counted(len(names), 'case'):>13s} {counted(report.slices[split], 'slice'):>15s}")
     for shape, n in report.shapes.most_common(10):
         typer.echo(f"  {n} x {shape}")
     if len(report.shapes) > 10:
-        typer.echo(f"  and {len(report.shapes) - 10} more shapes")
+        typer.echo(f"  and {counted(len(report.shapes) - 10, 'more shape')}")
     for kind, (low, high) in sorted(report.ranges.items()):
         typer.echo(f"  values {low:.6g} to {high:.6g} {kind}".rstrip())
     for note in report.notes[:20]:
         typer.echo(f"note: {note}")
     for finding in report.findings:
         typer.echo(f"wrong: {finding}")
-    typer.echo("sound" if report.ok else f"{len(report.findings)} things are wrong")
+    wrong = len(report.findings)
+    typer.echo("sound" if report.ok else f"{counted(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong")
 
 
 def _bytes(n: float) -> str:

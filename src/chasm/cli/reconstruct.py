@@ -4,6 +4,8 @@ from pathlib import Path
 
 import typer
 
+from chasm.words import counted
+
 OUT = "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume)."
 MASK = "Mask of 0s and 1s (.npy or text): instead of the run's own, or the one undersampled k-space was measured with."
 
@@ -56,7 +58,7 @@ def reconstruct(
         typer.echo(f"note: {note}")
     for volume in outcome.volumes:
         files = str(volume.files[0]) + (f" .. {volume.files[-1].name}" if len(volume.files) > 1 else "")
-        what = f"{volume.slices} slices" + (f" of {volume.case}" if len(outcome.volumes) > 1 else "")
+        what = counted(volume.slices, "slice") + (f" of {volume.case}" if len(outcome.volumes) > 1 else "")
         replaced = "; replaced an earlier file" if volume.replaced else ""
         typer.echo(f"{files}: {what}; picture {volume.picture.name}{replaced}")
         for name, scores in (("reconstruction", volume.scores), ("zero-filled", volume.reference)):

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from chasm.words import counted
+
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
 
 NAME = typer.Argument(..., help="A study of `chasm study list`.")
@@ -28,7 +30,7 @@ def list_studies() -> None:
 
     for name, study in STUDIES.items():
         runs = [len(make_plan(name, "full", protocol).points) for protocol in ("matched", "tuned")]
-        count = f"{runs[0]} runs" if runs[0] == runs[1] else f"{runs[0]} runs, {runs[1]} tuned"
+        count = counted(runs[0], "run") + (f", {runs[1]} tuned" if runs[1] != runs[0] else "")
         typer.echo(f"{name:12s} {study.title} [{study.source}; {count}]\n{'':12s} {study.question}")
 
 
@@ -54,7 +56,7 @@ def show(
         for one in dict.fromkeys(c.arm for c in here):
             _show_arm(plan, [c for c in here if c.arm == one])
     if study.kind == "cost":
-        typer.echo(f"\n{len(plan.cells)} models to count; nothing is trained")
+        typer.echo(f"\n{counted(len(plan.cells), 'model')} to count; nothing is trained")
     elif limit > 0:
         _show_cost(plan, gpus, limit)
 
@@ -117,7 +119,7 @@ def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: 
         where = f": {error}" + (f" ({trace})" if trace.is_file() else "") if error else ""
         typer.echo(f"{word:12s} {cell.key}{where}")
     count = Counter(word for word, _ in states)
-    typer.echo(f"{len(states)} runs: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
+    typer.echo(f"{counted(len(states), 'run')}: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
 
 
 def _plan(
@@ -176,9 +178,9 @@ def _show_cost(plan: Any, gpus: int, limit: float) -> None:
         typer.echo(
             f"  {setting} {host} {arm}: {1000 * p.step:.1f} ms a step, {p.parameters / 1e6:.2f}M parameters{mark}"
         )
-    steps = "steps unknown" if cost.steps is None else f"{cost.steps:,} steps"
-    typer.echo(f"{cost.runs} runs, {steps}, {cost.disk / 2**30:.2f} GiB of disk")
+    steps = "steps unknown" if cost.steps is None else counted(cost.steps, "step")
+    typer.echo(f"{counted(cost.runs, 'run')}, {steps}, {cost.disk / 2**30:.2f} GiB of disk")
     if cost.hours is not None and cost.wall_hours is not None:
-        typer.echo(f"{cost.hours:.3g} device-hours; {cost.wall_hours:.3g} hours on {gpus} device{'s' * (gpus > 1)}")
+        typer.echo(f"{cost.hours:.3g} device-hours; {cost.wall_hours:.3g} hours on {counted(gpus, 'device')}")
     for note in cost.notes:
         typer.echo(f"note: {note}")

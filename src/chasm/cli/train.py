@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from chasm.words import counted
+
 
 def train(
     recipe: str = typer.Argument(..., help="Name of a recipe above, or a YAML file of your own."),
@@ -104,7 +106,7 @@ def _print(metrics: dict[str, Any]) -> None:
         ]
         typer.echo(f"{name}: {'  '.join(scores)}")
     proxy = ", proxy data" if metrics["proxy"] else ""
-    cases = f"{len(metrics['cases'])} case{'s' * (len(metrics['cases']) != 1)}"
+    cases = counted(len(metrics["cases"]), "case")
     typer.echo(f"{metrics['split']} split, {cases}, protocol {metrics['protocol']}{proxy}")
 
 

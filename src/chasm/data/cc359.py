@@ -17,6 +17,7 @@ from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dat
 from chasm.data.files import H5Files, finite, h5_field, open_npy, reading
 from chasm.data.splits import assign, role_folders
 from chasm.registry import near
+from chasm.words import counted
 
 
 @register_dataset("cc359")
@@ -41,7 +42,7 @@ class CC359(FileDataset):
         def used(case: Case) -> range:
             n = len(_volume(case.files[0], self._h5))
             if n <= 2 * skip:
-                raise fault(case.files[0], "shape", f"{n} slices, and skip={skip} leaves none: lower skip")
+                raise fault(case.files[0], "shape", f"{counted(n, 'slice')}, and skip={skip} leaves none: lower skip")
             return range(skip, n - skip)
 
         self._list(used)
@@ -76,7 +77,7 @@ class CC359(FileDataset):
         (n, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
         files.close()
         multi = file.suffix == ".h5"  # there the width differs between sound volumes
-        kind = f"{pairs // 2} channels" if multi else "single-channel"
+        kind = counted(pairs // 2, "channel") if multi else "single-channel"
         return Facts((pairs // 2, h, w), n, dtype, low, high, kind=kind, varies=multi)
 
 

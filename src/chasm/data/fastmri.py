@@ -21,6 +21,7 @@ from chasm.data.files import H5Files, fit, h5_field, h5_slice, reading
 from chasm.data.splits import assign, role_folders
 from chasm.mri.fft import ifft2c
 from chasm.registry import near
+from chasm.words import counted
 
 _KEYS = {"rss": "reconstruction_rss", "esc": "reconstruction_esc", "kspace": "kspace"}
 _GRID = ("fieldOfView_mm", "matrixSize")
@@ -157,7 +158,7 @@ class FastMRI(FileDataset):
         for key in targets:
             item = h5_field(handle, file, key, (3,))
             if item.shape[0] != kspace.shape[0]:
-                raise fault(file, key, f"{item.shape[0]} slices, but kspace has {kspace.shape[0]}")
+                raise fault(file, key, f"{counted(item.shape[0], 'slice')}, but kspace has {kspace.shape[0]}")
         for k in range(kspace.shape[0]):
             h5_slice(kspace, k, file, "kspace")
             for key in targets:

@@ -21,6 +21,7 @@ from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, r
 from chasm.data.files import finite, reading
 from chasm.mri.fft import ifft2c
 from chasm.registry import near
+from chasm.words import counted
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
 _UNREADABLE = "unreadable"
@@ -167,7 +168,8 @@ def _stack(file: Path, part: str, split: str) -> _Stack:
             if masks.shape != pixels.shape:
                 raise fault(file, f"{split}_masks_bits", f"{masks.shape} when unpacked, images are {pixels.shape}")
     if len(pixels) != len(owners):
-        raise fault(file, f"{split} of {part}", f"{len(pixels)} images, but {len(owners)} subjects")
+        counts = f"{counted(len(pixels), 'image')}, but {counted(len(owners), 'subject')}"
+        raise fault(file, f"{split} of {part}", counts)
     return _Stack(file, owners, pixels, masks)
 
 

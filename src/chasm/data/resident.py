@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from chasm.data.base import Batch, DataError, Slice, SliceDataset
+from chasm.words import counted
 
 
 def free_bytes(device: torch.device) -> int:
@@ -40,7 +41,7 @@ class Resident(SliceDataset):
         need, have = n * per_slice, free_bytes(where)
         if need > 0.8 * have:  # the rest is for the model and for everybody else
             raise DataError(
-                f"dataset {data.name!r} ({data.split}, {n} slices) needs {need / 2**30:.1f} GiB on {where}, "
+                f"dataset {data.name!r} ({data.split}, {counted(n, 'slice')}) needs {need / 2**30:.1f} GiB on {where}, "
                 f"{have / 2**30:.1f} GiB are free: read it from disk, or take fewer slices"
             )
         self.split, self.cases, self.source = data.split, data.cases, first.source

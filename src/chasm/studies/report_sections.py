@@ -6,6 +6,7 @@ from typing import Any
 from chasm.studies import report_learned
 from chasm.studies import report_words as w
 from chasm.studies.report_words import Cell, Picture, Results, Row, Section, Table
+from chasm.words import counted
 
 
 def facts(results: Results) -> list[str]:
@@ -15,7 +16,7 @@ def facts(results: Results) -> list[str]:
     found += [f"{k} {results[k]}" for k in ("scale", "protocol") if results.get(k)]
     found.append(f"{counts.get('done', 0)} of {sum(counts.values())} runs finished")
     if seeds and results["study"]["kind"] == "train":
-        found.append(f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}")
+        found.append(counted(len(seeds), "seed"))
     return [f for f in found if f]
 
 
@@ -79,7 +80,7 @@ def _verdicts(results: Results, setting: str, host: str, metric: str) -> str:
         words = {"win": ("win", "wins"), "level": ("level", "level"), "loss": ("loss", "losses")}
         words["too few cases"] = ("without a verdict", "without a verdict")
         counts = [f"{n} {words[v][n > 1]}" for v in words if (n := others.count(v))]
-        text += f" CHASM against the {len(others)} other{'s' if len(others) > 1 else ''}: {', '.join(counts)}."
+        text += f" CHASM against the {counted(len(others), 'other')}: {', '.join(counts)}."
     return text
 
 
@@ -213,9 +214,9 @@ def runs(results: Results) -> Section | None:
     made = {"hardware": machines, "versions": versions, "commit": commits, "command": commands}
     rows = [Row([Cell(k), Cell("; ".join(v))]) for k, v in made.items() if any(v)]
     if results["study"]["kind"] == "cost":
-        counted = [f"{len(done)} models counted, none trained."]
-        return Section("Runs", counted, items=[Table("", ["", ""], rows, words=True)])
-    rows.append(Row([Cell("time"), Cell(f"{w.duration(seconds)} of training over {len(done)} runs")]))
+        text = [f"{counted(len(done), 'model')} counted, none trained."]
+        return Section("Runs", text, items=[Table("", ["", ""], rows, words=True)])
+    rows.append(Row([Cell("time"), Cell(f"{w.duration(seconds)} of training over {counted(len(done), 'run')}")]))
     columns = ["run", "seed", "step size ×", "best step", "steps", "time", "peak memory", "device"]
     table = []
     for c in done:

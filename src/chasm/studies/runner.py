@@ -13,6 +13,7 @@ from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import state
 from chasm.studies.vocabulary import SETTINGS, image_size
 from chasm.studies.worker import Job
+from chasm.words import counted
 
 Say = Callable[[str], None]
 
@@ -58,7 +59,7 @@ def run(
         say(f"note: runs of {', '.join(left_out)} stay, but leave the report: add {words} to keep them in it")
     save_plan(plan, root)
     jobs = jobs_of(plan, root)
-    say(f"{plan.study.name}: {len(plan.cells)} runs, {len(jobs)} to do")
+    say(f"{plan.study.name}: {counted(len(plan.cells), 'run')}, {len(jobs)} to do")
     outcomes: dict[str, str] = {}
     folders = {job["key"]: Path(job["folder"]) for job in jobs}
     configs = {cell.key: cell.config for cell in plan.cells}

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chasm.registry import near
+from chasm.words import counted
 
 Rows = dict[str, Tensor]  # each (B, ...): one row per slice
 
@@ -206,7 +207,7 @@ class Stat:
     protocol: str
 
     def __str__(self) -> str:
-        return f"{self.mean:#.4g} ± {self.std:#.2g} ({self.protocol}, {self.cases} cases)"
+        return f"{self.mean:#.4g} ± {self.std:#.2g} ({self.protocol}, {counted(self.cases, 'case')})"
 
 
 @dataclass(frozen=True, slots=True)
