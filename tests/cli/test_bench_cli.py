@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from chasm import ops
 from chasm.bench import clock, table
 from chasm.cli.app import app
 
@@ -78,3 +79,9 @@ def test_mistakes_are_one_line_and_nothing_is_measured(monkeypatch: pytest.Monke
     assert "expected device" in run("--device", "tpu", code=3)
     assert "go after its name" in run("--dtype", "bf16", "hosts", code=2)
     assert "expected hifi or unet" in run("hosts", "--host", "vit", code=3)
+
+
+def test_help_names_every_form_and_mode() -> None:
+    told = run("--help")
+    for name in (*ops.FORMS, *table.MODES):
+        assert f" {name}" in told

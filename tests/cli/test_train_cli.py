@@ -69,7 +69,7 @@ def test_train_then_eval(call, tmp_path):
 def test_help_names_the_recipes_and_show_makes_a_copy_to_edit(call, tmp_path):
     told = call("train", "--help").output
     for name in shipped_recipes():
-        assert f" {name} " in told
+        assert f" {name}: " in told
     copy = tmp_path / "mine.yaml"
     copy.write_text(call("train", "demo", "--set", "train.lr=0.5", "--show").stdout)
     assert load_recipe(copy) == load_recipe("demo", ["train.lr=0.5"])

@@ -30,7 +30,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Spectral mixing for images: see it learn, compare the mixers, train, run the paper's studies, reconstruct.",
+    rich_markup_mode="markdown",  # paragraphs of a help text flow with the terminal
+    help="Spectral mixing for images: see it learn ('chasm demo' needs no data), compare the mixers, train, run the "
+    "paper's studies, reconstruct.",
 )
 
 
@@ -41,7 +43,7 @@ def root(
         typer.Option(
             "--with",
             metavar="FILE.py",
-            help="Import this file first: its @register_mixer, @register_dataset, ... names can be used. Repeatable.",
+            help="Import this file first: what it registers (@register_mixer, ..) can be named. Repeatable.",
         ),
     ] = None,
 ) -> None:

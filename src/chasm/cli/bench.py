@@ -10,26 +10,35 @@ import typer
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 DEVICE = typer.Option(None, help="cuda or cpu. Default: a GPU where there is one.")
+MODES = (
+    "core (forward of the spectral part), eval (forward of the block), step (forward and backward), "
+    "core-graph and graph (core and step in a CUDA graph)."
+)
 OUT = typer.Option(None, "--out", "-o", help="Write OUT.md and OUT.csv.")
 
 
 @app.callback()
 def bench(
     context: typer.Context,
-    shape: list[str] = typer.Option([], help="B,C,H,W; repeat for more. Default: the shapes of the published table."),
+    shape: list[str] = typer.Option([], help="B,C,H,W. Default: the published table's on a GPU, small ones on a CPU."),
     dtype: list[str] = typer.Option([], help="float32 or bf16."),
-    mixer: list[str] = typer.Option([], help="chasm, or a rival; the paper-literal block is always there."),
-    mode: list[str] = typer.Option([], help="core, core-graph, eval, step or graph."),
-    form: list[str] = typer.Option([], help="Form of CHASM, or auto."),
+    mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'; the paper-literal block is always there."),
+    mode: list[str] = typer.Option([], help=MODES),
+    form: list[str] = typer.Option(
+        [], help="How CHASM is computed: auto, reference, fft, dft, circulant, triton, fused or product."
+    ),
     compiled: bool = typer.Option(False, help="Also the paper-literal block under torch.compile; takes minutes."),
-    seconds: float | None = typer.Option(None, min=0.001, help="How long to repeat each row."),
+    seconds: float | None = typer.Option(None, min=0.001, help="How long to repeat each row. Default: by the device."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """Time every mixer and form at every shape, dtype and mode, against the paper-literal block and the memory floor.
+    """Time every mixer and form at every shape, dtype and mode on this machine.
 
-    No time is printed of a row that does not agree, in outputs and gradients, with float64 in the same run.
-    Options that name things can be repeated, and select; without them everything is measured.
+    Each row stands beside the paper-literal block (the paper's equations written down as they are, eager) and the floor
+    (the time the maps take through memory). No time is printed of a row that does not agree, in outputs and
+    gradients, with float64 in the same run.
+
+    --shape, --dtype, --mixer, --mode and --form select, and can be repeated; without them everything is measured.
     """
     if context.invoked_subcommand is not None:
         if any((shape, dtype, mixer, mode, form, compiled, seconds, out, device)):
@@ -68,16 +77,16 @@ def bench(
 @app.command()
 def scaling(
     sweep: list[str] = typer.Option([], help="size, channels or batch. Default: all three."),
-    dtype: list[str] = typer.Option([], help="float32 or bf16. Default: bf16 on a GPU."),
-    mixer: list[str] = typer.Option([], help="chasm, or a rival."),
-    mode: list[str] = typer.Option([], help="core, core-graph, eval, step or graph. Default: step."),
+    dtype: list[str] = typer.Option([], help="float32 or bf16. Default: bf16 on a GPU, float32 on a CPU."),
+    mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'. Default: all."),
+    mode: list[str] = typer.Option([], help=f"{MODES} Default: step."),
     plot: Path | None = typer.Option(None, help="Draw time against size into this PNG file."),
-    redraw: list[Path] = typer.Option([], "--from", help="Measure nothing, draw these CSVs of earlier runs."),
+    redraw: list[Path] = typer.Option([], "--from", help="Measure nothing, draw these CSVs of earlier runs (--plot)."),
     note: str = typer.Option("", help="With --from: what to write below the picture."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """How time grows with H = W, with C and with the batch, to the largest that fits, for every mixer."""
+    """How the time of every mixer grows with H = W, with C and with the batch, to the largest that fits."""
     from chasm.bench import report, table
     from chasm.bench import scaling as sweeps
     from chasm.bench.clock import Pace
@@ -116,7 +125,7 @@ def scaling(
 
 @app.command()
 def bases(out: Path | None = OUT, device: str | None = DEVICE) -> None:
-    """All orthogonal bases of a HiFi-Mamba host, forward and backward, beside torch's matrix exponential."""
+    """Time all orthogonal bases of a HiFi-Mamba host, forward and backward, beside torch's matrix exponential."""
     from chasm.bench import hosts
 
     _tables("Bases, timed", [("", hosts.bases, hosts.BASES)], hosts.COLUMNS, out, device, 0.3)
@@ -128,7 +137,7 @@ def hosts(
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """A HiFi-Mamba training step and folded U-Net inference: CHASM over the same network with empty slots."""
+    """Time a HiFi-Mamba training step and folded U-Net inference: with CHASM, and with empty slots."""
     from chasm.bench import hosts
 
     known = {"hifi": ("Training", hosts.hifi, hosts.HOSTS), "unet": ("Inference", hosts.unet, hosts.HOSTS)}
@@ -141,7 +150,7 @@ def hosts(
 
 @app.command()
 def profile(
-    mixer: str = typer.Option("chasm", help="What is in the slots of the host."),
+    mixer: str = typer.Option("chasm", help="What is in the slots of the host: a name of 'chasm mixers'."),
     top: int = typer.Option(25, min=1, help="Kernels to list."),
     out: Path | None = OUT,
     device: str | None = DEVICE,

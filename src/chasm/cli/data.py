@@ -11,8 +11,8 @@ from chasm.words import counted
 if TYPE_CHECKING:
     from chasm.data.check import Report
 
-app = typer.Typer(no_args_is_help=True, help="Datasets: list them, check a download, look at it.")
-_OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. part=brain_ixi_pd; may be repeated."
+app = typer.Typer(no_args_is_help=True, help="Datasets: list the formats, check a download, look at it.")
+_OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. seed=1. Repeatable."
 
 
 @app.command("list")
@@ -27,7 +27,7 @@ def list_() -> None:
 @app.command()
 def check(
     path: Path = typer.Argument(..., help="The folder (or file) the dataset was downloaded to."),
-    kind: str = typer.Option(..., "--as", help="Its format: cc359, fastmri, brats, images, folder or proxy."),
+    kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
     manifest: Path | None = typer.Option(None, help="Write file hashes, sizes and splits to this JSON file."),
     verify: Path | None = typer.Option(None, help="Compare with a manifest written earlier."),
     jobs: int | None = typer.Option(None, min=1, help="Cases read at the same time; default: one per core."),
@@ -63,15 +63,15 @@ def check(
 @app.command()
 def preview(
     path: Path | None = typer.Argument(None, help="The folder (or file) of the dataset, where it has one."),
-    kind: str = typer.Option(..., "--as", help="Its name: see `chasm data list`."),
+    kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
     out: Path = typer.Option(..., "--out", "-o", help="The picture to write (PNG, PDF or SVG)."),
-    split: str = typer.Option("train", help="Which split to show."),
+    split: str = typer.Option("train", help="Which split to show: train, val or test."),
     count: int = typer.Option(4, "--slices", min=1, max=32, help="How many slices to show."),
     acceleration: float = typer.Option(4, min=1.01, help="Undersampling of MRI slices."),
-    mask: str = typer.Option("equispaced", help="Mask kind of MRI slices."),
+    mask: str = typer.Option("equispaced", help="Mask of MRI slices: equispaced or random, or either with -plain."),
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
-    """Write a montage: target, mask, zero-filled, error; for photographs: target, reduced, bicubic, error."""
+    """Draw a few slices: target, mask, zero-filled, error; of photographs: target, reduced, bicubic, error."""
     from chasm.cli.montage import montage
     from chasm.data import open_dataset
     from chasm.mri import Sampling

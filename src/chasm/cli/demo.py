@@ -33,12 +33,13 @@ def demo(
     task: str = typer.Option("reconstruction", help="reconstruction, segmentation or photos."),
     out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where runs and report go."),
     steps: int = typer.Option(140, min=2, help="Training steps of each method."),
-    seed: int = typer.Option(0, min=0, help="Of initial weights and of the order of slices."),
+    seed: int = typer.Option(0, min=0, help="Seed of initial weights and of the order of slices."),
 ) -> None:
-    """Train a small U-Net with nothing, CHASM's wrapper alone, GFNet, and CHASM in its slots, and compare them.
+    """Train a small U-Net with nothing, CHASM's wrapper alone, GFNet, and CHASM in its slots, and write a report.
 
-    One protocol for all: same data, mask, order of slices, initial weights of the host. The data is drawn (brains,
-    tumours) or shipped with scikit-image (photographs): it shows the machinery at work, not who wins on real data.
+    Minutes on a CPU, no download. One protocol for all: same data, mask, order of slices, initial weights of the
+    host. The data is drawn (brains, tumours) or shipped with scikit-image (photographs): it shows the machinery at
+    work, not who wins on real data.
     """
     from chasm.registry import near
 

@@ -38,8 +38,8 @@ MiB: memory kept for the backward pass. identity path: inside the mixer, or adde
 
 def mixers(
     pattern: str = typer.Argument("*", help="Names to show, shell-style: 'f*'."),
-    channels: int = typer.Option(96, min=1, help="Channels C."),
-    size: str = typer.Option("128x128", help="Map HxW the mixers are built for and run on."),
+    channels: int = typer.Option(96, min=1, help="Channels of the map."),
+    size: str = typer.Option("128x128", help="HxW of the map the mixers are built for and run on."),
     as_json: bool = typer.Option(False, "--json", help="Print records for programs."),
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown tables."),
 ) -> None:

@@ -6,13 +6,18 @@ import typer
 
 from chasm.words import counted
 
-OUT = "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume)."
+OUT = (
+    "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
+    "Default: INPUT-reconstructed.h5, here."
+)
 MASK = "Mask of 0s and 1s (.npy or text): instead of the run's own, or the one undersampled k-space was measured with."
 
 
 def reconstruct(
-    source: Path = typer.Argument(..., metavar="INPUT", help="fastMRI .h5, CC359 .npy/.h5, or magnitude images."),
-    run: Path = typer.Option(..., "--run", help="Folder of a trained run."),
+    source: Path = typer.Argument(
+        ..., metavar="INPUT", help="fastMRI .h5, CC359 .npy or .h5, or images (file or folder)."
+    ),
+    run: Path = typer.Option(..., "--run", help="Run folder, as 'chasm train' left it."),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
     kind: str | None = typer.Option(
         None, "--as", help="What complex arrays (.npy, .npz) are: image (default) or kspace."

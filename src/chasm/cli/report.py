@@ -6,11 +6,11 @@ import typer
 
 
 def report(
-    study: str = typer.Argument(..., help="Name of a study (`chasm study list`)."),
+    study: str = typer.Argument(..., help="A name of 'chasm study list'."),
     scale: str = typer.Option("tiny", help="tiny, proxy or full: as it was run."),
     protocol: str = typer.Option("matched", help="matched or tuned: as it was run."),
-    root: Path = typer.Option(Path("runs"), "--out", help="Folder of the runs, as given to `chasm study run`."),
-    to: Path | None = typer.Option(None, "--to", "-o", help="Folder of the report. Default: beside the runs."),
+    root: Path = typer.Option(Path("runs"), "--out", help="Folder of the runs, as given to 'chasm study run'."),
+    to: Path | None = typer.Option(None, "--to", "-o", help="Folder of the report. Default: reports, beside the runs."),
 ) -> None:
     """Write the report of a study, finished or not: tables, differences, cost, curves, pictures, what was learned."""
     from chasm.studies import collect, load_plan

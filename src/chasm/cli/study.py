@@ -13,14 +13,16 @@ from chasm.words import counted
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
 
-NAME = typer.Argument(..., help="A study of `chasm study list`.")
-SCALE = typer.Option("tiny", help="tiny (drawn data, seconds), proxy (the proxy bundle) or full (the paper's data).")
-PROTOCOL = typer.Option("matched", help="matched: one step size. tuned: the spectral one chosen on validation.")
+NAME = typer.Argument(..., help="A name of 'chasm study list'.")
+SCALE = typer.Option("tiny", help="tiny (drawn data), proxy (small stand-ins for the real data) or full (the paper's).")
+PROTOCOL = typer.Option(
+    "matched", help="matched: one step size. tuned: spectral parameters have their own, chosen on validation."
+)
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
 SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
-PATHS = typer.Option([], "--path", help="proxy=FOLDER, or at full scale cc359=FOLDER, fastmri=FOLDER, ..")
-ARM = typer.Option([], "--arm", help="Also this one in every grid: an arm of another study, or any registered mixer.")
-SET = typer.Option([], "--set", help="train.steps=500 and so on, for every run alike.")
+PATHS = typer.Option([], "--path", help="Where the data lies: proxy=FOLDER; at full scale cc359=FOLDER, .. Repeatable.")
+ARM = typer.Option([], "--arm", help="Also this one in every grid: an arm of another study, or any mixer. Repeatable.")
+SET = typer.Option([], "--set", help="Change one key of every run: --set train.steps=500. Repeatable.")
 
 
 @app.command("list")
@@ -44,9 +46,9 @@ def show(
     overrides: list[str] = SET,
     arm: list[str] = ARM,
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
-    limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models; 0: do not time."),
+    limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
 ) -> None:
-    """Print the grid with the paper's numbers, and what it will cost by a short measurement on this machine."""
+    """Print the grid of runs with the paper's numbers, and what it will cost, by a short measurement here."""
     plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
     study = plan.study
     typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
@@ -73,7 +75,7 @@ def run(
     arm: list[str] = ARM,
     at_once: int = typer.Option(1, min=1, help="Runs at once on this machine; several may share a GPU."),
     ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
-    address: str = typer.Option(None, help="Of the Ray cluster; default: one on this machine."),
+    address: str = typer.Option(None, help="Address of the Ray cluster. Default: one on this machine."),
     cpus: float = typer.Option(1.0, help="CPUs of a run under Ray."),
     gpus: float = typer.Option(0.0, help="GPUs of a run under Ray; 0.25 lets four share one."),
 ) -> None:

@@ -13,27 +13,36 @@ from chasm.words import counted
 
 def train(
     recipe: str = typer.Argument(..., help="Name of a recipe above, or a YAML file of your own."),
-    set_: list[str] = typer.Option([], "--set", help="Change one key: --set mixer.name=gfnet --set train.steps=1000."),
+    set_: list[str] = typer.Option([], "--set", help="Change one key: --set train.steps=1000. Repeatable."),
     out: Path | None = typer.Option(
-        None, "--out", "-o", help="Run folder. Default: runs/NAME, or runs/NAME-MIXER for another mixer than its own."
+        None,
+        "--out",
+        "-o",
+        help="Run folder. Default: runs/NAME; runs/NAME-MIXER for another mixer than the recipe's.",
     ),
     show: bool = typer.Option(False, "--show", help="Print the recipe, --set and defaults filled in; train nothing."),
     quiet: bool = typer.Option(False, help="No progress bar; only what nobody should miss."),
     tensorboard: bool = typer.Option(False, help="Also write the log for TensorBoard, into the run folder."),
 ) -> None:
-    """Train from a recipe; goes on by itself where an earlier call stopped. Recipes that come with chasm:
+    """Train from a recipe; goes on by itself where an earlier call stopped.
 
-    demo       drawn brains, x4 undersampling, a small U-Net; minutes on a CPU
-    cc359_x8   the paper's main setting: CC359, x8, HiFi-Mamba
-    brats_x4   tumour segmentation from x4 undersampled BraTS slices, U-Net
-    ade20k_x4  4x image reconstruction of ADE20K photographs, U-Net
+    Recipes that come with chasm:
 
-    All but demo need their data: --set data.path=FOLDER.
-    A copy to edit: chasm train demo --show > mine.yaml
+    - demo: drawn brains, x4 undersampling, a small U-Net; minutes on a CPU
+
+    - cc359_x8: the paper's main setting, CC359, x8, HiFi-Mamba
+
+    - brats_x4: tumour segmentation from x4 undersampled BraTS slices, U-Net
+
+    - ade20k_x4: 4x image reconstruction of ADE20K photographs, U-Net
+
+    All but demo need their data: --set data.path=FOLDER. A copy to edit: chasm train demo --show > mine.yaml
 
     The run folder holds everything needed to repeat the run: config, environment, seed, log, metrics, weights.
-    Ctrl-C finishes the step and saves; a second one ends at once. Several processes, on GPUs or on a CPU:
-    torchrun --nproc_per_node 2 -m chasm train RECIPE (`accelerate launch --cpu` starts one, whatever it is told).
+    Ctrl-C finishes the step and saves; a second one ends at once.
+
+    Several processes, on GPUs or on a CPU: torchrun --nproc_per_node 2 -m chasm train RECIPE
+    ('accelerate launch --cpu' starts one, whatever it is told).
     """
     from chasm.train import load_recipe
     from chasm.train import train as run
@@ -57,10 +66,10 @@ def train(
 
 
 def evaluate(
-    run: Path = typer.Argument(..., help="Run folder."),
+    run: Path = typer.Argument(..., help="Run folder, as 'chasm train' left it."),
     split: str = typer.Option("test", help="train, val or test."),
-    data: str | None = typer.Option(None, help="Another place of the same dataset."),
-    as_json: bool = typer.Option(False, "--json", help="Print the whole record."),
+    data: str | None = typer.Option(None, help="Folder of the dataset, if not the one of the training."),
+    as_json: bool = typer.Option(False, "--json", help="Print the whole record as JSON."),
 ) -> None:
     """Score a run's selected weights on a split, with the zero-filled (or bicubic) reference beside it."""
     import torch
