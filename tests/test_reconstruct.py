@@ -610,3 +610,88 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         assert found.exit_code == 3, found.output
         assert expected in found.output
         assert len(found.output.strip().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_undersampled_cc359_is_reconstructed_as_measured(tmp_path: Path) -> None:
+    """It was taken for a full scan: undersampled once more, and scored by its own aliases."""
+    mask, run = np.ones(16), make_run(tmp_path / "run")
+    mask[1::2] = 0
+    mask[6:10] = 1
+    images = writers.write_cc359(tmp_path / "one.npy", slices=3, size=16)
+    np.save(tmp_path / "one.npy", np.load(tmp_path / "one.npy") * np.fft.ifftshift(mask)[:, None].astype(np.float32))
+    found = reconstruct(tmp_path / "one.npy", run, tmp_path / "out.h5")
+    assert found.read_as.startswith("CC359 k-space, as measured")
+    assert found.sampling.startswith("as measured: file mask: 10 of 16 columns")
+    assert found.volumes[0].scores == {}
+    with h5py.File(tmp_path / "out.h5") as f:  # stored unscaled, read orthonormally
+        np.testing.assert_allclose(f["reconstruction"], 16 * zero_filled(images, mask), atol=1e-3)
+    several = writers.write_cc359_multi(tmp_path / "many.h5", slices=3, size=(16, 16))
+    with h5py.File(tmp_path / "many.h5", "a") as f:
+        f["kspace"][:] = f["kspace"][:] * np.fft.ifftshift(mask)[:, None]
+    found = reconstruct(tmp_path / "many.h5", run, tmp_path / "out.h5")
+    assert found.read_as.startswith("CC359 k-space, as measured")
+    with h5py.File(tmp_path / "out.h5") as f:
+        assert f["reconstruction"].shape == (3, *several.shape[-2:])
+
+
+@pytest.mark.parametrize("lacking", ["rows", "points", "everything"])
+@pytest.mark.parametrize("form", ["array", "fastmri", "cc359"])
+def test_kspace_that_lacks_other_things_than_columns_is_refused(tmp_path: Path, lacking: str, form: str) -> None:
+    rng = np.random.default_rng(0)
+    mask = np.ones((24, 20))
+    if lacking == "rows":
+        mask[::3] = 0
+    elif lacking == "points":
+        mask = (rng.random((24, 20)) < 0.5).astype(float)
+    else:
+        mask[:] = 0
+    k = (writers.centred_fft(writers.blob(rng, 3, 24, 20)) * mask).astype(np.complex64)
+    file, kind = tmp_path / "scan.h5", None
+    if form == "array":
+        file, kind = tmp_path / "scan.npy", "kspace"
+        np.save(file, k)
+    elif form == "fastmri":
+        with h5py.File(file, "w") as f:
+            f["kspace"] = k
+    else:
+        k = np.fft.ifftshift(k, axes=(-2, -1))
+        with h5py.File(file, "w") as f:
+            f["kspace"] = np.stack([k.real, k.imag], axis=-1)
+    expected = {
+        "rows": r"not in whole columns .*: rows are empty, turn",
+        "points": "not in whole columns [^:]*$",
+        "everything": "every value of the middle slice is zero",
+    }
+    with pytest.raises(ValueError, match=expected[lacking]):
+        reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5", kind=kind)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_round_or_padded_kspace_is_a_full_one(tmp_path: Path) -> None:
+    y, x = np.mgrid[-12:12, -10:10]
+    k = writers.centred_fft(writers.blob(np.random.default_rng(0), 3, 24, 20)) * (y**2 / 100 + x**2 / 80 < 1)
+    k[1, 12, 12] = 0  # a value that happens to be zero
+    np.save(tmp_path / "scan.npy", k)
+    found = reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
+    assert found.read_as.startswith("k-space, fully sampled")
+
+
+def test_every_slice_must_hold_what_the_mask_keeps(tmp_path: Path) -> None:
+    mask = np.zeros(20)
+    mask[::3], mask[8:12] = 1, 1
+    k = writers.centred_fft(writers.blob(np.random.default_rng(0), 3, 24, 20)) * mask
+    k[0] = 0  # an empty slice is none of another mask
+    run = make_run(tmp_path / "run")
+    np.save(tmp_path / "scan.npy", k)
+    reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5", kind="kspace")
+    for spoilt, advice in ((np.roll(mask, 1), "file of their own"), (np.ones(20), "file of their own")):
+        k[2] = writers.centred_fft(writers.blob(np.random.default_rng(1), 24, 20)) * spoilt
+        np.save(tmp_path / "scan.npy", k)
+        with pytest.raises(ValueError, match=rf"scan.npy: kspace slice 2: does not hold .* columns, first .*{advice}"):
+            reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5", kind="kspace")
+    with h5py.File(tmp_path / "scan.h5", "w") as f:  # a mask of its own, which keeps what was not measured
+        f["kspace"] = writers.centred_fft(writers.blob(np.random.default_rng(0), 3, 24, 20)) * mask
+        f["mask"] = 1 - mask
+    with pytest.raises(ValueError, match=r"scan.h5: kspace slice 0: does not hold .*: check the mask"):
+        reconstruct(tmp_path / "scan.h5", run, tmp_path / "out.h5")

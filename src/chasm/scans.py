@@ -1,7 +1,8 @@
 """What a file or folder given to `chasm reconstruct` holds, and which columns of its k-space were measured.
 
 The columns are those of the file's `mask`; without one, those of a mask file, or those that hold anything, when columns
-are empty between others. (Empty columns at the edges alone are the zero-padding of fully sampled data.)
+are empty between others. (Empty columns at the edges alone are the zero-padding of fully sampled data.) They are read
+off the middle slice, and must be those of every other. K-space that lacks other things than whole columns is refused.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from chasm.data.base import Case, DataError, FileDataset, Slice, fault
-from chasm.data.cc359 import CC359
+from chasm.data.cc359 import CC359, _raw, _volume
 from chasm.data.fastmri import FastMRI, Header, RawSlice, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
 from chasm.data.folder import Folder, affine, ordered, single_image
@@ -43,6 +44,16 @@ class _CC359File(CC359):
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
         return [Case(path.stem, "test", (path,))], "one file"
 
+    def stored(self, i: int) -> np.ndarray:
+        """(coils, H, W) with the zero frequency in the middle."""
+        case, k = self._rows[i]
+        file = self._cases[case].files[0]
+        pairs = _raw(_volume(file, self._h5), int(k), file)  # (H, W, 2 * coils)
+        return np.fft.fftshift(pairs.view(np.complex64).transpose(2, 0, 1), axes=(-2, -1))
+
+    def raw(self, i: int) -> RawSlice:
+        return _transformed(self[i])
+
 
 class _Images(Folder):
     """As for training; but PNG and TIFF slices right in the folder that was given are one volume."""
@@ -68,13 +79,13 @@ class _Arrays(Folder):
         self.shift_k = self.shift_image = False
         if len(self):
             middle = len(self) // 2
-            self.shift_k = _outside(self.stored(middle))
+            self.shift_k = _outside(torch.from_numpy(self.stored(middle)))
             self.shift_image = _outside(self[middle].image)
 
-    def stored(self, i: int) -> Tensor:
+    def stored(self, i: int) -> np.ndarray:
         """(1, H, W) with the zero frequency in the middle."""
         case, k = self._rows[i]
-        return self._stored(self._cases[case], int(k))
+        return self._stored(self._cases[case], int(k)).numpy()
 
     def _stored(self, case: Case, k: int) -> Tensor:
         values = super().read(case, k).image
@@ -89,9 +100,12 @@ class _Arrays(Folder):
         return Slice(image, None, case.name, k, "k-space array")
 
     def raw(self, i: int) -> RawSlice:
-        s = self[i]
-        size = (s.image.shape[-2], s.image.shape[-1])
-        return RawSlice(fft2c(s.image), None, Header(size, size, (0, size[1])), s.case, s.index)
+        return _transformed(self[i])
+
+
+def _transformed(s: Slice) -> RawSlice:
+    size = (s.image.shape[-2], s.image.shape[-1])
+    return RawSlice(fft2c(s.image), None, Header(size, size, (0, size[1])), s.case, s.index)
 
 
 @dataclass
@@ -103,6 +117,7 @@ class Scan:
     measured: Mask | None = None
     scored: bool = True  # is there a target
     notes: list[str] = field(default_factory=list)
+    guessed: bool = False  # is `measured` what the middle slice holds, and nobody said it
 
     @property
     def cases(self) -> dict[str, list[int]]:
@@ -117,8 +132,21 @@ class Scan:
         return [file for case in self.data._cases for file in case.files]
 
     def raw(self, row: int) -> RawSlice:
-        assert isinstance(self.data, FastMRI | _Arrays)
-        return self.data.raw(row)
+        """K-space of one slice; an error unless it holds the columns that are taken as measured."""
+        assert isinstance(self.data, _FastMRIFile | _CC359File | _Arrays)
+        assert self.measured is not None
+        raw = self.data.raw(row)
+        stored = raw.kspace.numpy() if isinstance(self.data, _FastMRIFile) else self.data.stored(row)
+        filled = np.asarray(_there(stored).any(0))
+        inside = _between(filled, 0)  # beyond is zero-padding
+        kept = np.isin(np.arange(len(filled)), self.measured.columns)
+        wrong = kept & inside & ~filled | (filled & ~kept if self.guessed else False)
+        if wrong.any():
+            columns = f"{int(wrong.sum())} columns, first {int(wrong.argmax())}"
+            advice = "give slices of another mask in a file of their own" if self.guessed else "check the mask"
+            file = self.data._cases[self.data._rows[row][0]].files[0]
+            raise fault(file, f"kspace slice {raw.index}", f"does not hold what the mask keeps ({columns}): {advice}")
+        return raw
 
     def affine(self, name: str) -> np.ndarray | None:
         """From voxels (column, row from below, slice) of a case to millimetres; None where its files do not say."""
@@ -142,7 +170,7 @@ def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, 
     if form == "fastmri":
         scan = _fastmri(path, phase, target, mask)
     elif form == "cc359":
-        scan = Scan(_CC359File(path, "all", skip=0, combine="coils" if phase else "rss"), "CC359 k-space")
+        scan = _cc359(path, phase, mask)
     else:
         scan = _folder(path, kind, mask)
     shape = scan.data[len(scan.data) // 2].image.shape
@@ -167,6 +195,15 @@ def _format(path: Path) -> str:
     return "folder"
 
 
+def _cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
+    data = _CC359File(path, "all", skip=0, combine="coils")
+    notes: list[str] = []
+    measured = _columns(data.stored(len(data) // 2), path, mask, notes)
+    if measured is None:
+        return Scan(_CC359File(path, "all", skip=0, combine="coils" if phase else "rss"), "CC359 k-space")
+    return Scan(data, "CC359 k-space, as measured", measured, False, notes, mask is None)
+
+
 def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
     files = H5Files()
     handle = files[path]
@@ -174,7 +211,7 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
     middle = h5_slice(kspace, len(kspace) // 2, path, "kspace")
     notes: list[str] = []
     if "mask" not in handle:
-        measured = _columns(middle.reshape(-1, middle.shape[-1]), mask, notes)
+        measured = _columns(middle, path, mask, notes)
     elif mask is None:
         measured = mask_from_array(column_mask(handle, path, kspace.shape[-1]))
     else:
@@ -188,12 +225,13 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
         h, w = data._header(handle, path).recon
         notes.append(f"no ismrmrd_header: the image is {h} x {w}, as {_STORED.get(stored, 'the k-space')} is")
     coils = f"fastMRI {'single' if kspace.ndim == 3 else 'multi'}-coil"
-    files.close()
     if measured is None:
         read_as = f"{coils} {_STORED.get(stored, 'k-space')}, fully sampled"
     else:
         read_as = f"{coils} k-space, as measured" + (f", scored by {_STORED[stored]}" if stored in _STORED else "")
-    return Scan(data, read_as, measured, measured is None or stored in _STORED, notes)
+    guessed = "mask" not in handle and mask is None
+    files.close()
+    return Scan(data, read_as, measured, measured is None or stored in _STORED, notes, guessed)
 
 
 def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
@@ -203,11 +241,11 @@ def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     middle = len(data) // 2
     if isinstance(data, _Arrays):
         notes: list[str] = []
-        measured = _columns(data.stored(middle)[0].numpy(), mask, notes)
+        measured = _columns(data.stored(middle), path, mask, notes)
         if measured is not None and len(data.cases) > 1:
             raise ValueError(f"{path}: several undersampled arrays, which may differ in mask: give one file at a time")
         read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
-        return Scan(data, read_as, measured, measured is None, notes)
+        return Scan(data, read_as, measured, measured is None, notes, mask is None)
     image = data[middle].image
     scan = Scan(data, f"{'complex' if image.is_complex() else 'magnitude'} images")
     if kind is None and image.is_complex() and looks_like_kspace(image):
@@ -215,14 +253,18 @@ def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     return scan
 
 
-def _columns(kspace: np.ndarray, mask: Path | None, notes: list[str]) -> Mask | None:
-    """The measured columns of k-space (rows, W) that has no mask stored; None: all of them."""
-    filled = (kspace != 0).any(0)
-    where = np.flatnonzero(filled)
-    inside = np.zeros_like(filled)
-    if len(where):
-        inside[where[0] : where[-1] + 1] = True
+def _columns(kspace: np.ndarray, path: Path, mask: Path | None, notes: list[str]) -> Mask | None:
+    """The measured columns of the middle slice (.., H, W) of k-space that has no mask stored; None: all of them."""
+    there = _there(kspace)
+    filled, rows = np.asarray(there.any(0)), np.asarray(there.any(1))
+    inside = _between(filled, 0)  # beyond is zero-padding
+    if not filled.any():
+        raise fault(path, "kspace", "every value of the middle slice is zero")
     if (filled == inside).all():
+        if _share_missing(there) > 0.1:  # a full scan may have a zero here and there
+            what = "undersampled, but not in whole columns (the last axis), which is all that is known here"
+            turn = ": rows are empty, turn the arrays by 90 degrees" if (_between(rows, 0) & ~rows).any() else ""
+            raise fault(path, "kspace", what + turn)
         return None
     if mask is None:
         notes.append("no mask in the file: the columns that hold anything are taken as measured")
@@ -232,6 +274,26 @@ def _columns(kspace: np.ndarray, mask: Path | None, notes: list[str]) -> Mask | 
     if empty:
         raise ValueError(f"{mask}: keeps columns that are empty in the data ({len(empty)}, first {empty[0]})")
     return chosen
+
+
+def _there(kspace: np.ndarray) -> np.ndarray:
+    """(.., H, W) -> (H, W): is anything there, in any coil."""
+    there: np.ndarray = (kspace != 0).reshape(-1, *kspace.shape[-2:]).any(0)
+    return there
+
+
+def _between(there: np.ndarray, axis: int) -> np.ndarray:
+    """Is something there at, or both before and after, each place along the axis?"""
+    before = np.logical_or.accumulate(there, axis)
+    after = np.flip(np.logical_or.accumulate(np.flip(there, axis), axis), axis)
+    both: np.ndarray = before & after
+    return both
+
+
+def _share_missing(there: np.ndarray) -> float:
+    """Of (H, W), what is empty between others along either axis: none in a padded or a round k-space."""
+    hull = _between(there, 0) | _between(there, 1)
+    return float(1 - there.sum() / max(hull.sum(), 1))
 
 
 def looks_like_kspace(values: Tensor) -> bool:
