@@ -281,6 +281,28 @@ def test_folder_reads_every_plain_format(tmp_path: Path) -> None:
     assert got["g.npy", 0].image.is_complex()
 
 
+def test_folder_counts_axial_slices_however_nifti_stores_them(tmp_path: Path) -> None:
+    """The axis that runs up is the second one here; the last one was counted, and slices were lost."""
+    volume = np.random.default_rng(0).random((9, 12, 8)).astype(np.float32)
+    affine = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
+    nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "a.nii.gz")
+    nibabel.save(nibabel.Nifti1Image(volume[..., 0], np.eye(4)), tmp_path / "b.nii")
+    data = open_dataset("folder", tmp_path, split="all")
+    assert [s.case for s in data] == ["a.nii.gz"] * 12 + ["b.nii"]
+    np.testing.assert_array_equal(data[0].image[0], volume[:, 11, ::-1].T)
+    np.testing.assert_array_equal(data[11].image[0], volume[:, 0, ::-1].T)
+    np.testing.assert_array_equal(data[12].image[0], volume[:, ::-1, 0].T)
+    nibabel.save(nibabel.Nifti1Image(volume[None], np.eye(4)), tmp_path / "c.nii")
+    with pytest.raises(DataError, match=r"c.nii: volume: expected 2 or 3 dimensions, got shape \(1, 9, 12, 8\)"):
+        open_dataset("folder", tmp_path, split="all")
+
+
+def test_folder_says_which_formats_it_reads(tmp_path: Path) -> None:
+    write_photo(tmp_path / "photo.jpg")
+    with pytest.raises(DataError, match=r"photo.jpg: format: expected .npy .npz .* or DICOM"):
+        open_dataset("folder", tmp_path / "photo.jpg", split="all")
+
+
 def test_folder_series_is_a_case_in_instance_order(tmp_path: Path) -> None:
     for number in (1, 2, 10):
         pixels = np.arange(16).reshape(4, 4) + 100 * number

@@ -45,6 +45,8 @@ class Folder(FileDataset):
     @classmethod
     def find(cls, path: Path, splits: str | Path | None = None, seed: int = 0) -> tuple[list[Case], str]:
         if path.is_file():
+            if not _suffix(path):
+                raise fault(path, "format", f"expected {' '.join(_SUFFIXES)} or DICOM, by the name or its preamble")
             return [Case(path.name, "train", (path,))], "a single file"
         cases = []
         for role, folders in role_folders(path).items():
@@ -162,11 +164,7 @@ def _count(file: Path) -> int:
     if suffix == ".png":
         return 1
     if suffix == ".nii":
-        import nibabel
-
-        with reading(file, "header"):
-            shape = nibabel.load(file).shape
-        return 1 if len(shape) == 2 else shape[2]
+        return _axial(file)
     return len(_load(file)[0])
 
 
@@ -220,14 +218,38 @@ def _png(file: Path) -> np.ndarray:
 
 def _nifti(file: Path) -> np.ndarray:
     """Axial slices, upright: rows from front to back."""
+    with reading(file, "volume"):
+        volume = np.asarray(_canonical(file).dataobj)
+    return volume[:, ::-1].transpose(2, 1, 0)
+
+
+def _canonical(file: Path) -> Any:
+    """The volume with its axes turned to run to the right, to the front and up; one slice is a volume, too."""
     import nibabel
 
-    with reading(file, "volume"):
-        volume = np.asarray(nibabel.as_closest_canonical(nibabel.load(file)).dataobj)
-    volume = volume[..., None] if volume.ndim == 2 else volume
-    if volume.ndim != 3:
-        raise fault(file, "volume", f"expected 3 dimensions, got shape {volume.shape}")
-    return volume[:, ::-1].transpose(2, 1, 0)
+    image = _opened(file)
+    if image.ndim == 2:
+        image = nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine)
+    return nibabel.as_closest_canonical(image)
+
+
+def _axial(file: Path) -> int:
+    """How many axial slices there are, from the header: the axis that runs up need not be the last one stored."""
+    import nibabel
+
+    with reading(file, "header"):
+        image = _opened(file)
+        axes = nibabel.io_orientation(image.affine)[:, 0]
+        return int((*image.shape, 1)[axes.tolist().index(2)])
+
+
+def _opened(file: Path) -> Any:
+    import nibabel
+
+    image = nibabel.load(file)
+    if image.ndim not in (2, 3):
+        raise fault(file, "volume", f"expected 2 or 3 dimensions, got shape {image.shape}")
+    return image
 
 
 def affine(files: tuple[Path, ...]) -> np.ndarray | None:
@@ -236,10 +258,8 @@ def affine(files: tuple[Path, ...]) -> np.ndarray | None:
     None where the files do not say: a NIfTI file does, and a DICOM series with orientation, position and spacing.
     """
     if len(files) == 1 and _suffix(files[0]) == ".nii":
-        import nibabel
-
         with reading(files[0], "header"):
-            return np.asarray(nibabel.as_closest_canonical(nibabel.load(files[0])).affine)
+            return np.asarray(_canonical(files[0]).affine)
     return _dicom_affine(files) if all(_suffix(file) == ".dcm" for file in files) else None
 
 
