@@ -584,6 +584,16 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "grey.txt", np.full(16, 0.5))
     np.save(tmp_path / "none.npy", np.zeros((0, 16, 16)))
     np.save(tmp_path / "pairs.npy", np.zeros((2, 16, 16, 2)))
+    np.savez(tmp_path / "lines.npz", kspace=np.ones((2, 16, 16), np.complex64))
+    np.savez(tmp_path / "echo.npz", echo=np.ones((2, 16, 16), np.complex64))
+    np.save(tmp_path / "small.npy", np.random.default_rng(0).random((2, 6, 16)))
+    (tmp_path / "photo.jpg").write_bytes(b"JFIF")
+    (tmp_path / "empty").mkdir()
+    for name in ("volumes/a.h5", "volumes/b.h5", "fewer.h5"):
+        writers.write_fastmri(tmp_path / name, slices=2, size=(24, 20), recon=16, test=name == "fewer.h5")
+    with h5py.File(tmp_path / "fewer.h5", "a") as f:
+        f["reconstruction_rss"] = np.ones((1, 16, 16), np.float32)
+    phase = make_run(tmp_path / "phase", complex=True)
     other = make_run(tmp_path / "other")
     recipe = load_recipe({"task": {"name": "superres"}, "train": {"steps": 1}})
     (other / "config.yaml").write_text(dump(recipe))
@@ -603,6 +613,14 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((tmp_path / "scan.npy", "--run", run, "--as", "kspac"), "did you mean 'kspace'"),
         ((tmp_path / "scan.npy", "--run", run, "--as", "kspace"), "scan.npy: dtype: k-space is complex"),
         ((tmp_path / "pairs.npy", "--run", run, "--as", "image"), "pairs.npy: holds k-space"),
+        ((tmp_path / "lines.npz", "--run", run, "--as", "image"), "lines.npz: image: missing; the file has kspace"),
+        ((tmp_path / "echo.npz", "--run", run, "--as", "kspace"), "echo.npz: kspace: missing; the file has echo"),
+        ((tmp_path / "photo.jpg", "--run", run), "photo.jpg: format: expected .npy .npz"),
+        ((tmp_path / "empty", "--run", run), "empty: folder: no file that is read (.npy .npz"),
+        ((tmp_path / "volumes", "--run", run), "volumes: folder: 2 .h5 files: give one at a time"),
+        ((tmp_path / "fewer.h5", "--run", run), "fewer.h5: reconstruction_rss: 1 slices, but kspace has 2"),
+        ((tmp_path / "small.npy", "--run", run), "small.npy: image: slices of 6 x 16 cannot be scored"),
+        ((tmp_path / "scan.npy", "--run", phase), "scan.npy: magnitudes, and the run was trained on complex images"),
         ((tmp_path / "scan.npy", "--run", run, "--device", "tpu9"), "device 'tpu9' cannot be used here"),
         ((tmp_path / "scan.npy", "--run", run, "--device", "cuda:99"), "device 'cuda:99' cannot be used here"),
     ):
@@ -695,3 +713,32 @@ def test_every_slice_must_hold_what_the_mask_keeps(tmp_path: Path) -> None:
         f["mask"] = 1 - mask
     with pytest.raises(ValueError, match=r"scan.h5: kspace slice 0: does not hold .*: check the mask"):
         reconstruct(tmp_path / "scan.h5", run, tmp_path / "out.h5")
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_an_npz_may_call_its_kspace_so(tmp_path: Path) -> None:
+    k = writers.centred_fft(writers.blob(np.random.default_rng(0), 2, 16, 16)).astype(np.complex64)
+    np.savez(tmp_path / "scan.npz", kspace=k, image=np.ones((3, 8, 8)))
+    found = reconstruct(tmp_path / "scan.npz", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
+    assert found.read_as == "k-space, fully sampled (2 slices, 16 x 16)"
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_what_a_folder_holds_beside_images_is_said(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    writers.write_fastmri(tmp_path / "in" / "a.h5", slices=2)
+    found = reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.h5")
+    assert found.notes == ["1 .h5 files in the folder are left out: give one at a time"]
+
+
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("place", ["in", "in/deeper", "link"])
+def test_nothing_is_written_where_it_would_be_read(tmp_path: Path, place: str) -> None:
+    """A second call would take the first one's picture for a slice."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    np.save(tmp_path / "in" / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    with pytest.raises(ValueError, match=r"out.h5: in the folder that is read.*give another --out"):
+        reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / place / "out.h5")
+    assert [file.name for file in (tmp_path / "in").iterdir()] == ["scan.npy"]

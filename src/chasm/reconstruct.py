@@ -93,6 +93,8 @@ def reconstruct(
     magnitudes = not getattr(trained.task, "complex", False)
     target = trained.config.data.options.get("target", "rss")
     scan = open_scan(path, phase=not magnitudes, target=target, kind=kind, mask=existing(mask) if mask else None)
+    if scan.measured is None and not magnitudes and not scan.data[len(scan.data) // 2].image.is_complex():
+        raise ValueError(f"{path}: magnitudes, and the run was trained on complex images: give those, or another run")
     if scan.measured is not None and magnitudes:
         scan.notes.append(
             "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "
@@ -101,6 +103,8 @@ def reconstruct(
     work = _Work(scan, trained, device)
     places = plan(out, {case: len(rows) for case, rows in scan.cases.items()})
     spare(places.values(), inputs + scan.files)
+    if path.is_dir() and out.parent.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"{out}: in the folder that is read, where it would be taken for a scan: give another --out")
     volumes: list[Volume] = []
     for case, rows in scan.cases.items():
         before = sum(v.slices for v in volumes)

@@ -7,7 +7,7 @@ off the middle slice, and must be those of every other. K-space that lacks other
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from chasm.data.base import Case, DataError, FileDataset, Slice, fault
 from chasm.data.cc359 import CC359, _raw, _volume
 from chasm.data.fastmri import FastMRI, Header, RawSlice, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
-from chasm.data.folder import Folder, affine, ordered, single_image
+from chasm.data.folder import FORMATS, Folder, affine, ordered, readable, single_image
 from chasm.mri import Mask, create_mask, fft2c, ifft2c, mask_from_array
 from chasm.registry import near
 from chasm.words import counted
@@ -73,6 +73,8 @@ class _Arrays(Folder):
 
     They may have been shifted or not in either domain: both are put such that most of the energy is in the middle.
     """
+
+    arrays: ClassVar[tuple[str, ...]] = ("kspace", *Folder.arrays)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "all")
@@ -174,6 +176,8 @@ def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, 
     else:
         scan = _folder(path, kind, mask)
     shape = scan.data[len(scan.data) // 2].image.shape
+    if scan.scored and min(shape[-2:]) < 7:
+        raise fault(path, "image", f"slices of {shape[-2]} x {shape[-1]} cannot be scored: SSIM needs 7 x 7 or more")
     cases = len(scan.cases)
     many = f"{cases} cases, " if cases > 1 else ""
     scan.read_as += f" ({many}{counted(len(scan.data), 'slice')}, {shape[-2]} x {shape[-1]})"
@@ -220,6 +224,9 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
     stored = next((t for t in (target, *known) if t in known and _STORED[t] in handle), "kspace")
     if measured is None and (phase or target == "kspace"):
         stored = "kspace"
+    if stored in _STORED and len(handle[_STORED[stored]]) != len(kspace):
+        have = f"{len(handle[_STORED[stored]])} slices, but kspace has {len(kspace)}"
+        raise fault(path, _STORED[stored], f"{have}: which belong together is not known")
     data = _FastMRIFile(path, "all", target=stored, acquisition=None, slices=None)
     if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
         h, w = data._header(handle, path).recon
@@ -235,19 +242,26 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
 
 
 def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
+    notes: list[str] = []
+    if path.is_dir():
+        volumes = sum(file.suffix in (".h5", ".hdf5") for file in path.rglob("*"))
+        if not any(map(readable, path.rglob("*"))):
+            what = f"{volumes} .h5 files: give one at a time" if volumes else f"no file that is read ({FORMATS})"
+            raise fault(path, "folder", what)
+        if volumes:
+            notes.append(f"{volumes} .h5 files in the folder are left out: give one at a time")
     data = _Arrays(path) if kind == "kspace" else _Images(path, "all")
     if not len(data):
         raise fault(path, "slices", "there is none")
     middle = len(data) // 2
     if isinstance(data, _Arrays):
-        notes: list[str] = []
         measured = _columns(data.stored(middle), path, mask, notes)
         if measured is not None and len(data.cases) > 1:
             raise ValueError(f"{path}: several undersampled arrays, which may differ in mask: give one file at a time")
         read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
         return Scan(data, read_as, measured, measured is None, notes, mask is None)
     image = data[middle].image
-    scan = Scan(data, f"{'complex' if image.is_complex() else 'magnitude'} images")
+    scan = Scan(data, f"{'complex' if image.is_complex() else 'magnitude'} images", notes=notes)
     if kind is None and image.is_complex() and looks_like_kspace(image):
         scan.notes.append("taken for images, but its energy is in few values, as in k-space: is it? then --as kspace")
     return scan

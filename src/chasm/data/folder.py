@@ -18,13 +18,20 @@ from chasm.data.files import finite, fit, open_npy, reading
 from chasm.data.splits import assign, listed, role_folders
 
 _SUFFIXES = (".npy", ".npz", ".png", ".tif", ".tiff", ".nii", ".nii.gz", ".dcm", ".ima")
-_IMAGE_KEYS, _LABEL_KEYS = ("image", "images", "data", "arr_0"), ("label", "labels", "mask", "seg")
+FORMATS = f"{' '.join(_SUFFIXES)} or DICOM"
+_LABEL_KEYS = ("label", "labels", "mask", "seg")
 
 
 @register_dataset("folder")
 class Folder(FileDataset):
     """Image (1,H,W) as stored, label (H,W) where there is one; `size` crops or pads all to one shape."""
 
+    arrays: ClassVar[tuple[str, ...]] = (
+        "image",
+        "images",
+        "data",
+        "arr_0",
+    )  # their names in an .npz, first choice first
     summary: ClassVar[str] = "your own folder: .npy .npz .png .tif .nii.gz or DICOM magnitude images"
 
     def __init__(
@@ -38,7 +45,7 @@ class Folder(FileDataset):
     ) -> None:
         super().__init__(path, split, splits=splits, seed=seed)
         self.size = None if size is None else (int(size[0]), int(size[1]))
-        self._frames = {c.name: np.cumsum([0, *(_count(f) for f in c.files)]) for c in self._cases}
+        self._frames = {c.name: np.cumsum([0, *(_count(f, self.arrays) for f in c.files)]) for c in self._cases}
         self._last: tuple[Path, np.ndarray, np.ndarray | None] | None = None
         self._list(lambda case: range(int(self._frames[case.name][-1])))
 
@@ -46,7 +53,7 @@ class Folder(FileDataset):
     def find(cls, path: Path, splits: str | Path | None = None, seed: int = 0) -> tuple[list[Case], str]:
         if path.is_file():
             if not _suffix(path):
-                raise fault(path, "format", f"expected {' '.join(_SUFFIXES)} or DICOM, by the name or its preamble")
+                raise fault(path, "format", f"expected {FORMATS}")
             return [Case(path.name, "train", (path,))], "a single file"
         cases = []
         for role, folders in role_folders(path).items():
@@ -61,7 +68,7 @@ class Folder(FileDataset):
         number = int(np.searchsorted(starts, k, side="right")) - 1
         file, frame = case.files[number], k - int(starts[number])
         if self._last is None or self._last[0] != file:
-            self._last = (file, *_load(file))
+            self._last = (file, *_load(file, self.arrays))
         _, images, labels = self._last
         array = np.array(images[frame])
         finite(array, file, f"image {frame}")
@@ -81,7 +88,7 @@ class Folder(FileDataset):
     def probe(cls, case: Case) -> Facts:
         shapes, low, high, total, kinds = set(), np.inf, -np.inf, 0, set()
         for file in case.files:
-            images, _ = _load(file)
+            images, _ = _load(file, cls.arrays)
             finite(np.asarray(images), file, "image")
             values = np.abs(images) if images.dtype.kind == "c" else images
             low, high = min(low, float(values.min())), max(high, float(values.max()))
@@ -98,7 +105,7 @@ class Folder(FileDataset):
 def _cases(folder: Path, role: str) -> list[Case]:
     groups: dict[tuple[str, str], list[Path]] = {}
     for file in folder.rglob("*"):
-        if file.is_file() and not file.name.startswith(".") and _suffix(file):
+        if readable(file):
             parent = file.parent.relative_to(folder).as_posix()
             alone = file.name if parent == "." else ""
             groups.setdefault((parent, _series(file) or alone), []).append(file)
@@ -109,6 +116,10 @@ def _cases(folder: Path, role: str) -> list[Case]:
         name = files[0].name if parent == "." else f"{parent}/{files[0].name}" if shared else parent
         cases.append(Case(prefix + name, role, tuple(files), prefix + name.split("/")[0]))
     return sorted(cases, key=lambda case: case.name)
+
+
+def readable(file: Path) -> bool:
+    return file.is_file() and not file.name.startswith(".") and bool(_suffix(file))
 
 
 def _series(file: Path) -> str:
@@ -143,7 +154,7 @@ def ordered(files: list[Path]) -> list[Path]:
 
 def single_image(file: Path) -> bool:
     """Is it one picture, in a format that does not say what volume it is a slice of?"""
-    return _suffix(file) in (".png", ".tif") and _count(file) == 1
+    return _suffix(file) in (".png", ".tif") and _count(file, ()) == 1
 
 
 def _instance(file: Path) -> int:
@@ -153,7 +164,7 @@ def _instance(file: Path) -> int:
         return 0
 
 
-def _count(file: Path) -> int:
+def _count(file: Path, arrays: tuple[str, ...]) -> int:
     """How many images a file holds, from its header where there is one."""
     suffix = _suffix(file)
     if suffix == ".npy":
@@ -165,16 +176,16 @@ def _count(file: Path) -> int:
         return 1
     if suffix == ".nii":
         return _axial(file)
-    return len(_load(file)[0])
+    return len(_load(file, arrays)[0])
 
 
-def _load(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Images (N,H,W) of a file, and labels (N,H,W) if it has them."""
+def _load(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Images (N,H,W) of a file, and labels (N,H,W) if it has them; `arrays`: what images may be called in an .npz."""
     suffix, labels = _suffix(file), None
     if suffix == ".npy":
         images = open_npy(file)
     elif suffix == ".npz":
-        images, labels = _npz(file)
+        images, labels = _npz(file, arrays)
     elif suffix == ".png":
         images = _png(file)
     elif suffix == ".tif":
@@ -198,12 +209,12 @@ def _load(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     return images, labels
 
 
-def _npz(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
+def _npz(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
     with reading(file, "archive"), np.load(file, allow_pickle=False) as archive:
-        image = next((k for k in _IMAGE_KEYS if k in archive.files), None)
+        image = next((k for k in arrays if k in archive.files), None)
         if image is None:
             have = ", ".join(archive.files) or "nothing"
-            raise fault(file, "image", f"missing; the file has {have}; name the array 'image'")
+            raise fault(file, arrays[0], f"missing; the file has {have}; name the array {arrays[0]!r}")
         label = next((k for k in _LABEL_KEYS if k in archive.files), None)
         return archive[image], None if label is None else archive[label]
 
