@@ -87,7 +87,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter:
         for name in ("ACTIVATE", "SPREAD"):
             monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
         blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16}
-        for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32"):
+        for name in ("PRODUCT", "PRODUCT_FLOAT32", "WEIGHT", "WEIGHT_FLOAT32", "WEIGHT_FLOAT32_FEW"):
             monkeypatch.setattr(products, name, blocks)
         monkeypatch.setattr(products, "WEIGHT_PROGRAMS", 8)
     return local_triton

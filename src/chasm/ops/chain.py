@@ -61,7 +61,7 @@ def _kernel_product(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours
 
 def _gram(G: Tensor, X: Tensor) -> Tensor:
     """Sum over batch and positions of G X^T, (C, C)."""
-    if not _kernel_fits(G, X):
+    if not (_unseen(G, X) and _kernels_take(X)):
         return torch.bmm(G, X.mT).sum(0)
     from chasm.ops.kernels import products
 

@@ -21,12 +21,13 @@ from chasm.ops.kernels.circulant import unit
 # Products of half precision, where there are enough of them of large blocks; and of float32
 PRODUCT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
 PRODUCT_LARGE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 4, "num_stages": 4}
-PRODUCT_FLOAT32 = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
+PRODUCT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
 PRODUCT_PROGRAMS = 132  # one for every multiprocessor of an H200
 WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
 WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
-WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 16, "num_warps": 8, "num_stages": 4}
+WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
+WEIGHT_FLOAT32_FEW = {"BLOCK_M": 64, "BLOCK_K": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}  # up to 64 channels
 BOTH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 4}
 BOTH_PROGRAMS = 132  # one for every multiprocessor of an H200
 WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
@@ -195,7 +196,7 @@ def product(
         else:
             large = C > 192 and cdiv(C, 128) * cdiv(N, 128) * B >= PRODUCT_PROGRAMS
             half = PRODUCT_LARGE if large else PRODUCT
-            constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else half, C)
+            constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else half, a, "BLOCK_K")
             grid = (cdiv(C, constants["BLOCK_M"]) * cdiv(N, constants["BLOCK_N"]) * B,)
             _product_kernel[grid](*tensors, C, N // unit(N), *W.stride(), **terms, **constants)
     return out
@@ -252,8 +253,8 @@ def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] |
 def _gram_parts(g: Tensor, a: Tensor, sums: Tensor | None = None) -> Tensor:
     """(splits, C, C), at most WEIGHT_PROGRAMS of them; sums: where as many (C,) of g go."""
     C, N = a.shape[1], a.shape[2:].numel()
-    half = WEIGHT if roomy(a) else {**WEIGHT, "BLOCK_N": 64}
-    constants = _blocks(WEIGHT_FLOAT32 if a.dtype == torch.float32 else half, C)
+    single = WEIGHT_FLOAT32 if C > 64 else WEIGHT_FLOAT32_FEW
+    constants = _blocks(single if a.dtype == torch.float32 else WEIGHT, a, "BLOCK_N")
     tiles = cdiv(C, constants["BLOCK_M"]) * cdiv(C, constants["BLOCK_K"])
     blocks = a.shape[0] * cdiv(N, constants["BLOCK_N"])
     splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
@@ -266,7 +267,8 @@ def _gram_parts(g: Tensor, a: Tensor, sums: Tensor | None = None) -> Tensor:
     return parts
 
 
-def _blocks(options: dict[str, Any], C: int) -> dict[str, Any]:
-    """No larger than the channels need; a product takes no less than 16."""
-    most = max(16, power_of_2(C))
+def _blocks(options: dict[str, Any], a: Tensor, summed: str) -> dict[str, Any]:
+    """No larger than the channels of a need, 16 at least; half as much of what is summed where memory is short."""
+    options = options if roomy(a) else {**options, summed: options[summed] // 2}
+    most = max(16, power_of_2(a.shape[1]))
     return {**options, **{key: min(options[key], most) for key in ("BLOCK_M", "BLOCK_K")}}

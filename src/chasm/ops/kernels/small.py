@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv
+from chasm.ops.kernels import cdiv, roomy
 
 PRODUCT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
 PRODUCT_HUGE = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "num_warps": 2, "num_stages": 4}
@@ -286,7 +286,11 @@ def pairs(
     strides = {3: (0, 0), 4: (*Q.stride()[:1], 0), 5: ()}[Q.ndim] + Q.stride()[Q.ndim == 4 :]
     shape, dtype = ((B, C * (C - 1) // 2), torch.float32) if triangle else ((2, B, terms * C, C), torch.float16)
     out = torch.empty(shape, dtype=dtype, device=P.device)
-    options = PAIRS_HUGE if C >= HUGE else PAIRS if C <= 128 and not triangle else PAIRS_LARGE
+    options = PAIRS if C <= 128 and not triangle else PAIRS_LARGE
+    if not roomy(P):
+        options = {**options, "BLOCK_K": 32}
+    elif C >= HUGE:
+        options = PAIRS_HUGE
     with torch.cuda.device_of(P):
         _pairs_kernel[terms * cdiv(C, options["BLOCK_M"]), cdiv(C, options["BLOCK_N"]), B](
             *(P, Q, out, out if largest is None else largest, factor, C, K, terms),
