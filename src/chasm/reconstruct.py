@@ -31,6 +31,7 @@ from chasm.tasks.reconstruction import min_max
 from chasm.train import Run, load_run
 from chasm.train.files import finite, write_json
 from chasm.volumes import Place, Result, plan, side_by_side, spare, suffix_of, write
+from chasm.words import counted
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
 UNKNOWN = "voxel sizes are unknown: 1 mm written"
@@ -110,6 +111,10 @@ def reconstruct(
         before = sum(v.slices for v in volumes)
         say = partial(_forward, on_slice, before, len(scan.data))
         volumes.append(_volume(work, case, rows, places[case], say))
+    ours = {file for place in places.values() for file in place.all}
+    left = [file for place in places.values() for file in place.earlier if file not in ours]
+    if left:
+        scan.notes.append(f"still there from an earlier call: {counted(len(left), 'slice')}, first {left[0]}")
     return Outcome(
         volumes,
         trained.task.protocol.name,

@@ -144,7 +144,7 @@ class Scan:
         kept = np.isin(np.arange(len(filled)), self.measured.columns)
         wrong = kept & inside & ~filled | (filled & ~kept if self.guessed else False)
         if wrong.any():
-            columns = f"{int(wrong.sum())} columns, first {int(wrong.argmax())}"
+            columns = f"{counted(int(wrong.sum()), 'column')}, first {int(wrong.argmax())}"
             advice = "give slices of another mask in a file of their own" if self.guessed else "check the mask"
             file = self.data._cases[self.data._rows[row][0]].files[0]
             raise fault(file, f"kspace slice {raw.index}", f"does not hold what the mask keeps ({columns}): {advice}")
@@ -225,7 +225,7 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
     if measured is None and (phase or target == "kspace"):
         stored = "kspace"
     if stored in _STORED and len(handle[_STORED[stored]]) != len(kspace):
-        have = f"{len(handle[_STORED[stored]])} slices, but kspace has {len(kspace)}"
+        have = f"{counted(len(handle[_STORED[stored]]), 'slice')}, but kspace has {len(kspace)}"
         raise fault(path, _STORED[stored], f"{have}: which belong together is not known")
     data = _FastMRIFile(path, "all", target=stored, acquisition=None, slices=None)
     if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
@@ -246,10 +246,14 @@ def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     if path.is_dir():
         volumes = sum(file.suffix in (".h5", ".hdf5") for file in path.rglob("*"))
         if not any(map(readable, path.rglob("*"))):
-            what = f"{volumes} .h5 files: give one at a time" if volumes else f"no file that is read ({FORMATS})"
+            what = (
+                f"{counted(volumes, '.h5 file')}: give one at a time"
+                if volumes
+                else f"no file that is read ({FORMATS})"
+            )
             raise fault(path, "folder", what)
         if volumes:
-            notes.append(f"{volumes} .h5 files in the folder are left out: give one at a time")
+            notes.append(f"left out of the folder: {counted(volumes, '.h5 file')}: give one at a time")
     data = _Arrays(path) if kind == "kspace" else _Images(path, "all")
     if not len(data):
         raise fault(path, "slices", "there is none")

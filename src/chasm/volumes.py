@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from chasm.train.files import write_atomic
+from chasm.train.files import unwritable, write_atomic
 
 SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".png")
 
@@ -43,6 +44,14 @@ class Place:
             return [self.folder / f"{self.stem}{self.suffix}"]
         digits = len(str(self.slices - 1))
         return [self.folder / f"{self.stem}-{i:0{digits}d}{self.suffix}" for i in range(self.slices)]
+
+    @property
+    def earlier(self) -> list[Path]:
+        """Slices beside ours that a volume with more of them, or another number of digits, left there."""
+        if self.suffix.lower() != ".png" or not self.folder.is_dir():
+            return []
+        slices = re.compile(re.escape(self.stem) + r"-\d+" + re.escape(self.suffix))
+        return sorted(f for f in self.folder.iterdir() if slices.fullmatch(f.name) and f not in self.files)
 
     @property
     def nifti(self) -> bool:
@@ -126,19 +135,37 @@ def write(place: Place, images: Iterator[np.ndarray], affine: np.ndarray | None 
 
 
 def _write_h5(place: Place, images: Iterator[np.ndarray]) -> None:
-    """`reconstruction` (slices, H, W) float32, in the units of the input; one chunk per slice."""
-    import h5py
+    """`reconstruction` (slices, H, W) float32, in the units of the input.
+
+    The library lays the file out, and the slices are written into it by hand: where the disk is full, an open HDF5 file
+    cannot be closed, and the process crashes.
+    """
 
     def write(unfinished: Path) -> None:
-        with h5py.File(unfinished, "w") as f:
-            item = None
+        with open(unfinished, "wb+") as f:
             for i, image in enumerate(images):
-                if item is None:
-                    shape = (place.slices, *image.shape)
-                    item = f.create_dataset("reconstruction", shape, "f4", chunks=(1, *image.shape))
-                item[i] = image
+                if i == 0:
+                    f.seek(_lay_out(unfinished, (place.slices, *image.shape)))
+                f.write(np.ascontiguousarray(image, dtype="<f4").tobytes())
 
     write_atomic(place.files[0], write)
+
+
+def _lay_out(file: Path, shape: tuple[int, ...]) -> int:
+    """An HDF5 file with one float32 array, contiguous and not yet filled; the position of its first value."""
+    import h5py
+
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_layout(h5py.h5d.CONTIGUOUS)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    try:
+        with h5py.File(file, "w") as f:
+            space = h5py.h5s.create_simple(shape)
+            return int(h5py.h5d.create(f.id, b"reconstruction", h5py.h5t.IEEE_F32LE, space, plan).get_offset())
+    except (RuntimeError, OSError) as e:  # the library's text has several lines
+        number = getattr(e, "errno", None)
+        raise OSError(os.strerror(number) if number else " ".join(str(e).split())) from None
 
 
 def _write_nifti(place: Place, images: Iterator[np.ndarray], affine: np.ndarray) -> None:
@@ -176,8 +203,7 @@ def _write_png(place: Place, images: Iterator[np.ndarray]) -> None:
     """16-bit grey, 0 to the maximum of the volume: known after its last slice, so they wait in a nameless file."""
     from PIL import Image
 
-    place.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=place.folder) as waiting:
+    with _named(place.files[0]), _nameless(place.folder) as waiting:
         top = 0.0
         for image in images:
             top = max(top, float(image.max()))
@@ -188,6 +214,24 @@ def _write_png(place: Place, images: Iterator[np.ndarray]) -> None:
             values = np.frombuffer(waiting.read(4 * shape[0] * shape[1]), dtype=np.float32).reshape(shape)
             scaled = np.clip(values / (top if top > 0 else 1) * 65535, 0, 65535).round().astype(np.uint16)
             write_atomic(file, lambda p, a=scaled: Image.fromarray(a).save(p, format="PNG"))  # type: ignore[misc]
+
+
+@contextmanager
+def _nameless(folder: Path) -> Iterator[IO[bytes]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        yield file
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """An error of the system names the file that could not be made."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno is None:  # is one of ours, and does
+            raise
+        raise unwritable(file, e) from None
 
 
 def side_by_side(path: Path, case: str, kept: dict[int, Result]) -> None:
