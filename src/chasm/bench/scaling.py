@@ -41,7 +41,7 @@ ORACLE_ELEMENTS = 2**24  # of one map: beyond that the float64 oracle takes long
 def shapes(sweep: str, gpu: bool) -> list[tuple[int, Shape]]:
     """(what grows, shape), growing. Doublings, and for sizes a few that are no power of two."""
     if sweep == "size":
-        sizes = [16, 32, 63, 64, 90, 128, 218, 256, 320, 512, 1024, 2048, 4096] if gpu else [8, 15, 16, 32, 64]
+        sizes = [16, 32, 63, 64, 90, 128, 218, 256, 320, 512, 1024, 2048, 4096, 8192] if gpu else [8, 15, 16, 32, 64]
         return [(n, (2, 96, n, n) if gpu else (1, 32, n, n)) for n in sizes]
     if sweep == "channels":
         widths = [32, 64, 96, *(2**i for i in range(7, 18))] if gpu else [16, 32, 64]  # as below

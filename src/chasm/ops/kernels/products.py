@@ -220,14 +220,17 @@ def _library_sums(a: Tensor) -> bool:
     """Whether a library's product of every image is faster (timed on an H200).
 
     Its blocks of the result must be enough to fill the card, unless there is one image, whose positions it shares out
-    as the kernel does; and the results smaller than the maps.
+    as the kernel does; and the results of all images not much larger than the maps.
     """
     B, C, N = *a.shape[:2], a.shape[2:].numel()
-    if not a.is_cuda or a.dtype.itemsize > 2 or N % 8 or C > 2 * N:
+    blocks = B * cdiv(C, 128) ** 2
+    if not a.is_cuda or a.dtype.itemsize > 2 or N % 8:
+        return False
+    if C > 2 * N or (C > N and blocks > 2 * WEIGHT_PROGRAMS):
         return False
     if C <= 128:
-        return N <= 2048 and WEIGHT_PROGRAMS // 2 <= B <= 2 * WEIGHT_PROGRAMS
-    return B == 1 or N <= 8192 or B * cdiv(C, 128) ** 2 >= 16
+        return N <= 2048 and WEIGHT_PROGRAMS // 2 <= blocks <= 2 * WEIGHT_PROGRAMS
+    return B == 1 or N <= 8192 or blocks >= 16
 
 
 def _gram_by_library(g: Tensor, a: Tensor) -> Tensor:
