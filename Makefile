@@ -11,7 +11,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 lint: .venv/.ready
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks setup.py
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
