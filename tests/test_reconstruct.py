@@ -785,3 +785,42 @@ def test_slices_of_an_earlier_call_are_named(tmp_path: Path) -> None:
         notes = reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.png").notes
         first = tmp_path / ("out-00.png" if slices == 3 else "out-0.png")
         assert notes == ([f"still there from an earlier call: {stale} slices, first {first}"] if stale else [])
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_failure_says_what_was_written_before_it(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        np.save(tmp_path / "in" / f"{name}.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    first, second, spoilt = Folder(tmp_path / "in", "all").cases
+    np.save(tmp_path / "in" / spoilt, np.full((2, 16, 16), np.nan))
+    with pytest.raises(ValueError, match=rf"{spoilt}: image 0: 256 .*\(2 volumes of 3 written before\)$"):
+        reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out" / "x.h5")
+    assert sorted(f.name for f in (tmp_path / "out").glob("*.h5")) == [f"x-{first[0]}.h5", f"x-{second[0]}.h5"]
+
+
+def test_ctrl_c_says_so_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, made = _Work.result, list[int]()
+
+    def interrupted(self: _Work, row: int, meters: Any) -> Any:
+        made.append(row)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return original(self, row, meters)
+
+    monkeypatch.setattr(_Work, "result", interrupted)
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 4, 16, 16))
+    found = call(tmp_path / "scan.npy", "--run", make_run(tmp_path / "run"), "-o", tmp_path / "out" / "x.h5")
+    assert found.exit_code == 130
+    assert "interrupted: " in found.output
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_several_coils_without_a_centre(tmp_path: Path) -> None:
+    k = writers.centred_fft(writers.blob(np.random.default_rng(0), 2, 3, 24, 20)).astype(np.complex64)
+    mask = np.zeros(20, np.uint8)
+    mask[2::5] = 1
+    with h5py.File(tmp_path / "scan.h5", "w") as f:
+        f["kspace"], f["mask"] = k * mask, mask
+    with pytest.raises(ValueError, match=r"2 or more centre columns, fully sampled: got none"):
+        reconstruct(tmp_path / "scan.h5", make_run(tmp_path / "run"), tmp_path / "out.h5")

@@ -110,7 +110,13 @@ def reconstruct(
     for case, rows in scan.cases.items():
         before = sum(v.slices for v in volumes)
         say = partial(_forward, on_slice, before, len(scan.data))
-        volumes.append(_volume(work, case, rows, places[case], say))
+        try:
+            volumes.append(_volume(work, case, rows, places[case], say))
+        except (ValueError, OSError) as e:
+            if not volumes:
+                raise
+            written = f"{counted(len(volumes), 'volume')} of {len(places)} written before"
+            raise (OSError if isinstance(e, OSError) else ValueError)(f"{e} ({written})") from None
     ours = {file for place in places.values() for file in place.all}
     left = [file for place in places.values() for file in place.earlier if file not in ours]
     if left:

@@ -54,6 +54,9 @@ def reconstruct(
     except (ValueError, OSError) as e:
         typer.echo(f"error: {e}", err=True)
         raise typer.Exit(3) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: no file is left half written; the same call starts again", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         typer.echo(logic.as_json(outcome))
         return

@@ -23,7 +23,8 @@ def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = 0.02) -> Te
     lines = end - first
     H, W = y.shape[-2:]
     if not 2 <= lines <= W or first < 0 or end > W:
-        raise ValueError(f"calibration needs 2 or more centre columns inside 0..{W - 1}, got {first}..{end - 1}")
+        got = f"columns {first} to {end - 1} of {W}" if lines > 0 else "none"
+        raise ValueError(f"coil sensitivities need 2 or more centre columns, fully sampled: got {got}")
     real = y.real.dtype
     columns = _hann(torch.arange(W, device=y.device, dtype=real), (first + end - 1) / 2, lines)
     rows = _hann(torch.arange(H, device=y.device, dtype=real), float(H // 2), lines)
