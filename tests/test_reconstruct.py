@@ -570,6 +570,7 @@ def test_command(tmp_path: Path) -> None:
     assert "psnr" in found.output
     assert "read as: fastMRI single-coil reconstruction_rss, fully sampled (3 slices, 16 x 16)" in found.output
     assert "(hifi)" in found.output
+    file = file.rename(tmp_path / "FILE1.H5")
     found = call(file, "--run", run, "-o", tmp_path / "out.h5", "--device", "cpu", "--json")
     assert json.loads(found.output)["volumes"][0]["slices"] == 3
 

@@ -23,6 +23,7 @@ from chasm.registry import near
 from chasm.words import counted
 
 KINDS = ("kspace", "image")
+_VOLUMES = (".h5", ".hdf5")
 _STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}
 
 
@@ -185,7 +186,7 @@ def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, 
 
 
 def _format(path: Path) -> str:
-    if path.is_file() and path.suffix in (".h5", ".hdf5"):
+    if path.is_file() and path.suffix.lower() in _VOLUMES:
         files = H5Files()
         handle = files[path]
         if "kspace" not in handle:
@@ -244,7 +245,7 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
 def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     notes: list[str] = []
     if path.is_dir():
-        volumes = sum(file.suffix in (".h5", ".hdf5") for file in path.rglob("*"))
+        volumes = sum(file.suffix.lower() in _VOLUMES for file in path.rglob("*"))
         if not any(map(readable, path.rglob("*"))):
             what = (
                 f"{counted(volumes, '.h5 file')}: give one at a time"

@@ -90,7 +90,8 @@ class FastMRI(FileDataset):
         self._list(used)
         if not self.cases:
             have = ", ".join(f"{kind or 'none'} {n}" for kind, n in sorted(seen.items()))
-            raise DataError(f"{self.root}: acquisition: none is {acquisition!r} (found: {have}); choose one")
+            which = f"none is {acquisition!r} (found: {have})"
+            raise DataError(f"{self.root}: acquisition: {which}: choose one, or null (in Python: None) for all")
 
     @classmethod
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
