@@ -688,6 +688,17 @@ def test_kspace_that_lacks_other_things_than_columns_is_refused(tmp_path: Path, 
         reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5", kind=kind)
 
 
+def test_undersampled_arrays_among_full_ones(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    k = writers.centred_fft(writers.blob(np.random.default_rng(0), 3, 16, 16))
+    for name in "abc":
+        np.save(tmp_path / "in" / f"{name}.npy", k)
+    last = Folder(tmp_path / "in", "all").cases[-1]
+    np.save(tmp_path / "in" / last, k * (np.arange(16) % 2))
+    with pytest.raises(ValueError, match=rf"{last}: kspace slice 0: undersampled, and the middle .*one at a time"):
+        reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
+
+
 @pytest.mark.usefixtures("no_picture")
 def test_a_round_or_padded_kspace_is_a_full_one(tmp_path: Path) -> None:
     y, x = np.mgrid[-12:12, -10:10]

@@ -80,6 +80,7 @@ class _Arrays(Folder):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "all")
         self.shift_k = self.shift_image = False
+        self.full = False  # said to be fully sampled
         if len(self):
             middle = len(self) // 2
             self.shift_k = _outside(torch.from_numpy(self.stored(middle)))
@@ -97,7 +98,11 @@ class _Arrays(Folder):
         return torch.fft.fftshift(values, dim=(-2, -1)) if self.shift_k else values
 
     def read(self, case: Case, k: int) -> Slice:
-        image = ifft2c(self._stored(case, k))
+        stored = self._stored(case, k)
+        if self.full and _lacks(_there(stored.numpy())):
+            what = "undersampled, and the middle of all slices is not: give such files one at a time"
+            raise fault(case.files[0], f"kspace slice {k}", what)
+        image = ifft2c(stored)
         if self.shift_image:
             image = torch.fft.ifftshift(image, dim=(-2, -1))
         return Slice(image, None, case.name, k, "k-space array")
@@ -261,6 +266,7 @@ def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     middle = len(data) // 2
     if isinstance(data, _Arrays):
         measured = _columns(data.stored(middle), path, mask, notes)
+        data.full = measured is None
         if measured is not None and len(data.cases) > 1:
             raise ValueError(f"{path}: several undersampled arrays, which may differ in mask: give one file at a time")
         read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
@@ -280,7 +286,7 @@ def _columns(kspace: np.ndarray, path: Path, mask: Path | None, notes: list[str]
     if not filled.any():
         raise fault(path, "kspace", "every value of the middle slice is zero")
     if (filled == inside).all():
-        if _share_missing(there) > 0.1:  # a full scan may have a zero here and there
+        if _lacks(there):
             what = "undersampled, but not in whole columns (the last axis), which is all that is known here"
             turn = ": rows are empty, turn the arrays by 90 degrees" if (_between(rows, 0) & ~rows).any() else ""
             raise fault(path, "kspace", what + turn)
@@ -309,10 +315,10 @@ def _between(there: np.ndarray, axis: int) -> np.ndarray:
     return both
 
 
-def _share_missing(there: np.ndarray) -> float:
-    """Of (H, W), what is empty between others along either axis: none in a padded or a round k-space."""
+def _lacks(there: np.ndarray) -> bool:
+    """Is much of (H, W) empty between others, along either axis? In a padded or a round k-space, a zero here or there."""
     hull = _between(there, 0) | _between(there, 1)
-    return float(1 - there.sum() / max(hull.sum(), 1))
+    return bool(there.sum() < 0.9 * hull.sum())
 
 
 def looks_like_kspace(values: Tensor) -> bool:
