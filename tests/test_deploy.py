@@ -217,6 +217,15 @@ def test_slots_and_lists_fold() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+def test_folded_float32_is_not_tf32_on_a_gpu(layout: torch.memory_format) -> None:
+    mixer = moved(chasm.CHASM(32, size=(12, 10))).cuda().eval()
+    x = features(2, 32, 12, 10, dtype=torch.float32).cuda().to(memory_format=layout)
+    with torch.no_grad():
+        torch.testing.assert_close(chasm.fold(mixer, size=(12, 10))(x), mixer(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_folded_network_in_a_cuda_graph() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 32, 1), moved(chasm.CHASM(32, size=(8, 96))), nn.Conv2d(32, 3, 1)).cuda()

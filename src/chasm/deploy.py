@@ -18,10 +18,17 @@ from torch.utils._pytree import tree_leaves
 from chasm.mixers._wrapper import kernels_fit, parameters
 from chasm.mixers.chasm import AXES, CHASM
 from chasm.ops import AxisOperator, Prepared, fused, run
-from chasm.ops.axis import channel_operators, circulant, circulant_product, merged_matrices, prepare_for_kernels
+from chasm.ops.axis import (
+    channel_operators,
+    channel_product,
+    circulant,
+    circulant_product,
+    merged_matrices,
+    prepare_for_kernels,
+)
 from chasm.ops.circulants import obstacle
 from chasm.ops.kernels import traced
-from chasm.ops.kernels.layout import channels_last, like
+from chasm.ops.kernels.layout import channels_last, contiguous, like
 from chasm.ops.kernels.local import local_block
 from chasm.ops.precision import autocast_dtype
 from chasm.ops.transforms import dense_basis
@@ -29,7 +36,7 @@ from chasm.swapping import _eval
 
 
 class _ChannelProduct(nn.Module):
-    """A constant C x C matrix as a 1x1 convolution."""
+    """A constant C x C matrix, in a file as a 1x1 convolution. Here torch would let that round to TF32 on a GPU."""
 
     weight: Tensor
 
@@ -39,7 +46,9 @@ class _ChannelProduct(nn.Module):
         self.conv = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[ndim - 1]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x, self.weight)
+        if traced(x) or autocast_dtype(x) is not None:
+            return self.conv(x, self.weight)
+        return channel_product(self.weight.flatten(1), contiguous(x))
 
 
 class _CirculantProduct(nn.Module):
