@@ -316,7 +316,7 @@ def _between(there: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _lacks(there: np.ndarray) -> bool:
-    """Is much of (H, W) empty between others, along either axis? In a padded or a round k-space, a zero here or there."""
+    """Is much of (H, W) empty between others, along either axis? Of a padded or a round k-space next to nothing is."""
     hull = _between(there, 0) | _between(there, 1)
     return bool(there.sum() < 0.9 * hull.sum())
 
