@@ -28,7 +28,7 @@ from chasm.mri import create_mask
 from chasm.reconstruct import PICTURED, UNKNOWN, _Work, reconstruct
 from chasm.scans import looks_like_kspace
 from chasm.train.config import dump, load_recipe
-from chasm.train.run import build_model
+from chasm.train.run import build_model, load_run
 
 
 @pytest.fixture
@@ -620,7 +620,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((tmp_path / "echo.npz", "--run", run, "--as", "kspace"), "echo.npz: kspace: missing; the file has echo"),
         ((tmp_path / "photo.jpg", "--run", run), "photo.jpg: format: expected .npy .npz"),
         ((tmp_path / "empty", "--run", run), "empty: folder: no file that is read (.npy .npz"),
-        ((tmp_path / "volumes", "--run", run), "volumes: folder: 2 .h5 files: give one at a time"),
+        ((tmp_path / "volumes", "--run", run), "volumes: folder: 2 .h5 files: give the files,"),
         ((tmp_path / "fewer.h5", "--run", run), "fewer.h5: reconstruction_rss: 1 slice, but kspace has 2"),
         ((tmp_path / "small.npy", "--run", run), "small.npy: image: slices of 6 x 16 cannot be scored"),
         ((tmp_path / "scan.npy", "--run", phase), "scan.npy: magnitudes, and the run was trained on complex images"),
@@ -695,7 +695,7 @@ def test_undersampled_arrays_among_full_ones(tmp_path: Path) -> None:
         np.save(tmp_path / "in" / f"{name}.npy", k)
     last = Folder(tmp_path / "in", "all").cases[-1]
     np.save(tmp_path / "in" / last, k * (np.arange(16) % 2))
-    with pytest.raises(ValueError, match=rf"{last}: kspace slice 0: undersampled, and the middle .*one at a time"):
+    with pytest.raises(ValueError, match=rf"{last}: kspace slice 0: undersampled, and the middle .*not the folder"):
         reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
 
 
@@ -743,7 +743,7 @@ def test_what_a_folder_holds_beside_images_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "in" / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
     writers.write_fastmri(tmp_path / "in" / "a.h5", slices=2)
     found = reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.h5")
-    assert found.notes == ["left out of the folder: 1 .h5 file: give one at a time"]
+    assert found.notes == ["left out of the folder: 1 .h5 file: give those as files"]
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -836,3 +836,60 @@ def test_several_coils_without_a_centre(tmp_path: Path) -> None:
         f["kspace"], f["mask"] = k * mask, mask
     with pytest.raises(ValueError, match=r"2 or more centre columns, fully sampled: got none"):
         reconstruct(tmp_path / "scan.h5", make_run(tmp_path / "run"), tmp_path / "out.h5")
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_several_inputs_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails does not stop the others; each has its name in its files, also where names are alike."""
+    run, loaded = make_run(tmp_path / "run"), []
+    monkeypatch.setattr("chasm.reconstruct.load_run", lambda *a, load=load_run: loaded.append(1) or load(*a))
+    for name in ("a/one.h5", "a/two.h5", "b/one.h5"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        writers.write_fastmri(tmp_path / name, slices=2, seed=len(loaded))
+    (tmp_path / "broken.h5").write_bytes(b"no HDF5")
+    files = [tmp_path / name for name in ("a/one.h5", "broken.h5", "a/two.h5", "b/one.h5", "a/two.h5")]
+    found = call(*files, "--run", run, "-o", tmp_path / "out" / "recon.h5")
+    assert found.exit_code == 3, found.output
+    assert "broken.h5" in found.output
+    assert "1 of 4 inputs failed" in found.output
+    assert len(loaded) == 1
+    written = sorted(file.name for file in (tmp_path / "out").glob("*.h5"))
+    assert len(written) == 3
+    assert "recon-two.h5" in written
+    assert all(name.startswith("recon-") and "one" in name for name in written if "two" not in name)
+    reconstruct(tmp_path / "a" / "two.h5", run, tmp_path / "alone.h5")
+    assert (tmp_path / "alone.h5").read_bytes() == (tmp_path / "out" / "recon-two.h5").read_bytes()
+    found = call(*files[:2], "--run", run, "-o", tmp_path / "out" / "recon.h5", "--json")
+    one, other = json.loads(found.stdout)
+    assert one["input"].endswith("one.h5")
+    assert one["volumes"][0]["slices"] == 2
+    assert "broken.h5" in other["error"]
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_several_inputs_keep_out_of_each_others_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "recon-a"):
+        writers.write_fastmri(tmp_path / f"{name}.h5", slices=2)
+    before = (tmp_path / "recon-a.h5").read_bytes()
+    found = call("a.h5", "recon-a.h5", "--run", run, "-o", "recon.h5")
+    assert "recon-a.h5: is an input, which would be lost" in found.output
+    assert (tmp_path / "recon-a.h5").read_bytes() == before
+    assert (tmp_path / "recon-recon-a.h5").is_file()
+    for place in ("x", "y"):
+        (tmp_path / place).mkdir()
+        writers.write_fastmri(tmp_path / place / "scan.h5", slices=2)
+    found = call("x/scan.h5", "y/scan.h5", "--run", run)
+    assert "scan-reconstructed.h5: the default name of 2 inputs: give --out" in found.output
+    found = call("x/scan.h5", "y/none.h5", "--run", run)  # before the first one is begun
+    assert "none.h5: no such file" in found.output
+    assert not list(tmp_path.glob("scan-reconstructed*"))
+    # A folder of two cases and a file: the second case's name is the file's.
+    (tmp_path / "f").mkdir()
+    for case in ("p", "q"):
+        np.save(tmp_path / "f" / f"{case}.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    np.save(tmp_path / "f-q.npy", writers.blob(np.random.default_rng(1), 2, 16, 16))
+    found = call("f", "f-q.npy", "--run", run, "-o", "out/r.h5")
+    assert "r-f-q.h5: holds another input of this call" in found.output
+    assert found.exit_code == 3

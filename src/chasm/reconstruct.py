@@ -11,7 +11,8 @@ or memory (scores of the `fastmri` protocol need the whole volume, and keep it).
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from chasm.tasks.metrics import FastMRI, Rows
 from chasm.tasks.reconstruction import min_max
 from chasm.train import Run, load_run
 from chasm.train.files import finite, write_json
-from chasm.volumes import Place, Result, plan, side_by_side, spare, suffix_of, write
+from chasm.volumes import Place, Result, names, plan, side_by_side, spare, suffix_of, write
 from chasm.words import counted
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
@@ -78,19 +79,58 @@ def reconstruct(
     are "image" (unless said) or "kspace". Several cases in a folder go to one file each, with the case's name added;
     PNG and TIFF slices right in it are one case. Beside the volume: a picture, and a JSON record with scores.
     """
-    started, device = time.monotonic(), _usable(device)
-    path = existing(source)
-    out = Path(out).expanduser() if out is not None else Path(f"{_name(path)}-reconstructed.h5")
-    suffix_of(out)  # before the work
+    on_each = lambda _, done, total: on_slice(done, total)  # noqa: E731
+    _, outcome = next(reconstruct_each([source], run, out, kind=kind, mask=mask, device=device, on_slice=on_each))
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def reconstruct_each(
+    sources: Sequence[str | Path],
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    kind: str | None = None,
+    mask: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    on_slice: Callable[[Path, int, int], None] = lambda source, done, total: None,
+) -> Iterator[tuple[Path, Outcome | ValueError | OSError]]:
+    """The same for one source after the other. What fails comes as its error, and the others go on.
+
+    Several sources go to files with their names added to `out`.
+    """
+    device = _usable(device)
+    paths = list(dict.fromkeys(existing(source) for source in sources))
+    if out is None:
+        outs = [Path(f"{_name(path)}-reconstructed.h5") for path in paths]
+    else:
+        outs = [Path(out).expanduser()]
+        if len(paths) > 1:
+            outs = names(outs[0], {path: _name(path) for path in paths})
+    for file, n in Counter(outs).items():
+        suffix_of(file)  # before the work
+        if n > 1:
+            raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
     trained = load_run(run, device)
     if trained.config.task.name != "reconstruction":
         raise ValueError(
             f"{trained.folder}: trained for {trained.config.task.name}: give a run of a reconstruction task"
         )
-    inputs = [trained.folder / name for name in RUN_FILES]
+    inputs = [*(trained.folder / name for name in RUN_FILES), *(path for path in paths if path.is_file())]
     if mask is not None:
         inputs.append(existing(mask))
         trained = _with_mask(trained, inputs[-1])
+    written: set[Path] = set()
+    for path, file in zip(paths, outs, strict=True):
+        try:
+            scan = _open(path, trained, kind, mask)
+            yield path, _reconstruct(scan, trained, path, file, device, inputs, written, partial(on_slice, path))
+        except (ValueError, OSError) as e:
+            yield path, e
+
+
+def _open(path: Path, trained: Run, kind: str | None, mask: str | Path | None) -> Scan:
     magnitudes = not getattr(trained.task, "complex", False)
     target = trained.config.data.options.get("target", "rss")
     scan = open_scan(path, phase=not magnitudes, target=target, kind=kind, mask=existing(mask) if mask else None)
@@ -101,9 +141,27 @@ def reconstruct(
             "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "
             "expect less than the scores of the run"
         )
+    return scan
+
+
+def _reconstruct(
+    scan: Scan,
+    trained: Run,
+    path: Path,
+    out: Path,
+    device: torch.device,
+    inputs: list[Path],
+    written: set[Path],
+    on_slice: Callable[[int, int], None],
+) -> Outcome:
+    """All cases of a scan. `inputs` are not to be written over, nor what was `written` for other scans."""
+    started = time.monotonic()
     work = _Work(scan, trained, device)
     places = plan(out, {case: len(rows) for case, rows in scan.cases.items()})
     spare(places.values(), inputs + scan.files)
+    ours = {file for place in places.values() for file in place.all}
+    if ours & written:
+        raise ValueError(f"{min(ours & written)}: holds another input of this call: give this one by itself")
     if path.is_dir() and out.parent.resolve().is_relative_to(path.resolve()):
         raise ValueError(f"{out}: in the folder that is read, where it would be taken for a scan: give another --out")
     volumes: list[Volume] = []
@@ -115,9 +173,10 @@ def reconstruct(
         except (ValueError, OSError) as e:
             if not volumes:
                 raise
-            written = f"{counted(len(volumes), 'volume')} of {len(places)} written before"
-            raise (OSError if isinstance(e, OSError) else ValueError)(f"{e} ({written})") from None
-    ours = {file for place in places.values() for file in place.all}
+            done = f"{counted(len(volumes), 'volume')} of {len(places)} written before"
+            raise (OSError if isinstance(e, OSError) else ValueError)(f"{e} ({done})") from None
+        finally:
+            written |= {file for file in places[case].all if file.exists()}
     left = [file for place in places.values() for file in place.earlier if file not in ours]
     if left:
         scan.notes.append(f"still there from an earlier call: {counted(len(left), 'slice')}, first {left[0]}")
@@ -272,6 +331,10 @@ def _volume(work: _Work, case: str, rows: list[int], place: Place, on_slice: Cal
     return Volume(case, place.files, place.picture, len(rows), replaced, scores, reference)
 
 
-def as_json(outcome: Outcome) -> str:
-    """The outcome as one JSON object."""
-    return json.dumps(finite(asdict(outcome)), indent=2, default=str)
+def as_json(outcomes: dict[Path, Outcome | ValueError | OSError]) -> str:
+    """One outcome as a JSON object; of several inputs, a list, with "input" and, where one failed, "error"."""
+    found = [{"error": str(o)} if isinstance(o, Exception) else finite(asdict(o)) for o in outcomes.values()]
+    if len(found) == 1:
+        return json.dumps(found[0], indent=2, default=str)
+    each = [{"input": path, **o} for path, o in zip(outcomes, found, strict=True)]
+    return json.dumps(each, indent=2, default=str)

@@ -100,7 +100,7 @@ class _Arrays(Folder):
     def read(self, case: Case, k: int) -> Slice:
         stored = self._stored(case, k)
         if self.full and _lacks(_there(stored.numpy())):
-            what = "undersampled, and the middle of all slices is not: give such files one at a time"
+            what = "undersampled, and the middle of all slices is not: give the files, not the folder"
             raise fault(case.files[0], f"kspace slice {k}", what)
         image = ifft2c(stored)
         if self.shift_image:
@@ -252,14 +252,10 @@ def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     if path.is_dir():
         volumes = sum(file.suffix.lower() in _VOLUMES for file in path.rglob("*"))
         if not any(map(readable, path.rglob("*"))):
-            what = (
-                f"{counted(volumes, '.h5 file')}: give one at a time"
-                if volumes
-                else f"no file that is read ({FORMATS})"
-            )
-            raise fault(path, "folder", what)
+            give = f"{counted(volumes, '.h5 file')}: give the files, {path}/*.h5"
+            raise fault(path, "folder", give if volumes else f"no file that is read ({FORMATS})")
         if volumes:
-            notes.append(f"left out of the folder: {counted(volumes, '.h5 file')}: give one at a time")
+            notes.append(f"left out of the folder: {counted(volumes, '.h5 file')}: give those as files")
     data = _Arrays(path) if kind == "kspace" else _Images(path, "all")
     if not len(data):
         raise fault(path, "slices", "there is none")
@@ -268,7 +264,9 @@ def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
         measured = _columns(data.stored(middle), path, mask, notes)
         data.full = measured is None
         if measured is not None and len(data.cases) > 1:
-            raise ValueError(f"{path}: several undersampled arrays, which may differ in mask: give one file at a time")
+            raise ValueError(
+                f"{path}: several undersampled arrays, which may differ in mask: give the files, not the folder"
+            )
         read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
         return Scan(data, read_as, measured, measured is None, notes, mask is None)
     image = data[middle].image

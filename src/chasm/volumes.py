@@ -92,6 +92,13 @@ def plan(out: Path, slices: Mapping[str, int]) -> dict[str, Place]:
     return {case: places[case] for case in slices}
 
 
+def names(out: Path, inputs: Mapping[Path, str]) -> list[Path]:
+    """For every input (with its name) a file like `out` with that name in it: no two the same."""
+    alike = Counter(inputs.values())
+    places = plan(out, {name if alike[name] == 1 else str(path): 1 for path, name in inputs.items()})
+    return [place.folder / f"{place.stem}{place.suffix}" for place in places.values()]
+
+
 def spare(places: Iterable[Place], inputs: Iterable[Path]) -> None:
     """Refuse to write over an input, under whatever name, or over a JSON file that is no record of ours."""
     read = {_identity(file) for file in inputs if file.exists()}

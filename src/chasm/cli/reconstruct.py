@@ -1,21 +1,25 @@
 """`chasm reconstruct`: a scan in, a volume out."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from chasm.words import counted
 
+if TYPE_CHECKING:
+    from chasm.reconstruct import Outcome
+
 OUT = (
     "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
-    "Default: INPUT-reconstructed.h5, here."
+    "Of several inputs, each name is added to it. Default: INPUT-reconstructed.h5, here."
 )
 MASK = "Mask of 0s and 1s (.npy or text): instead of the run's own, or the one undersampled k-space was measured with."
 
 
 def reconstruct(
-    source: Path = typer.Argument(
-        ..., metavar="INPUT", help="fastMRI .h5, CC359 .npy or .h5, or images (file or folder)."
+    sources: list[Path] = typer.Argument(
+        ..., metavar="INPUT", help="fastMRI .h5, CC359 .npy or .h5, or images (file or folder). One or more."
     ),
     run: Path = typer.Option(..., "--run", help="Run folder, as 'chasm train' left it."),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
@@ -26,10 +30,12 @@ def reconstruct(
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
-    """Reconstruct a scan with a trained run, slice by slice, and write a side-by-side picture beside the volume.
+    """Reconstruct scans with a trained run, slice by slice, and write a side-by-side picture beside each volume.
 
     Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself. Undersampled k-space
     (with its mask in the file, or --mask) is reconstructed as it is, and scored if the file has a reconstruction.
+
+    Of several inputs, one that fails does not stop the others.
     """
     import torch
     from rich.console import Console
@@ -39,28 +45,38 @@ def reconstruct(
 
     console = Console(stderr=True)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    outcomes: dict[Path, Any] = {}
     try:
         with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
             task = bar.add_task("slices", total=None)
-            outcome = logic.reconstruct(
-                source,
-                run,
-                out,
-                kind=kind,
-                mask=mask,
-                device=place,
-                on_slice=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+            on_slice = lambda p, done, total: bar.update(task, description=p.name, completed=done, total=total)  # noqa: E731
+            for path, outcome in logic.reconstruct_each(
+                sources, run, out, kind=kind, mask=mask, device=place, on_slice=on_slice
+            ):
+                outcomes[path] = outcome
+                if isinstance(outcome, Exception):
+                    typer.echo(f"error: {outcome}", err=True)
+                elif not as_json:
+                    _say(outcome, path if len(sources) > 1 else None)
     except (ValueError, OSError) as e:
         typer.echo(f"error: {e}", err=True)
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
-        typer.echo("interrupted: no file is left half written; the same call starts again", err=True)
+        done = f"{len(outcomes)} of {len(sources)} inputs done, " if len(sources) > 1 else ""
+        typer.echo(f"interrupted: {done}no file is left half written; the same call starts again", err=True)
         raise typer.Exit(130) from None
-    if as_json:
-        typer.echo(logic.as_json(outcome))
-        return
-    typer.echo(f"read as: {outcome.read_as}")
+    failed = sum(isinstance(outcome, Exception) for outcome in outcomes.values())
+    if as_json and (failed == 0 or len(outcomes) > 1):
+        typer.echo(logic.as_json(outcomes))
+    if failed:
+        if len(outcomes) > 1:
+            typer.echo(f"{failed} of {len(outcomes)} inputs failed", err=True)
+        raise typer.Exit(3)
+
+
+def _say(outcome: "Outcome", source: Path | None) -> None:
+    """`source`: one of several."""
+    typer.echo(f"read as: {outcome.read_as}" if source is None else f"{source}: {outcome.read_as}")
     typer.echo(f"sampling: {outcome.sampling}")
     for note in outcome.notes:
         typer.echo(f"note: {note}")
