@@ -82,7 +82,7 @@ def test_wrong_use_is_one_line_and_exit_3(arguments: list[str], message: str, tm
 def test_preview_writes_a_picture(kind: str, tmp_path: Path) -> None:
     write_proxy(tmp_path / "proxy", size=64)
     write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
-    out = tmp_path / "p.png"
+    out = tmp_path / "new" / "p.png"
     more = {"proxy": ["--slices", "1"], "images": ["-O", "size=64"]}[kind]
     result = runner.invoke(app, ["preview", str(tmp_path / kind), "--as", kind, "-o", str(out), *more])
     assert result.exit_code == 0, result.output

@@ -81,6 +81,7 @@ def preview(
         rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
         figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
         figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
+        out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=110, bbox_inches="tight")
     except (ValueError, OSError) as e:
         _stop(e)
