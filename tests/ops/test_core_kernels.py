@@ -411,9 +411,16 @@ def test_product_and_gram_in_one_pass(C, H, W, mended_interpreter, monkeypatch):
 @kernel_test
 @pytest.mark.parametrize(
     ("shape", "bins", "neighbours"),
-    [((2, 3, 42), 7, 2), ((1, 2, 40), 4, 10), ((5, 2, 6), 3, 1), ((3, 2, 2400), 6, 200), ((2, 1, 1), 1, 1)],
+    [
+        ((2, 3, 42), 7, 2),
+        ((5, 2, 6), 3, 1),
+        ((3, 2, 2400), 6, 200),
+        ((2, 1, 1), 1, 1),
+        *(((2, 2, 3 * (n // 2 + 1) * 2), n // 2 + 1, 2) for n in (7, 63, 90, 218)),  # along W
+        *(((2, 2, n * 10), n, 10) for n in (7, 63, 90, 218)),  # along H
+    ],
 )
-def test_gains_and_their_gradient_in_one_pass(shape, bins, neighbours):
+def test_gains_and_their_gradient_in_one_pass(shape, bins, neighbours, poisoned):
     from chasm.ops.kernels.spectrum import scale_both
 
     _, C, S = shape
@@ -728,4 +735,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 206
+    assert passed_in_the_interpreter(__file__) == 213
