@@ -216,6 +216,22 @@ def test_slots_and_lists_fold() -> None:
         assert relative(folded(x), net(x)) <= 1e-5
 
 
+def test_channel_products_are_convolutions_in_files_alone() -> None:
+    """Convolutions may be rounded to TF32 on a GPU, without a word."""
+    folded, x = chasm.fold(moved(chasm.CHASM(6, size=(4, 4), local=False)), size=(4, 4)), features(2, 6, 4, 4)
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        compiled.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(folded, backend=backend, fullgraph=True)(x), folded(x))
+    exported = [str(node.target) for node in torch.export.export(folded, (x,)).graph.nodes]
+    assert any("conv2d" in name for name in exported)
+    assert not any("conv2d" in name for name in compiled)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
 def test_folded_float32_is_not_tf32_on_a_gpu(layout: torch.memory_format) -> None:

@@ -25,10 +25,11 @@ from chasm.cli.reconstruct import reconstruct as command
 from chasm.data.embedded import Embedded
 from chasm.data.folder import Folder
 from chasm.mri import create_mask
-from chasm.reconstruct import PICTURED, UNKNOWN, _Work, reconstruct
+from chasm.reconstruct import PICTURED, UNKNOWN, _name, _Work, reconstruct, reconstruct_each
 from chasm.scans import looks_like_kspace
 from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model, load_run
+from chasm.volumes import names
 
 
 @pytest.fixture
@@ -601,6 +602,11 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     recipe = load_recipe({"task": {"name": "superres"}, "train": {"steps": 1}})
     (other / "config.yaml").write_text(dump(recipe))
     save_file(build_model(recipe, recipe.task.create(), (1, 16, 16)).state_dict(), other / "weights.safetensors")
+    np.save(tmp_path / "scalar.npy", np.float32(1))
+    writers.write_fastmri(tmp_path / "number.h5", slices=2)
+    with h5py.File(tmp_path / "number.h5", "a") as f:
+        del f["reconstruction_rss"]
+        f["reconstruction_rss"] = 1.0
     for words, expected in (
         ((tmp_path / "none.h5", "--run", run), "none.h5: no such file or folder"),
         ((file, "--run", tmp_path / "norun"), "config.yaml"),
@@ -622,6 +628,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((tmp_path / "empty", "--run", run), "empty: folder: no file that is read (.npy .npz"),
         ((tmp_path / "volumes", "--run", run), "volumes: folder: 2 .h5 files: give the files,"),
         ((tmp_path / "fewer.h5", "--run", run), "fewer.h5: reconstruction_rss: 1 slice, but kspace has 2"),
+        ((tmp_path / "scalar.npy", "--run", run), "scalar.npy: array: expected (H,W) or (slices,H,W), got shape ()"),
+        ((tmp_path / "number.h5", "--run", run), "number.h5: reconstruction_rss: expected 3 dimensions, got shape ()"),
         ((tmp_path / "small.npy", "--run", run), "small.npy: image: slices of 6 x 16 cannot be scored"),
         ((tmp_path / "scan.npy", "--run", phase), "scan.npy: magnitudes, and the run was trained on complex images"),
         ((tmp_path / "scan.npy", "--run", run, "--device", "tpu9"), "device 'tpu9' cannot be used here"),
@@ -893,3 +901,43 @@ def test_several_inputs_keep_out_of_each_others_way(tmp_path: Path, monkeypatch:
     found = call("f", "f-q.npy", "--run", run, "-o", "out/r.h5")
     assert "r-f-q.h5: holds another input of this call" in found.output
     assert found.exit_code == 3
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_no_memory_for_one_of_several_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        writers.write_fastmri(tmp_path / f"{name}.h5", slices=2)
+    result = _Work.result
+
+    def full(work: _Work, row: int, meters: Any) -> Any:
+        if "b" in work.scan.cases:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return result(work, row, meters)
+
+    monkeypatch.setattr(_Work, "result", full)
+    files = [tmp_path / f"{name}.h5" for name in ("a", "b", "c")]
+    found = call(*files, "--run", make_run(tmp_path / "run"), "-o", tmp_path / "out.h5")
+    assert found.exit_code == 3
+    assert "b.h5: out of memory on cpu" in found.output
+    assert (tmp_path / "out-c.h5").is_file()
+
+
+def test_files_of_several_inputs_are_called_after_them() -> None:
+    for inputs, expected in (
+        (["1.2.840.h5", "b.nii.gz"], ["o-1_2_840.h5", "o-b.h5"]),
+        (["../a/x.h5", "b/x.h5"], ["o-a_x.h5", "o-b_x.h5"]),
+        (["a.b.h5", "a_b.h5", "A_B.h5"], ["o-a_b.h5", "o-a_b-2.h5", "o-A_B-3.h5"]),
+    ):
+        found = names(Path("o.h5"), {Path(file): _name(Path(file)) for file in inputs})
+        assert [file.name for file in found] == expected
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_slices_of_another_input_are_not_left_from_an_earlier_call(tmp_path: Path) -> None:
+    image = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    (tmp_path / "a").mkdir()
+    for file in ("a-7.png", "a/0.png", "a/1.png"):
+        Image.fromarray(image).save(tmp_path / file)
+    out = tmp_path / "out" / "o.png"
+    found = reconstruct_each([tmp_path / "a-7.png", tmp_path / "a"], make_run(tmp_path / "run"), out)
+    assert all(not outcome.notes for _, outcome in found)

@@ -36,7 +36,7 @@ from chasm.swapping import _eval
 
 
 class _ChannelProduct(nn.Module):
-    """A constant C x C matrix, in a file as a 1x1 convolution. Here torch would let that round to TF32 on a GPU."""
+    """A constant C x C matrix; in a file a 1x1 convolution, which torch would let round to TF32 on a GPU."""
 
     weight: Tensor
 
@@ -46,7 +46,7 @@ class _ChannelProduct(nn.Module):
         self.conv = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[ndim - 1]
 
     def forward(self, x: Tensor) -> Tensor:
-        if traced(x) or autocast_dtype(x) is not None:
+        if torch.compiler.is_exporting() or torch.jit.is_tracing() or autocast_dtype(x) is not None:
             return self.conv(x, self.weight)
         return channel_product(self.weight.flatten(1), contiguous(x))
 

@@ -128,6 +128,8 @@ def reconstruct_each(
             yield path, _reconstruct(scan, trained, path, file, device, inputs, written, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
+        except (torch.OutOfMemoryError, MemoryError):
+            yield path, OSError(f"{path}: out of memory on {device}: try --device cpu, or a machine with more")
 
 
 def _open(path: Path, trained: Run, kind: str | None, mask: str | Path | None) -> Scan:
@@ -177,7 +179,7 @@ def _reconstruct(
             raise (OSError if isinstance(e, OSError) else ValueError)(f"{e} ({done})") from None
         finally:
             written |= {file for file in places[case].all if file.exists()}
-    left = [file for place in places.values() for file in place.earlier if file not in ours]
+    left = [file for place in places.values() for file in place.earlier if file not in ours | written]
     if left:
         scan.notes.append(f"still there from an earlier call: {counted(len(left), 'slice')}, first {left[0]}")
     return Outcome(

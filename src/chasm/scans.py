@@ -199,7 +199,7 @@ def _format(path: Path) -> str:
         kind = "cc359" if getattr(handle["kspace"], "dtype", np.dtype("c8")).kind == "f" else "fastmri"
         files.close()
         return kind
-    if path.is_file() and path.suffix == ".npy":
+    if path.is_file() and path.suffix.lower() == ".npy":
         array = open_npy(path)
         return "cc359" if array.ndim == 4 and array.shape[-1] == 2 else "folder"
     return "folder"
@@ -230,9 +230,11 @@ def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
     stored = next((t for t in (target, *known) if t in known and _STORED[t] in handle), "kspace")
     if measured is None and (phase or target == "kspace"):
         stored = "kspace"
-    if stored in _STORED and len(handle[_STORED[stored]]) != len(kspace):
-        have = f"{counted(len(handle[_STORED[stored]]), 'slice')}, but kspace has {len(kspace)}"
-        raise fault(path, _STORED[stored], f"{have}: which belong together is not known")
+    if stored in _STORED:
+        slices = len(h5_field(handle, path, _STORED[stored], (3,)))
+        if slices != len(kspace):
+            have = f"{counted(slices, 'slice')}, but kspace has {len(kspace)}"
+            raise fault(path, _STORED[stored], f"{have}: which belong together is not known")
     data = _FastMRIFile(path, "all", target=stored, acquisition=None, slices=None)
     if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
         h, w = data._header(handle, path).recon

@@ -93,10 +93,18 @@ def plan(out: Path, slices: Mapping[str, int]) -> dict[str, Place]:
 
 
 def names(out: Path, inputs: Mapping[Path, str]) -> list[Path]:
-    """For every input (with its name) a file like `out` with that name in it: no two the same."""
-    alike = Counter(inputs.values())
-    places = plan(out, {name if alike[name] == 1 else str(path): 1 for path, name in inputs.items()})
-    return [place.folder / f"{place.stem}{place.suffix}" for place in places.values()]
+    """For every input (with its name) a file like `out` with that name in it; where names are alike, the whole path."""
+    suffix = suffix_of(out)
+    alike = Counter(_plain(name).lower() for name in inputs.values())
+    found: list[Path] = []
+    for path, name in inputs.items():
+        plain = _plain(name) if alike[_plain(name).lower()] == 1 else _plain(str(path.with_name(name))).strip("_")
+        for i in count(1):
+            file = out.with_name(f"{out.name[: -len(suffix)]}-{plain}" + (f"-{i}" if i > 1 else "") + suffix)
+            if file.name.lower() not in {f.name.lower() for f in found}:
+                break
+        found.append(file)
+    return found
 
 
 def spare(places: Iterable[Place], inputs: Iterable[Path]) -> None:

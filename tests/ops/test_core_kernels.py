@@ -414,6 +414,7 @@ def test_product_and_gram_in_one_pass(C, H, W, mended_interpreter, monkeypatch):
     [
         ((2, 3, 42), 7, 2),
         ((5, 2, 6), 3, 1),
+        ((1, 9, 24), 3, 4),  # three channels at once
         ((3, 2, 2400), 6, 200),
         ((2, 1, 1), 1, 1),
         *(((2, 2, 3 * (n // 2 + 1) * 2), n // 2 + 1, 2) for n in (7, 63, 90, 218)),  # along W
@@ -735,4 +736,4 @@ def test_why_the_kernels_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
 def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 213
+    assert passed_in_the_interpreter(__file__) == 214

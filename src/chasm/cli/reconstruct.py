@@ -54,10 +54,12 @@ def reconstruct(
                 sources, run, out, kind=kind, mask=mask, device=place, on_slice=on_slice
             ):
                 outcomes[path] = outcome
+                bar.stop()  # else the bar stays in front of what is said
                 if isinstance(outcome, Exception):
                     typer.echo(f"error: {outcome}", err=True)
                 elif not as_json:
                     _say(outcome, path if len(sources) > 1 else None)
+                bar.start()
     except (ValueError, OSError) as e:
         typer.echo(f"error: {e}", err=True)
         raise typer.Exit(3) from None

@@ -169,6 +169,8 @@ def _count(file: Path, arrays: tuple[str, ...]) -> int:
     suffix = _suffix(file)
     if suffix == ".npy":
         array = open_npy(file)
+        if array.ndim < 2:
+            raise fault(file, "array", f"expected (H,W) or (slices,H,W), got shape {array.shape}")
         return 1 if array.ndim == 2 else len(array)
     if suffix == ".dcm":
         return int(_dicom(file, pixels=False).get("NumberOfFrames") or 1)

@@ -124,7 +124,7 @@ def _weight_kernel(
     i, j, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_N)[None, :]
     m, k = m0 + i, k0 + j
     step = tl.cast(C, tl.int64) * N
-    g_at, a_at = g_ptr + tl.cast(m0, tl.int64) * N + i[:, None] * N, a_ptr + tl.cast(k0, tl.int64) * N + j[:, None] * N
+    g_at, a_at = g_ptr + m.to(tl.int64)[:, None] * N, a_ptr + k.to(tl.int64)[:, None] * N  # spectra are large
     acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     SPLIT: tl.constexpr = g_ptr.dtype.element_ty == tl.float32
     sums = tl.zeros([BLOCK_M, BLOCK_N if SPLIT else 16], tl.float32)
@@ -226,7 +226,7 @@ def _library_sums(a: Tensor) -> bool:
     blocks = B * cdiv(C, 128) ** 2
     if not a.is_cuda or a.dtype.itemsize > 2 or N % 8:
         return False
-    if C > 2 * N or (C > N and blocks > 2 * WEIGHT_PROGRAMS):
+    if C > 2 * N or (2 * C > N and blocks > 2 * WEIGHT_PROGRAMS):
         return False
     if C <= 128:
         return N <= 2048 and WEIGHT_PROGRAMS // 2 <= blocks <= 2 * WEIGHT_PROGRAMS

@@ -18,9 +18,10 @@ IMAGES = 4  # at once
 def _scale_kernel(
     p_ptr, h_ptr, gain_ptr, sums_ptr, B, C, S, BINS, NEIGHBOURS, BLOCK: tl.constexpr, IMAGES: tl.constexpr
 ):  # fmt: skip
-    """Grid (blocks of S, C): p and h times their gains, for all images; and sums (C, S) of p h over them."""
-    c = tl.program_id(1).to(tl.int64)
-    s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Grid (channels x blocks of S,): p and h times their gains, for all images; and sums of p h over them, (.., S)."""
+    blocks = tl.cdiv(S, BLOCK)
+    c = (tl.program_id(0) // blocks).to(tl.int64)
+    s = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     gain = tl.load(gain_ptr + c * BINS + s // NEIGHBOURS % BINS)[None, :]
     total = tl.zeros([IMAGES, BLOCK], tl.float32)
     for first in range(0, B, IMAGES):
@@ -39,10 +40,15 @@ def scale_both(P: Tensor, H: Tensor, gain: Tensor, neighbours: int) -> Tensor:
 
     Returns the sum of P H, as they were, over batch and the positions of a bin: (C, n).
     """
-    (B, C, S), n = P.shape, gain.shape[1]
-    sums = torch.empty(C, S, dtype=torch.float32, device=P.device)
-    with torch.cuda.device_of(P):
-        _scale_kernel[cdiv(S, SCALE["BLOCK"]), C](
-            P, H, gain.contiguous(), sums, B, C, S, n, neighbours, IMAGES=min(IMAGES, power_of_2(B)), **SCALE
-        )
-    return sums.view(C, -1, n, neighbours).sum((1, 3))
+    (B, C, S), n, gain = P.shape, gain.shape[1], gain.contiguous()
+    step = C if B >= IMAGES else cdiv(C, IMAGES)  # sums are as large as an image: of few images a few channels at once
+    found = torch.empty(C, n, dtype=torch.float32, device=P.device)
+    for first in range(0, C, step):
+        p, h, g, out = P[:, first:], H[:, first:], gain[first:], found[first : first + step]
+        sums = torch.empty(len(out), S, dtype=torch.float32, device=P.device)
+        with torch.cuda.device_of(P):
+            _scale_kernel[(len(out) * cdiv(S, SCALE["BLOCK"]),)](
+                p, h, g, sums, B, C, S, n, neighbours, IMAGES=min(IMAGES, power_of_2(B)), **SCALE
+            )
+        torch.sum(sums.view(len(out), -1, n, neighbours), (1, 3), out=out)
+    return found
