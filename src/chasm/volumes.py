@@ -174,6 +174,7 @@ def _lay_out(file: Path, shape: tuple[int, ...]) -> int:
     plan.set_layout(h5py.h5d.CONTIGUOUS)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    plan.set_obj_track_times(False)  # the same volume is the same file, whenever it is written
     try:
         with h5py.File(file, "w") as f:
             space = h5py.h5s.create_simple(shape)
