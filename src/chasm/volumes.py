@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
 from chasm.train.files import unwritable, write_atomic
 
+K = TypeVar("K")
 SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".png")
 
 
@@ -72,39 +73,35 @@ class Place:
 
 def plan(out: Path, slices: Mapping[str, int]) -> dict[str, Place]:
     """A place for every case (with its number of slices); several cases have their names in it, and share no file."""
+    if len(slices) > 1:
+        return _apart(out, {case: (_plain(case.split(".")[0]), _plain(case), n) for case, n in slices.items()})
     suffix = suffix_of(out)
-    stem = out.name[: -len(suffix)]
-    if len(slices) == 1:
-        return {case: Place(out.parent, stem, suffix, n) for case, n in slices.items()}
-    short = {case: _plain(case.split(".")[0]) for case in slices}
-    alike = Counter(name.lower() for name in short.values())  # lower: some file systems know no case
-    places: dict[str, Place] = {}
-    taken: set[str] = set()
-    for case in sorted(slices, key=lambda c: alike[short[c].lower()] > 1):  # a name of one's own is kept
-        name = short[case] if alike[short[case].lower()] == 1 else _plain(case)
-        for i in count(1):
-            place = Place(out.parent, f"{stem}-{name}" + (f"-{i}" if i > 1 else ""), suffix, slices[case])
-            names = {file.name.lower() for file in place.all}
-            if taken.isdisjoint(names):
-                break
-        taken |= names
-        places[case] = place
-    return {case: places[case] for case in slices}
+    return {case: Place(out.parent, out.name[: -len(suffix)], suffix, n) for case, n in slices.items()}
 
 
 def names(out: Path, inputs: Mapping[Path, str]) -> list[Path]:
     """For every input (with its name) a file like `out` with that name in it; where names are alike, the whole path."""
+    wanted = {path: (_plain(name), _plain(str(path.with_name(name))).strip("_"), 1) for path, name in inputs.items()}
+    return [place.folder / f"{place.stem}{place.suffix}" for place in _apart(out, wanted).values()]
+
+
+def _apart(out: Path, wanted: Mapping[K, tuple[str, str, int]]) -> dict[K, Place]:
+    """Places that share no file, for (a name, a longer one where others are alike, number of slices)."""
     suffix = suffix_of(out)
-    alike = Counter(_plain(name).lower() for name in inputs.values())
-    found: list[Path] = []
-    for path, name in inputs.items():
-        plain = _plain(name) if alike[_plain(name).lower()] == 1 else _plain(str(path.with_name(name))).strip("_")
+    alike = Counter(short.lower() for short, _, _ in wanted.values())  # lower: some file systems know no case
+    places: dict[K, Place] = {}
+    taken: set[str] = set()
+    for key in sorted(wanted, key=lambda k: alike[wanted[k][0].lower()] > 1):  # a name of one's own is kept
+        short, long, slices = wanted[key]
+        stem = f"{out.name[: -len(suffix)]}-{short if alike[short.lower()] == 1 else long}"
         for i in count(1):
-            file = out.with_name(f"{out.name[: -len(suffix)]}-{plain}" + (f"-{i}" if i > 1 else "") + suffix)
-            if file.name.lower() not in {f.name.lower() for f in found}:
+            place = Place(out.parent, stem + (f"-{i}" if i > 1 else ""), suffix, slices)
+            files = {file.name.lower() for file in place.all}
+            if taken.isdisjoint(files):
                 break
-        found.append(file)
-    return found
+        taken |= files
+        places[key] = place
+    return {key: places[key] for key in wanted}
 
 
 def spare(places: Iterable[Place], inputs: Iterable[Path]) -> None:

@@ -26,12 +26,8 @@ _LABEL_KEYS = ("label", "labels", "mask", "seg")
 class Folder(FileDataset):
     """Image (1,H,W) as stored, label (H,W) where there is one; `size` crops or pads all to one shape."""
 
-    arrays: ClassVar[tuple[str, ...]] = (
-        "image",
-        "images",
-        "data",
-        "arr_0",
-    )  # their names in an .npz, first choice first
+    # what images may be called in an .npz, first choice first
+    arrays: ClassVar[tuple[str, ...]] = ("image", "images", "data", "arr_0")
     summary: ClassVar[str] = "your own folder: .npy .npz .png .tif .nii.gz or DICOM magnitude images"
 
     def __init__(

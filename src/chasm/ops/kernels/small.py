@@ -241,29 +241,28 @@ def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK
 
 def product(P: Tensor, Q: Tensor, out: Tensor) -> Tensor:
     """P Q of (batch, m, k) and (batch, k, n), any strides, float32 or float64; sums in float64, out contiguous."""
-    _product(P, Q, out, None)
+    _product(P, Q, out)
     return out
 
 
 def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """(U^T g - g^T U) / 2 in float32 from sums in float64, and the largest of its numbers in each block."""
     K = torch.empty(U.shape, dtype=torch.float32, device=U.device)
-    options = PRODUCT if U.shape[1] < HUGE else PRODUCT_HUGE
-    blocks = cdiv(U.shape[1], options["BLOCK_M"]) * cdiv(U.shape[2], options["BLOCK_N"])
-    largest = torch.empty(len(U), blocks, dtype=torch.float32, device=U.device)
-    _product(U.mT, g, K, largest)
-    return K, largest
+    return K, _product(U.mT, g, K, skew=True)
 
 
-def _product(P: Tensor, Q: Tensor, out: Tensor, largest: Tensor | None) -> None:
+def _product(P: Tensor, Q: Tensor, out: Tensor, skew: bool = False) -> Tensor:
+    """Returns the largest number of each block, (batch, blocks); only of a skew part."""
     B, M, K = P.shape
     N = Q.shape[2]
     options = PRODUCT if M < HUGE else PRODUCT_HUGE
+    rows, columns = cdiv(M, options["BLOCK_M"]), cdiv(N, options["BLOCK_N"])
+    largest = torch.empty(B, rows * columns, dtype=torch.float32, device=P.device) if skew else out
     with torch.cuda.device_of(P):
-        _product_kernel[cdiv(M, options["BLOCK_M"]), cdiv(N, options["BLOCK_N"]), B](
-            *(P, Q, out, out if largest is None else largest, M, N, K, *P.stride(), *Q.stride()),
-            SKEW=largest is not None, **options,
+        _product_kernel[rows, columns, B](
+            P, Q, out, largest, M, N, K, *P.stride(), *Q.stride(), SKEW=skew, **options
         )  # fmt: skip
+    return largest
 
 
 def pairs(
