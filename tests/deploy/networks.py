@@ -1,0 +1,52 @@
+"""Networks to fold, away from their initial point, and inputs for them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chasm import CHASM
+
+
+def moved(model: nn.Module) -> Any:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def features(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(*shape, dtype=dtype)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+class Net(nn.Module):
+    """Mixers at two sizes, one in a container, and a normalisation whose eval mode differs from training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+        self.first = CHASM(4, size=(8, 6))
+        self.down = nn.Conv2d(4, 4, 2, stride=2)
+        self.rest = nn.ModuleDict({"mix": CHASM(4, size=(4, 3), axes="ch+cw", residual=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.rest["mix"](self.down(self.first(self.norm(x))))
+        return y
+
+
+class Outputs(nn.Module):
+    """A number beside the image, the mixer called by keyword, and outputs of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = CHASM(3, size=(6, 5))
+
+    def forward(self, x: Tensor, level: Tensor) -> dict[str, Any]:
+        y = self.mixer(x=x) * level
+        return {"y": y, "more": (y.mean(), None), "label": y.argmax(1)}
