@@ -11,8 +11,8 @@ test: lint
 	$(BIN)/python -m pytest
 
 lint: .venv/.ready
-	$(BIN)/ruff check src tests benchmarks setup.py
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs setup.py
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 bench: .venv/.ready

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from chasm.bench.report import provenance
-from chasm.ops.precision import tf32
+from chasm.common.precision import tf32
 from chasm.train.config import RunConfig, load_recipe
 from chasm.train.loop import Trainer
 

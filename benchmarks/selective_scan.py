@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chasm.backbones.selective_scan import choose_form, chunked, selective_scan
+from chasm.ops.selective_scan import choose_form, chunked, selective_scan
 
 Shape = tuple[int, int, int, int]  # B, D, L, N
 PARITY: list[Shape] = [(2, 96, 1000, 16), (1, 33, 129, 5), (3, 17, 1, 16), (2, 96, 4096, 16)]
@@ -128,7 +128,7 @@ def floors(shape: Shape) -> dict[str, float]:
 
 def sweep(shape: Shape, seed: int) -> list[str]:
     """Try block sizes; leaves the best ones set in the modules. Triton's forward is settled before its backward."""
-    from chasm.backbones.selective_scan import kernels
+    from chasm.ops.selective_scan import kernels
 
     inputs, lines = make(shape, "cuda", seed), []
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+pytest_plugins = ["kernel_fixtures"]
+
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False  # where there is a GPU, what is compared with is float32
 

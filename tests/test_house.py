@@ -1,5 +1,6 @@
 """The package as its users meet it: cheap to import, typed, documented by examples that run, tied to no machine."""
 
+import ast
 import doctest
 import importlib
 import re
@@ -123,6 +124,71 @@ def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
     assert script.stat().st_mode & 0o111
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
     assert {"demo", "test", "lint", "bench"} <= set(targets)
+
+
+# Package -> the packages it may import. Dependencies point one way: whatever is named here stands above in the list.
+LAYERS: dict[str, set[str]] = {
+    "common": set(),
+    "mri": {"common"},
+    "data": {"common", "mri"},
+    "tasks": {"common", "mri"},
+    "ops": {"common"},
+    "mixers": {"common", "ops"},
+    "surgery": {"common", "ops", "mixers"},
+    "backbones": {"common", "mri", "ops", "mixers"},
+    "train": {"common", "mri", "data", "tasks", "mixers", "surgery", "backbones"},
+    "studies": {"common", "data", "ops", "mixers", "surgery", "backbones", "train"},
+    "reconstruct": {"common", "mri", "data", "tasks", "train"},
+    "bench": {"common", "tasks", "ops", "mixers", "surgery", "backbones", "train"},
+    "cli": {"common", "mri", "data", "tasks", "mixers", "surgery", "train", "studies", "reconstruct", "bench"},
+}
+PACKAGE = ROOT / "src" / "chasm"
+
+
+def imported_packages(file: Path) -> set[str]:
+    """The packages of chasm that a file imports, at the top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    parts = [name.split(".") for name in names]
+    return {p[1] for p in parts if p[0] == "chasm" and len(p) > 1 and p[1] in LAYERS}
+
+
+def test_nothing_lies_loose_beside_the_packages() -> None:
+    assert {p.name for p in PACKAGE.iterdir() if p.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
+    packages = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}
+    assert packages == set(LAYERS)
+
+
+def test_layers_point_one_way() -> None:
+    order = list(LAYERS)
+    for i, (package, allowed) in enumerate(LAYERS.items()):
+        assert allowed <= set(order[:i]), package
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_package_imports_only_what_stands_below_it(package: str) -> None:
+    used = {}
+    for file in sorted((PACKAGE / package).rglob("*.py")):
+        for other in imported_packages(file) - {package}:
+            used.setdefault(other, f"{file.relative_to(ROOT)} imports chasm.{other}")
+    wrong = [line for other, line in used.items() if other not in LAYERS[package]]
+    assert not wrong, wrong
+
+
+def test_opening_a_dataset_does_not_import_the_operator() -> None:
+    code = """
+import sys
+from chasm.data import open_dataset
+open_dataset("embedded", split="train")[0]
+print(sorted(name for name in sys.modules if name.startswith(("chasm.ops", "chasm.mixers", "triton"))))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 def tracked_files() -> list[Path]:

@@ -20,13 +20,13 @@ _PUBLIC = {
     "list_mixers": "chasm.mixers",
     "register_mixer": "chasm.mixers",
     "Mixer": "chasm.mixers",
-    "param_groups": "chasm.optim",
-    "count": "chasm.cost",
-    "swap": "chasm.swapping",
+    "param_groups": "chasm.surgery.param_groups",
+    "count": "chasm.surgery.count",
+    "swap": "chasm.surgery.swap",
     "create_backbone": "chasm.backbones",
     "list_backbones": "chasm.backbones",
-    "fold": "chasm.deploy",
-    "export_onnx": "chasm.deploy",
+    "fold": "chasm.surgery.fold",
+    "export_onnx": "chasm.surgery.onnx",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -34,9 +34,6 @@ __all__ = ["__version__", *_PUBLIC]
 if TYPE_CHECKING:
     from chasm.backbones import create_backbone as create_backbone
     from chasm.backbones import list_backbones as list_backbones
-    from chasm.cost import count as count
-    from chasm.deploy import export_onnx as export_onnx
-    from chasm.deploy import fold as fold
     from chasm.mixers import CHASM as CHASM
     from chasm.mixers import Mixer as Mixer
     from chasm.mixers import batched_bases as batched_bases
@@ -44,8 +41,11 @@ if TYPE_CHECKING:
     from chasm.mixers import create_slot as create_slot
     from chasm.mixers import list_mixers as list_mixers
     from chasm.mixers import register_mixer as register_mixer
-    from chasm.optim import param_groups as param_groups
-    from chasm.swapping import swap as swap
+    from chasm.surgery.count import count as count
+    from chasm.surgery.fold import fold as fold
+    from chasm.surgery.onnx import export_onnx as export_onnx
+    from chasm.surgery.param_groups import param_groups as param_groups
+    from chasm.surgery.swap import swap as swap
 
 
 def __getattr__(name: str) -> Any:

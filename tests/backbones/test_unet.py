@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chasm.backbones import base, create_backbone
-from chasm.cost import count, count_parameters
+from chasm.surgery.count import count, count_parameters
 
 
 def by_hand(cin, cout, width=32, depth=4, shortcut=True):

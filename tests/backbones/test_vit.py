@@ -7,7 +7,7 @@ from torch import nn
 
 from chasm.backbones import create_backbone
 from chasm.backbones.vit import Block
-from chasm.cost import count, count_parameters
+from chasm.surgery.count import count, count_parameters
 
 SIZES = {"size": (16, 24), "width": 32, "depth": 3, "heads": 2, "patch": 4, "head_width": 8}
 SMALL = SIZES | {"slot_blocks": (1, 3)}

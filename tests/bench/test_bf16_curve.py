@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from chasm.common.precision import autocast_dtype
 from chasm.mixers import CHASM
-from chasm.ops.precision import autocast_dtype
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bf16_curve.py"
 

@@ -69,7 +69,7 @@ def test_a_host_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("chasm.deploy.circulant_product", broken)
+    monkeypatch.setattr("chasm.surgery.fold.circulant_product", broken)
     rows = list(hosts.unet(CPU, QUICK))
     assert [r.get("note") for r in rows] == [None, "out of memory"] * 2
 

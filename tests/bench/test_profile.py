@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chasm.backbones import hifi_dc, hifi_ssm
+from chasm.backbones.hifi import consistency, ssm
 from chasm.bench import profile
 
 
@@ -43,8 +43,8 @@ def test_numbers_add_up(found: dict) -> None:
 
 
 def test_functions_are_put_back(found: dict) -> None:
-    assert hifi_ssm.selective_scan.__module__ == "chasm.backbones.selective_scan"
-    assert hifi_dc.Measurement.enforce.__module__ == "chasm.backbones.hifi_dc"
+    assert ssm.selective_scan.__module__ == "chasm.ops.selective_scan"
+    assert consistency.Measurement.enforce.__module__ == "chasm.backbones.hifi.consistency"
 
 
 def test_an_empty_slot_is_nothing() -> None:

@@ -8,9 +8,9 @@ import torch
 from chasm import ops
 from chasm.bench import clock, subjects, table
 from chasm.bench.clock import Limits, Pace
+from chasm.common.precision import tf32
 from chasm.mixers import MIXERS
 from chasm.ops import axis, chain
-from chasm.ops.precision import tf32
 
 CPU = torch.device("cpu")
 LIMITS = Limits(copy_gb_per_s=10.0, gemm_tflop_per_s=1.0)

@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from chasm.cli.mixers import TABLES, agreement, mixers
-from chasm.cost import count, count_parameters
 from chasm.mixers import MIXERS, create_mixer
+from chasm.surgery.count import count, count_parameters
 
 app = typer.Typer()
 app.command()(mixers)

@@ -3,9 +3,9 @@ import torch
 from spec_values import check, fill, golden_map
 from torch.nn import functional as F
 
-from chasm.cost import count
 from chasm.mixers import FSEL
 from chasm.mixers.fsel import EntangledFFN, FrequencyAttention, SpatialAttention, mirrored, whole
+from chasm.surgery.count import count
 
 GATE = ("0.weight", "0.bias", "3.weight", "3.bias")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from chasm.cost import count_parameters
 from chasm.mixers import AFNO, FFC, FNOD, FSEL, DiffFNO, GFNet, SpectFormer, create_mixer
 from chasm.mixers.fsel import EntangledFFN, FrequencyAttention, SpatialAttention
+from chasm.surgery.count import count_parameters
 
 C = 96
 

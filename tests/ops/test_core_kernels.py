@@ -579,7 +579,7 @@ def test_folded_models_use_them(options, monkeypatch):
         forms.append(prepared.form)
         return ops.run(x, prepared, wrapped=wrapped)
 
-    monkeypatch.setattr("chasm.deploy.run", noted)
+    monkeypatch.setattr("chasm.surgery.fold.run", noted)
     with torch.no_grad(), torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
         found = folded(x)
     assert set(forms) == {"triton"}

@@ -192,7 +192,7 @@ def test_folded_models_take_it_where_it_pays(C, W, layout, form, monkeypatch):
         forms.append(prepared.form)
         return ops.run(x, prepared, wrapped=wrapped)
 
-    monkeypatch.setattr("chasm.deploy.run", noted)
+    monkeypatch.setattr("chasm.surgery.fold.run", noted)
     with torch.no_grad(), autocast():
         y = folded(x)
     assert_close(y, plain(x.double()).cpu())

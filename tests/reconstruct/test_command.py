@@ -15,7 +15,7 @@ import writers
 from runs import call, make_run
 
 from chasm.data.folder import Folder
-from chasm.reconstruct import _Work, reconstruct
+from chasm.reconstruct.run import _Work, reconstruct
 from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
 

@@ -15,16 +15,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 from runs import call, make_run
 
-from chasm.reconstruct import _name, _Work, reconstruct, reconstruct_each
+from chasm.reconstruct.outputs import names
+from chasm.reconstruct.run import _name, _Work, reconstruct, reconstruct_each
 from chasm.train.run import load_run
-from chasm.volumes import names
 
 
 @pytest.mark.usefixtures("no_picture")
 def test_several_inputs_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fails does not stop the others; each has its name in its files, also where names are alike."""
     run, loaded = make_run(tmp_path / "run"), []
-    monkeypatch.setattr("chasm.reconstruct.load_run", lambda *a, load=load_run: loaded.append(1) or load(*a))
+    monkeypatch.setattr("chasm.reconstruct.run.load_run", lambda *a, load=load_run: loaded.append(1) or load(*a))
     for name in ("a/one.h5", "a/two.h5", "b/one.h5"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         writers.write_fastmri(tmp_path / name, slices=2, seed=len(loaded))

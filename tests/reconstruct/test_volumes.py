@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 from runs import as_trained, call, columns, make_run
 
-from chasm.reconstruct import PICTURED, UNKNOWN, _Work, reconstruct
+from chasm.reconstruct.run import PICTURED, UNKNOWN, _Work, reconstruct
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -245,7 +245,7 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 import h5py, PIL.Image
-from chasm.volumes import plan, write
+from chasm.reconstruct.outputs import plan, write
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for name in ("out.h5", "out.nii", "out.nii.gz", "out.png"):
     for room in (0, 100 if name == "out.nii.gz" else 20_000):  # 20 slices, packed, take less

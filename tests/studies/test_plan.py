@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from chasm.mixers import MIXERS
-from chasm.optim import param_groups
 from chasm.studies import STUDIES, collect, load_plan, make_plan
 from chasm.studies.plan import FACTORS, missing_paths, save_plan
 from chasm.studies.vocabulary import ARMS, MULTIPLIERS
+from chasm.surgery.param_groups import param_groups
 from chasm.train.run import build_model
 
 
@@ -145,7 +145,7 @@ def test_a_plan_is_remembered(tmp_path):
 
 def test_rivals_come_near_the_parameters_of_chasm():
     """AFNO and SpectFormer can; the others cannot go below their smallest form."""
-    from chasm.cost import count_parameters
+    from chasm.surgery.count import count_parameters
 
     sizes = {}
     for cell in make_plan("budget", "tiny").cells:

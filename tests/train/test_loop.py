@@ -257,7 +257,7 @@ def test_a_start_that_failed_is_in_nobodys_way(done: Path, tmp_path: Path, monke
 
 def test_two_processes_that_do_not_know_of_each_other_do_not_share_a_folder(tmp_path: Path) -> None:
     hold = """import pathlib, sys
-from chasm.train.files import alone
+from chasm.common.files import alone
 with alone(pathlib.Path(sys.argv[1])):
     print(flush=True)
     input()"""
@@ -296,7 +296,7 @@ def test_the_best_on_validation_is_what_is_kept(tmp_path: Path, monkeypatch: pyt
         return Summary("hifi", "", {"val0": {"psnr": next(scores), "ssim": 0.0, "nmse": 0.0}})
 
     monkeypatch.setattr(loop, "score", rigged)
-    monkeypatch.setattr("chasm.train.files.Checkpoints.KEPT", 100)
+    monkeypatch.setattr("chasm.train.checkpoints.Checkpoints.KEPT", 100)
     metrics = train(recipe(val_every=1, save_every=1), tmp_path, quiet=True)
     assert metrics["best_step"] == 3
     assert metrics["best_val"]["psnr"] == 5
@@ -482,7 +482,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_last_save(
 
         return write
 
-    monkeypatch.setattr("chasm.train.files.save_file", guarded(loop.save_tensors.__globals__["save_file"], 1))
+    monkeypatch.setattr("chasm.train.checkpoints.save_file", guarded(loop.save_tensors.__globals__["save_file"], 1))
     monkeypatch.setattr(Path, "write_text", guarded(Path.write_text, 0))
     monkeypatch.setattr(log, "open", guarded(open, 0), raising=False)
     with pytest.raises(OSError, match="could not be written \\(No space left on device\\): free space") as e:

@@ -25,7 +25,8 @@ from small import (
     run_signalled,
 )
 
-from chasm.train import RunConfig, files, load_run, train
+from chasm.train import RunConfig, checkpoints, load_run, train
+from chasm.train.checkpoints import Checkpoints
 from chasm.train.run import environment
 
 CASES: dict[str, dict[str, Any]] = {
@@ -135,16 +136,16 @@ def run_killed_in_save(config: RunConfig, folder: Path, moment: str) -> None:
         setattr(place, name, at_step_4)
 
     if moment == "tensors":
-        before(files, "save_file")
+        before(checkpoints, "save_file")
     else:
-        before(files.os, "replace", after=moment == "moved")
+        before(checkpoints.os, "replace", after=moment == "moved")
     run(config, folder)
 
 
 @pytest.mark.parametrize(("moment", "left"), [("tensors", 2), ("before the move", 2), ("moved", 4)])
 def test_killed_during_a_save(moment: str, left: int, whole: Any, tmp_path: Path) -> None:
     assert code(run_killed_in_save, recipe(), tmp_path, moment) == -signal.SIGKILL
-    found = files.Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
+    found = Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
     assert found is not None
     assert found[1]["step"] == left  # nothing lost, and the partial one is not taken for a checkpoint
     assert code(run, recipe(), tmp_path) == 0
@@ -236,24 +237,24 @@ def test_a_kill_from_outside(tmp_path: Path) -> None:
     child.kill()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
-    found = files.Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
+    found = Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
     assert found is not None
     assert found[1]["step"] >= 14
 
 
 def save_on_a_full_disk(folder: Path) -> None:
     """The system itself refuses to write more than 40 kB into a file."""
-    checkpoints = files.Checkpoints(folder, print)
+    saved = Checkpoints(folder, print)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-    checkpoints.save(1, {"x": torch.ones(10)}, {})
+    saved.save(1, {"x": torch.ones(10)}, {})
     with pytest.raises(OSError, match="could not be written") as e:
-        checkpoints.save(2, {"x": torch.ones(100_000)}, {})
+        saved.save(2, {"x": torch.ones(100_000)}, {})
     raise SystemExit(3 if "\n" not in str(e.value) else 4)
 
 
 def test_a_disk_that_fills_up_during_a_save(tmp_path: Path) -> None:
     assert code(save_on_a_full_disk, tmp_path) == 3
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["00000001", "record.json", "state.safetensors"]
-    found = files.Checkpoints(tmp_path, pytest.fail).newest()
+    found = Checkpoints(tmp_path, pytest.fail).newest()
     assert found is not None
     assert torch.equal(found[0]["x"], torch.ones(10))

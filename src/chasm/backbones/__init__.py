@@ -8,7 +8,7 @@ from chasm.backbones.base import (
     list_backbones,
     register_backbone,
 )
-from chasm.backbones.hifi_mamba import HiFiMamba, HiFiMambaV1, HiFiMambaV2
+from chasm.backbones.hifi.model import HiFiMamba, HiFiMambaV1, HiFiMambaV2
 from chasm.backbones.unet import UNet
 from chasm.backbones.vit import ViT
 

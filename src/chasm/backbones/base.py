@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chasm.common.registry import Registry
 from chasm.mixers import create_slot
-from chasm.registry import Registry
 
 Size = tuple[int, int]
 

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, interpolate, softplus
 
 import chasm
+from chasm.common.precision import full_precision
 from chasm.ops import reference
-from chasm.ops.precision import full_precision
 
 
 class LiteralBlock(torch.nn.Module):

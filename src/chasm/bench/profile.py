@@ -15,7 +15,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import chasm
-from chasm.backbones import hifi_blocks, hifi_dc, hifi_mamba, hifi_ssm
+from chasm.backbones import HiFiMamba
+from chasm.backbones.hifi import blocks, consistency, ssm
 from chasm.bench import hosts
 from chasm.bench.clock import synchronize
 from chasm.mixers.chasm import batched_bases
@@ -25,14 +26,14 @@ Row = dict[str, Any]
 MARK = "part: "
 REST = "rest of the host"
 PARTS: dict[type[nn.Module], str] = {
-    hifi_blocks.InvertedBottleneck: "inverted bottlenecks",
-    hifi_blocks.SampleNorm: "norms of the inverted bottlenecks",
-    hifi_ssm.ModulatedSSM: "state-space layer around the scan",
-    hifi_ssm.ChannelNorm: "layer norms",
-    hifi_blocks.BinomialLowPass: "low-pass filter",
-    hifi_blocks.ChannelGate: "channel gates",
-    hifi_dc.PatchEmbed: "patches in and out",
-    hifi_dc.ToImage: "patches in and out",
+    blocks.InvertedBottleneck: "inverted bottlenecks",
+    blocks.SampleNorm: "norms of the inverted bottlenecks",
+    ssm.ModulatedSSM: "state-space layer around the scan",
+    ssm.ChannelNorm: "layer norms",
+    blocks.BinomialLowPass: "low-pass filter",
+    blocks.ChannelGate: "channel gates",
+    consistency.PatchEmbed: "patches in and out",
+    consistency.ToImage: "patches in and out",
 }
 BY_PART = {
     "part": "part",
@@ -66,14 +67,14 @@ def mark(model: nn.Module) -> None:
 @contextmanager
 def marked_functions() -> Iterator[None]:
     """The parts that are no modules."""
-    scan, enforce = hifi_ssm.selective_scan, hifi_dc.Measurement.enforce
-    hifi_ssm.selective_scan = marked("selective scan", scan)
-    hifi_dc.Measurement.enforce = marked("data consistency", enforce)  # type: ignore[method-assign]
+    scan, enforce = ssm.selective_scan, consistency.Measurement.enforce
+    ssm.selective_scan = marked("selective scan", scan)
+    consistency.Measurement.enforce = marked("data consistency", enforce)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        hifi_ssm.selective_scan = scan
-        hifi_dc.Measurement.enforce = enforce  # type: ignore[method-assign]
+        ssm.selective_scan = scan
+        consistency.Measurement.enforce = enforce  # type: ignore[method-assign]
 
 
 def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> 
     batch, size = (8, 256) if gpu else (1, 32)
     options: dict[str, Any] = {} if gpu else {"width": 16, "groups": 2, "blocks": 1, "state": 4}
     model = hosts.host("hifi-mamba", mixer, size, device, **options)
-    assert isinstance(model, hifi_mamba.HiFiMamba)
+    assert isinstance(model, HiFiMamba)
     mark(model)
     with marked_functions():
         step = _step(model, hosts.make_batch(batch, size, device))

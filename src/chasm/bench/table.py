@@ -37,7 +37,7 @@ from chasm.bench.clock import (
     peak_mib,
 )
 from chasm.bench.subjects import LITERAL, Shape, Subject
-from chasm.registry import OWN, near
+from chasm.common.registry import OWN, near
 
 # Mode -> what runs, and whether inside a CUDA graph.
 MODES = {

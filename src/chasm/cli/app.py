@@ -48,7 +48,7 @@ def root(
     ] = None,
 ) -> None:
     if files:
-        from chasm.extensions import load
+        from chasm.common.extensions import load
 
         try:
             load(files)

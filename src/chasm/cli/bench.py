@@ -47,7 +47,7 @@ def bench(
     with _one_line_errors():
         from chasm.bench import report, table
         from chasm.bench.clock import Pace
-        from chasm.ops.precision import tf32
+        from chasm.common.precision import tf32
 
         place = _device(device)
         with tf32(False):
@@ -90,7 +90,7 @@ def scaling(
     from chasm.bench import report, table
     from chasm.bench import scaling as sweeps
     from chasm.bench.clock import Pace
-    from chasm.ops.precision import tf32
+    from chasm.common.precision import tf32
 
     with _one_line_errors(), tf32(False):
         if redraw:
@@ -158,8 +158,8 @@ def profile(
     """Where the time of a HiFi-Mamba training step goes (bf16, eager): by part of the network, and by kernel."""
     from chasm.bench import profile as profiling
     from chasm.bench import report
+    from chasm.common.precision import tf32
     from chasm.mixers import MIXERS
-    from chasm.ops.precision import tf32
 
     with _one_line_errors(), tf32(False):
         place = _device(device)
@@ -182,7 +182,7 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
     """Measure, show and write one table after the other."""
     from chasm.bench import report
     from chasm.bench.clock import Pace
-    from chasm.ops.precision import tf32
+    from chasm.common.precision import tf32
 
     with _one_line_errors(), tf32(False):
         place = _device(device)

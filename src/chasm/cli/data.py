@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from chasm.words import counted
+from chasm.common.words import counted
 
 if TYPE_CHECKING:
     from chasm.data.check import Report

@@ -41,7 +41,7 @@ def demo(
     host. The data is drawn (brains, tumours) or shipped with scikit-image (photographs): it shows the machinery at
     work, not who wins on real data.
     """
-    from chasm.registry import near
+    from chasm.common.registry import near
 
     if task not in TASKS:
         raise typer.BadParameter(f"unknown task {task!r}: {near(task, TASKS)}")

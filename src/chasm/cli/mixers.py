@@ -44,8 +44,8 @@ def mixers(
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown tables."),
 ) -> None:
     """Compare the mixers: parameters, multiply-adds with FFT, memory, and the taxonomy of the paper."""
+    from chasm.common.registry import OWN, near
     from chasm.mixers import MIXERS
-    from chasm.registry import OWN, near
 
     H, W = _size(size)
     names = MIXERS.list(pattern)
@@ -65,8 +65,8 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     """One mixer, measured; or the reason why it cannot be built at this width."""
     import torch
 
-    from chasm.cost import count
     from chasm.mixers import MIXERS, create_mixer
+    from chasm.surgery.count import count
 
     cls: Any = MIXERS.get(name)
     facts = cls.facts

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from chasm.words import counted
+from chasm.common.words import counted
 
 if TYPE_CHECKING:
     from chasm.reconstruct import Outcome

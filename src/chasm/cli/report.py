@@ -13,9 +13,9 @@ def report(
     to: Path | None = typer.Option(None, "--to", "-o", help="Folder of the report. Default: reports, beside the runs."),
 ) -> None:
     """Write the report of a study, finished or not: tables, differences, cost, curves, pictures, what was learned."""
+    from chasm.common.files import write_json
     from chasm.studies import collect, load_plan
     from chasm.studies.report import write_report
-    from chasm.train.files import write_json
 
     try:
         results = collect(load_plan(root, study, scale, protocol), root)

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from chasm.words import counted
+from chasm.common.words import counted
 
 
 def train(
@@ -74,8 +74,8 @@ def evaluate(
     """Score a run's selected weights on a split, with the zero-filled (or bicubic) reference beside it."""
     import torch
 
+    from chasm.common.files import finite
     from chasm.train import evaluate as score
-    from chasm.train.files import finite
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with one_line_errors():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from chasm.registry import Registry, near
+from chasm.common.registry import Registry, near
 
 if TYPE_CHECKING:
     from chasm.data.resident import Resident

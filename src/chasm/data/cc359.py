@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chasm.common.registry import near
+from chasm.common.words import counted
 from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import H5Files, finite, h5_field, open_npy, reading
 from chasm.data.splits import assign, role_folders
-from chasm.registry import near
-from chasm.words import counted
 
 
 @register_dataset("cc359")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chasm.common.registry import near
 from chasm.data.base import DATASETS, Case, DataError, Facts, FileDataset, existing
-from chasm.registry import near
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
 _UNFINISHED = (".part", ".partial", ".crdownload", ".download", ".tmp", ".aria2")

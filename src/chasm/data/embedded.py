@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from chasm.common.registry import near
 from chasm.data.base import Case, DataError, Slice, SliceDataset, fault, in_split, register_dataset
 from chasm.data.files import reading
 from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, draw, scan, signal_table
 from chasm.data.splits import ranked_split
-from chasm.registry import near
 
 CONTENTS = ("brain", "tumour", "photos")
 # In every scikit-image wheel, so that nothing is ever downloaded. The two views of one motorcycle are one case.

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chasm.common.registry import near
+from chasm.common.words import counted
 from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import H5Files, fit, h5_field, h5_slice, reading
 from chasm.data.splits import assign, role_folders
 from chasm.mri.fft import ifft2c
-from chasm.registry import near
-from chasm.words import counted
 
 _KEYS = {"rss": "reconstruction_rss", "esc": "reconstruction_esc", "kspace": "kspace"}
 _GRID = ("fieldOfView_mm", "matrixSize")

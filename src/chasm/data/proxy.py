@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chasm.common.registry import near
+from chasm.common.words import counted
 from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import finite, reading
 from chasm.mri.fft import ifft2c
-from chasm.registry import near
-from chasm.words import counted
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
 _UNREADABLE = "unreadable"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from chasm.common.words import counted
 from chasm.data.base import Batch, DataError, Slice, SliceDataset
-from chasm.words import counted
 
 
 def free_bytes(device: torch.device) -> int:

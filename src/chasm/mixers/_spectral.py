@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.common.precision import full_precision as full_precision
 from chasm.ops.kernels import transformed
-from chasm.ops.precision import full_precision as full_precision
 
 
 def is_empty(x: Tensor, channels: int) -> bool:

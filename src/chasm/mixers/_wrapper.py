@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chasm.common.precision import autocast_dtype
 from chasm.ops._cost import counted_as
 from chasm.ops.kernels import observed, traced
 from chasm.ops.kernels.local import obstacle
-from chasm.ops.precision import autocast_dtype
 
 
 class Pointwise(nn.modules.conv._ConvNd):

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from chasm.registry import Registry
+from chasm.common.registry import Registry
 
 
 class Facts(NamedTuple):

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from chasm import ops
+from chasm.common.precision import autocast_dtype
+from chasm.common.registry import near
 from chasm.mixers._cache import Cache, MadeFrom, watch
 from chasm.mixers._wrapper import POINTWISE, kernels_fit, ordinary, parameters
 from chasm.mixers.base import Facts, Mixer, register_mixer
@@ -32,9 +34,7 @@ from chasm.ops.axis import LONG
 from chasm.ops.kernels import traced
 from chasm.ops.kernels.layout import channels_last, like
 from chasm.ops.kernels.local import local_block
-from chasm.ops.precision import autocast_dtype
 from chasm.ops.replay import Replays
-from chasm.registry import near
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
 Basis = Literal["shared", "identity", "untied"]

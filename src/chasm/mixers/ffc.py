@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.precision import autocast_dtype
 from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops.kernels import transformed
-from chasm.ops.precision import autocast_dtype
 
 
 class FourierUnit(nn.Module):

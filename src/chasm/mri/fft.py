@@ -8,7 +8,7 @@ True
 import torch
 from torch import Tensor
 
-from chasm.ops.precision import full_precision
+from chasm.common.precision import full_precision
 
 _HW = (-2, -1)
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.registry import near
+from chasm.common.registry import near
 
 KINDS = ("equispaced", "random", "equispaced-plain", "random-plain", "file")
 Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name

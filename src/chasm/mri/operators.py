@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chasm.common.precision import full_precision
 from chasm.mri.fft import as_complex, fft2c, ifft2c
-from chasm.ops.precision import full_precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from chasm.common.registry import near
 from chasm.ops import fused, reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import LONGEST, Circulants, circulants, matrices, obstacle
@@ -19,7 +20,6 @@ from chasm.ops.kernels.layout import contiguous
 from chasm.ops.precision import exact_product, full_precision
 from chasm.ops.product import circulant_row, circulant_rows, product
 from chasm.ops.transforms import DenseTransform, FourierTransform, Transform
-from chasm.registry import near
 
 FORMS = {
     "reference": "the paper's equations literally (complex channel products); the oracle",

@@ -13,9 +13,9 @@ import torch
 
 from chasm.data import open_dataset
 from chasm.mixers.chasm import batched_bases
-from chasm.optim import param_groups
 from chasm.studies.plan import Cell, Plan
 from chasm.studies.vocabulary import DATASETS, SETTINGS, image_size
+from chasm.surgery.param_groups import param_groups
 from chasm.train.config import RunConfig
 from chasm.train.run import build_model
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from chasm.backbones import create_backbone
-from chasm.cost import count_parameters
+from chasm.common.files import write_json
+from chasm.common.registry import near
 from chasm.mixers import create_mixer
-from chasm.registry import near
 from chasm.studies.catalogue import Study, get_study
 from chasm.studies.vocabulary import HOSTS, MULTIPLIERS, SCALES, SETTINGS, base_recipe, get_arm, image_size, needed_path
+from chasm.surgery.count import count_parameters
 from chasm.train.config import Part, RunConfig, load_recipe
-from chasm.train.files import write_json
 
 PROTOCOLS = ("matched", "tuned")
 FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")  # what may differ between runs of a setting in a host

@@ -33,6 +33,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from chasm.common.files import finite, read_json
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import comparisons, falsification, per_seed
 from chasm.studies.plan import Cell, Plan
@@ -40,7 +41,6 @@ from chasm.studies.state import state
 from chasm.studies.statistics import spread
 from chasm.studies.vocabulary import HOSTS, SETTINGS, get_arm
 from chasm.studies.worker import COSTS
-from chasm.train.files import finite, read_json
 
 
 def collect(plan: Plan, root: str | Path) -> dict[str, Any]:

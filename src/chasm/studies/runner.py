@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chasm.extensions import loaded
+from chasm.common.extensions import loaded
+from chasm.common.words import counted
 from chasm.studies.executors import local, on_ray
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import state
 from chasm.studies.vocabulary import SETTINGS, image_size
 from chasm.studies.worker import Job
-from chasm.words import counted
 
 Say = Callable[[str], None]
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from chasm.common.files import read_json, write_json, write_text
+from chasm.train.checkpoints import holds_work
 from chasm.train.config import RunConfig, differences, load_recipe
-from chasm.train.files import holds_work, read_json, write_json, write_text
 
 STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 

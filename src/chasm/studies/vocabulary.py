@@ -7,8 +7,8 @@ to the proxy bundle; `full` is the paper's protocol on its datasets. Sizes and s
 from dataclasses import dataclass, field
 from typing import Any
 
+from chasm.common.registry import OWN, near
 from chasm.mixers import MIXERS
-from chasm.registry import OWN, near
 from chasm.train.config import Part
 
 SCALES = ("tiny", "proxy", "full")

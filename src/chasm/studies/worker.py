@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from chasm.extensions import load
+from chasm.common.extensions import load
+from chasm.common.files import write_json
 from chasm.studies.state import BusyError, clear_failure, failed, working_on
 from chasm.train.config import RunConfig, load_recipe
-from chasm.train.files import write_json
 from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
@@ -57,8 +57,8 @@ def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
     one mixer at 96 channels on a 128x128 map, as in the paper's Core Params; complex numbers once, and as two.
     """
     from chasm.backbones import create_backbone
-    from chasm.cost import count, count_parameters
     from chasm.mixers import create_mixer
+    from chasm.surgery.count import count, count_parameters
 
     def model(**form: str) -> Any:
         with torch.device("meta"):

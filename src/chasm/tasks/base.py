@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from chasm.registry import Registry
+from chasm.common.registry import Registry
 from chasm.tasks.metrics import Protocol, Rows
 
 

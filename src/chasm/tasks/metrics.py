@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.registry import near
-from chasm.words import counted
+from chasm.common.registry import near
+from chasm.common.words import counted
 
 Rows = dict[str, Tensor]  # each (B, ...): one row per slice
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.ops.precision import full_precision
+from chasm.common.precision import full_precision
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows, get_protocol
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chasm.common.files import read_json, write_json
 from chasm.mri import Operator, fft2c, to_channels, to_complex, total_variation
 from chasm.train.config import RunConfig
 from chasm.train.evaluation import measure, save_examples
-from chasm.train.files import read_json, write_json
 from chasm.train.run import Run, open_split
 
 

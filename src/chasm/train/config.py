@@ -10,11 +10,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from chasm.backbones.base import BACKBONES
+from chasm.common.registry import near
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS
 from chasm.mri import Sampling
 from chasm.mri.masks import KINDS
-from chasm.registry import near
 from chasm.tasks import Task, create_task
 
 

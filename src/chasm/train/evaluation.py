@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.cost import count, count_parameters
+from chasm.common.files import write_atomic
+from chasm.common.precision import tf32
 from chasm.data.base import Slice, SliceDataset, collate
 from chasm.mri import to_complex
-from chasm.ops.precision import tf32
+from chasm.surgery.count import count, count_parameters
 from chasm.tasks import Summary, TaskBatch
-from chasm.train.files import write_atomic
 from chasm.train.run import Run, load_run, open_split, resident, score
 
 EXAMPLES = 4

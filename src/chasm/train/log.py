@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chasm.train.files import finite, unwritable, write_text
+from chasm.common.files import finite, unwritable, write_text
 
 Row = dict[str, Any]
 

@@ -21,23 +21,15 @@ from accelerate.utils import gather_object, set_seed
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from chasm.common.files import alone, read_json, unwritable, write_json, write_text
+from chasm.common.precision import tf32
 from chasm.data.base import SliceDataset
 from chasm.mixers.chasm import batched_bases
-from chasm.ops.precision import tf32
-from chasm.optim import param_groups
+from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
+from chasm.train.checkpoints import Checkpoints, holds_work, save_tensors
 from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
-from chasm.train.files import (
-    Checkpoints,
-    alone,
-    holds_work,
-    read_json,
-    save_tensors,
-    unwritable,
-    write_json,
-    write_text,
-)
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
 from chasm.train.progress import Progress

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader
 
 from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
+from chasm.common.extensions import loaded
+from chasm.common.files import read_json
+from chasm.common.registry import Registry, near
 from chasm.data import Batch, Resident, collate, open_dataset
 from chasm.data.base import DataError, SliceDataset
-from chasm.extensions import loaded
 from chasm.mixers import MIXERS
-from chasm.registry import Registry, near
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
-from chasm.train.files import read_json
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Triton kernels that only this host uses, each beside the plain form it must match."""

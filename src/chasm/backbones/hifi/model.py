@@ -1,0 +1,166 @@
+"""HiFi-Mamba (Chen et al., 2025) and HiFi-MambaV2 (Fang et al., 2025) for accelerated MRI.
+
+    X = LN(patch conv z);  per group: blocks, slot, X <- X + embed(SiLU(DC(image(X))));  y = DC(image(LN X))
+    DC(im): K = F(S im);  K <- measured where the mask is set;  sum_coils conj(S) F^-1(K)
+
+`hifi-mamba` is the host of the CHASM paper: binomial low-pass, expansion 5, pooled gate, 6 groups of 2 blocks
+at width 96 and patch 2. `hifi-mamba-v1` has Haar, expansion 6, the full gate and no dropout; `hifi-mamba-v2`
+the mixture of experts with its balance loss and 11 taps along the sequence. Architecture facts are read from
+the authors' code.
+
+Readings: which of the variants the paper means, and width 96 (they give 24.79 G multiply-adds at 256 x 256,
+the paper's Baseline 24.64 G); one slot per group before data consistency, seeing all channels
+(`slot_per="block"` puts one after every gate instead); linear growth of the drop-path rate; the balance loss
+averaged over the groups and their data-consistency layers, which count as zero.
+
+Parameters: 1,527,900. The authors' modules have 6,816 more, all unused: a LayerNorm (192) and the delta rows
+of one projection (288) in each of 12 blocks, and the re-embedding after the last data consistency (1,056).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from chasm.backbones.base import Backbone, Size, make_slots, padded_size, register_backbone
+from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
+from chasm.backbones.hifi.consistency import Measurement, PatchEmbed, ToImage
+from chasm.backbones.hifi.experts import MoEBlock
+from chasm.backbones.hifi.ssm import ChannelNorm
+
+
+class Group(nn.Module):
+    """Blocks, then data consistency on the image the features stand for: (B, C, h, w) -> same."""
+
+    def __init__(self, blocks: Sequence[HiFiBlock], width: int, patch: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.to_image = ToImage(width, patch)
+        self.embed = PatchEmbed(width, patch)
+
+    def consistency(self, x: Tensor, measurement: Measurement) -> Tensor:
+        return self.embed(F.silu(measurement.enforce(self.to_image(x, measurement.size))))
+
+    def forward(
+        self, x: Tensor, measurement: Measurement, slots: Sequence[nn.Module | None], recompute: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Features, and the mean balance loss of the blocks.
+
+        `slots` has one entry per block, applied to what the block adds, and a last one before data consistency.
+        Slots are not recomputed: what a mixer shares with others over a step need not exist any more by then.
+        """
+        call: Any = partial(checkpoint, use_reentrant=False) if recompute else lambda f, *inputs: f(*inputs)
+        *inside, last = slots
+        balance = []
+        block: Any
+        for block, slot in zip(self.blocks, inside, strict=True):
+            y, loss = call(block, x)
+            x = x + block.drop_path(y if slot is None else slot(y))
+            balance.append(loss)
+        x = x if last is None else last(x)
+        return x + call(self.consistency, x, measurement), torch.stack(balance).mean()
+
+
+@register_backbone("hifi-mamba")
+class HiFiMamba(Backbone):
+    """model(x, mask=mask): x is the zero-filled image (B, 2, H, W), the mask set where k-space was measured.
+
+    Options left None take the variant's value. `checkpoint=True` recomputes the blocks and data consistency of
+    every group in the backward pass: the same gradients for less memory.
+    """
+
+    defaults: ClassVar[BlockOptions] = BlockOptions()
+    block: ClassVar[type[HiFiBlock]] = HiFiBlock
+    balance_weight: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        mixer: str | None = "identity",
+        mixer_options: Mapping[str, Any] | None = None,
+        in_channels: int = 2,
+        out_channels: int = 2,
+        size: Size = (256, 256),
+        *,
+        width: int = 96,
+        patch: int = 2,
+        groups: int = 6,
+        blocks: int = 2,
+        state: int = 16,
+        expansion: int | None = None,
+        kernel: int | None = None,
+        lowpass: str | None = None,
+        gate: str | None = None,
+        dropout: float | None = None,
+        drop_path: float | None = None,
+        slot_per: str = "group",
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__(in_channels, out_channels)
+        if (in_channels, out_channels) != (2, 2):
+            raise ValueError(
+                f"{type(self).__name__} maps a complex image to one (2 -> 2 channels), got {in_channels} -> "
+                f"{out_channels}: use the unet or vit backbone"
+            )
+        if slot_per not in ("group", "block"):
+            raise ValueError(f"slot_per is 'group' or 'block', got {slot_per!r}")
+        given = {
+            "expansion": expansion,
+            "kernel": kernel,
+            "lowpass": lowpass,
+            "gate": gate,
+            "dropout": dropout,
+            "drop_path": drop_path,
+        }
+        own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = replace(self.defaults, width=width, state=state, **own)
+        self.blocks_per_group, self.slot_per, self.checkpoint = blocks, slot_per, checkpoint
+        self.embed = PatchEmbed(width, patch)
+        rates = [options.drop_path * i / max(1, groups * blocks - 1) for i in range(groups * blocks)]
+        self.groups = nn.ModuleList(
+            Group([self.block(options, rate) for rate in rates[g * blocks : (g + 1) * blocks]], width, patch)
+            for g in range(groups)
+        )
+        self.norm = ChannelNorm(width)
+        self.head = ToImage(width, patch)
+
+        H, W = padded_size(size, self.embed.multiple, self.embed.smallest)
+        count = groups if slot_per == "group" else groups * blocks
+        places = {i: (width, (H // patch, W // patch)) for i in range(count)}
+        self.slots = make_slots(mixer, mixer_options, places)
+
+    def slots_of(self, g: int) -> list[nn.Module | None]:
+        """For the blocks of a group and for its end."""
+        slots, d = list(self.slots.values()), self.blocks_per_group
+        if not slots:
+            return [None] * (d + 1)
+        return [*slots[g * d : (g + 1) * d], None] if self.slot_per == "block" else [*[None] * d, slots[g]]
+
+    def run(
+        self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        measurement = Measurement.of(x, mask, maps, measured)
+        x = self.embed(x)
+        balance = []
+        for g, group in enumerate(self.groups):
+            x, loss = group(x, measurement, self.slots_of(g), self.checkpoint and torch.is_grad_enabled())
+            balance.append(loss)
+        image = measurement.enforce(self.head(self.norm(x), measurement.size))
+        # Half: every group is followed by a data-consistency layer whose balance loss is zero.
+        return image, self.balance_weight * torch.stack(balance).mean() / 2
+
+
+@register_backbone("hifi-mamba-v1")
+class HiFiMambaV1(HiFiMamba):
+    defaults = BlockOptions(expansion=6, lowpass="haar", gate="full", dropout=0.0, drop_path=0.0)
+
+
+@register_backbone("hifi-mamba-v2")
+class HiFiMambaV2(HiFiMamba):
+    defaults = BlockOptions(kernel=11)
+    block = MoEBlock
+    balance_weight = 1e-3

@@ -1,0 +1,133 @@
+"""The state-space layer of HiFi-Mamba: a Mamba scan over the low stream, conditioned on the high stream.
+
+    [q, z] = W_in a;   u = SiLU(dw3x3(q));   r = W_cond b
+    (delta, B, C) = W_x u;   (B', C') = W_x' r;   B <- B + MLP(B');   C <- C + MLP(C')
+    delta, B, C <- dilated depthwise conv along the sequence (7 taps, step 2, not causal)
+    y = scan(u, softplus(W_delta delta + b), A = -exp(A_log), B, C) + D_skip u;   out = W_out (y * SiLU(z))
+
+Tokens are in raster order, one direction. Maps stay (B, channels, H, W), so that a linear map over channels
+is a 1x1 convolution and no transpose is needed before the scan. The authors' code also holds a LayerNorm on y
+that is never called and projects r to a delta part that is thrown away; both are left out (2 D + R D
+parameters).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chasm.backbones.hifi.kernels.depthwise import depthwise
+from chasm.common.precision import autocast_dtype
+from chasm.ops._cost import counted_as
+from chasm.ops.kernels import traced
+from chasm.ops.kernels.local import obstacle
+from chasm.ops.selective_scan import selective_scan
+
+
+class Pointwise(nn.Conv2d):
+    """A linear map over the channels of (B, C, H, W), truncated normal of 0.02 at the start."""
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = False) -> None:
+        super().__init__(in_channels, out_channels, 1, bias=bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.weight, std=0.02)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Depthwise(nn.Conv2d):
+    """A 3x3 of every channel by itself, borders of zeros; on a GPU by kernels of our own."""
+
+    def __init__(self, channels: int, bias: bool = True) -> None:
+        super().__init__(channels, channels, 3, padding=1, groups=channels, bias=bias)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        cast = autocast_dtype(x)
+        fits = not traced(x) and not traced(weight) and obstacle(x) is None and x.shape[1] == len(weight)
+        if not fits or (cast is None and weight.dtype != x.dtype) or x.shape[2:].numel() == 1:
+            return super()._conv_forward(x, weight, bias)
+        with counted_as("conv", macs=9 * x.numel()):
+            return depthwise(x.to(cast or x.dtype), weight, bias)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of (B, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1).contiguous()
+
+
+class GatedMLP(nn.Module):
+    """N -> N per token, GELU(first half) * second half of 12 N hidden channels."""
+
+    def __init__(self, state: int) -> None:
+        super().__init__()
+        self.expand = Pointwise(state, 12 * state)
+        self.project = Pointwise(6 * state, state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.expand(x).chunk(2, 1)
+        return self.project(F.gelu(gate) * value)
+
+
+class ModulatedSSM(nn.Module):
+    """low, high: (B, width, H, W) -> (B, width, H, W), without an identity path."""
+
+    no_decay_parameters = ("A_log", "D_skip")
+
+    def __init__(self, width: int, state: int = 16, kernel: int = 7, dropout: float = 0.0) -> None:
+        super().__init__()
+        if kernel % 2 == 0:
+            raise ValueError(f"the kernel along the sequence must be odd to keep its length, got {kernel}")
+        inner, rank = 2 * width, math.ceil(width / 16)
+        self.splits = (rank, state, state)
+        self.in_proj = Pointwise(width, 2 * inner)
+        self.conv = Depthwise(inner)
+        self.cond_proj = Pointwise(width, inner)
+        self.x_proj = nn.Conv2d(inner, sum(self.splits), 1, bias=False)
+        self.cond_x_proj = nn.Conv2d(inner, 2 * state, 1, bias=False)
+        self.modulate_B = GatedMLP(state)
+        self.modulate_C = GatedMLP(state)
+        self.sequence_convs = nn.ModuleList(
+            nn.Conv1d(n, n, kernel, padding=kernel - 1, dilation=2, groups=n, bias=False) for n in self.splits
+        )
+        self.delta_proj = nn.Conv1d(rank, inner, 1, bias=False)
+        self.delta_bias = nn.Parameter(torch.empty(inner))
+        self.A_log = nn.Parameter(torch.empty(inner, state))
+        self.D_skip = nn.Parameter(torch.ones(inner))
+        self.out_proj = Pointwise(inner, width)
+        self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        rank, state, _ = self.splits
+        self.cond_x_proj.weight.copy_(self.x_proj.weight[rank:])
+        self.A_log.copy_(torch.arange(1, state + 1, device=self.A_log.device).float().log())
+        nn.init.uniform_(self.delta_proj.weight, -(rank**-0.5), rank**-0.5)
+        # Step sizes log-uniform in [1e-3, 1e-1]: the bias is softplus^-1 of them.
+        low, high = math.log(1e-3), math.log(1e-1)
+        tau = self.delta_bias.uniform_(low, high).exp().clamp(min=1e-4)
+        self.delta_bias.copy_(tau + torch.log(-torch.expm1(-tau)))
+
+    def forward(self, low: Tensor, high: Tensor) -> Tensor:
+        q, z = self.in_proj(low).chunk(2, 1)
+        u = F.silu(self.conv(q))  # (B, D, H, W)
+        delta, B, C = self.x_proj(u).split(self.splits, 1)
+        B_cond, C_cond = self.cond_x_proj(self.cond_proj(high)).chunk(2, 1)
+        parts = (delta, B + self.modulate_B(B_cond), C + self.modulate_C(C_cond))
+        # From here along the raster sequence: (B, R, L), (B, N, L), (B, N, L)
+        delta, B, C = (conv(part.flatten(2)) for conv, part in zip(self.sequence_convs, parts, strict=True))
+        y = selective_scan(
+            u.flatten(2),
+            self.delta_proj(delta),
+            -torch.exp(self.A_log),
+            B,
+            C,
+            self.D_skip,
+            delta_bias=self.delta_bias,
+            delta_softplus=True,
+        )  # (B, D, L), float32 inside also under autocast
+        return self.dropout(self.out_proj(y.reshape(u.shape) * F.silu(z)))

@@ -1,0 +1,75 @@
+"""The chunked and the Triton form as one PyTorch operator with its own backward.
+
+A registered operator, not an `autograd.Function`: torch.compile and torch.export then see one opaque node and do
+not unroll the time steps. Gradients are of first order only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chasm.ops.selective_scan import chunked
+
+
+def _implementation(form: str) -> Any:
+    if form == "triton":
+        from chasm.ops.selective_scan import kernels  # imports triton, which not everybody has
+
+        return kernels
+    return chunked
+
+
+# The time axis comes in last, as in u (B, D, L), and leaves in the middle, (B, L, D): inside, channels are last.
+_INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? bias, bool softplus, str form"
+
+
+@torch.library.custom_op("chasm::selective_scan", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
+def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """-> y (B, L, D) and the start states of the chunks, which only the backward reads."""
+    *arguments, form = inputs
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return _implementation(form).forward(*arguments)
+
+
+@torch.library.custom_op(
+    "chasm::selective_scan_backward", mutates_args=(), schema=f"(Tensor dy, Tensor states, {_INPUTS}) -> Tensor[]"
+)
+def scan_backward(*inputs: Any) -> list[Tensor]:
+    *arguments, form = inputs
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return list(_implementation(form).backward(*arguments))
+
+
+@scan.register_fake
+def _(u: Tensor, delta: Tensor, A: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, channels, length = u.shape
+    shape = _implementation(rest[-1]).states_shape(batch, channels, A.shape[1], length, u.device)
+    dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
+    return u.new_empty(batch, length, channels), u.new_empty(shape, dtype=dtype)
+
+
+@scan_backward.register_fake
+def _(dy: Tensor, states: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, *rest: Any) -> list[Tensor]:
+    rows, columns = u.transpose(1, 2), B.transpose(1, 2)
+    shapes = (rows.shape, rows.shape, A.t().shape, columns.shape, columns.shape, A.shape[:1], A.shape[:1])
+    return [states.new_empty(shape) for shape in shapes]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.softplus, ctx.form = inputs
+    ctx.save_for_backward(output[1], *tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    states, *tensors = ctx.saved_tensors
+    if dy is None:
+        return (None,) * 9
+    du, ddelta, dA, dB, dC, dD, dbias = scan_backward(dy, states, *tensors, ctx.softplus, ctx.form)
+    du, ddelta, dB, dC = (x.transpose(1, 2) for x in (du, ddelta, dB, dC))
+    gradients = zip((du, ddelta, dA.t(), dB, dC, dD, dbias), tensors, strict=True)
+    return *(None if x is None else dx for dx, x in gradients), None, None
+
+
+scan.register_autograd(_backward, setup_context=_save)

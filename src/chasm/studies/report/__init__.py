@@ -1,0 +1,5 @@
+"""Reports of studies and of single runs: `page` puts the sections together, the other files make them."""
+
+from chasm.studies.report.page import report_runs, write_report
+
+__all__ = ["report_runs", "write_report"]

@@ -1,0 +1,136 @@
+"""What CHASM learned in a run, from its weights alone: the bases U, the gains over frequency, and their spread."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chasm import ops
+from chasm.studies.report.figures import FOCUS, INK, _plain, new_figure, source
+
+_KEY = re.compile(r"^slots\.(\d+)\.(?:.*\.)?(theta|gain_table|phase_table)\.(\w+)$")
+_AXIS = {"ch": "height", "cw": "width"}
+SHOWN = 3  # slots drawn; the table has all
+
+
+@dataclass
+class Learned:
+    """One axis of one slot."""
+
+    slot: int
+    axis: str
+    basis: np.ndarray | None  # (C, C), or None where it is fixed or untied
+    gains: np.ndarray  # (B, C), magnitudes
+
+    @property
+    def rotation(self) -> float | None:
+        """Mean angle in degrees between a channel and the direction that started on it: 0 for U = I."""
+        if self.basis is None:
+            return None
+        return float(np.degrees(np.arccos(np.clip(np.diag(self.basis), -1, 1))).mean())
+
+    @property
+    def over_frequency(self) -> float:
+        """How much the gain of a direction changes with frequency: standard deviation, mean over directions."""
+        return float(self.gains.std(0).mean())
+
+    @property
+    def over_directions(self) -> float:
+        """How much the directions differ at a frequency: standard deviation, mean over frequencies."""
+        return float(self.gains.std(1).mean())
+
+
+def read(weights: Path, gain: str = "positive") -> list[Learned]:
+    """Every slot and axis of the CHASM mixers in a run's weights, in the order of the slots."""
+    from safetensors.torch import load_file
+
+    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    for key, value in load_file(weights).items():
+        if match := _KEY.match(key):
+            slot, name, axis = match.groups()
+            found.setdefault((int(slot), axis), {})[name] = value
+    learned = []
+    for (slot, axis), tensors in sorted(found.items()):
+        if "gain_table" not in tensors:
+            continue
+        table, theta = tensors["gain_table"].float(), tensors.get("theta")
+        gains = table if gain == "signed" else torch.nn.functional.softplus(table)
+        basis = ops.orthogonal_basis(theta).numpy() if theta is not None and theta.ndim == 1 else None
+        learned.append(Learned(slot, axis, basis, gains.numpy()))
+    return learned
+
+
+def figure(learned: list[Learned]) -> str:
+    """For the first slots: U and the gains over frequency of each axis, and mean and spread of the gains."""
+    slots = list(dict.fromkeys(x.slot for x in learned))[:SHOWN]
+    axes_used = list(dict.fromkeys(x.axis for x in learned))
+    fig = new_figure(2.35 * (2 * len(axes_used) + 1), 2.45 * len(slots))
+    grid = fig.subplots(len(slots), 2 * len(axes_used) + 1, squeeze=False)
+    reach = max(float(np.abs(x.gains - 1).max()) for x in learned if x.slot in slots)
+    reach = max(reach, 1e-3)
+    shown: Any = None
+    for row, slot in zip(grid, slots, strict=True):
+        for i, axis in enumerate(axes_used):
+            x = next((x for x in learned if (x.slot, x.axis) == (slot, axis)), None)
+            left, right = row[2 * i], row[2 * i + 1]
+            if x is None:
+                left.set_axis_off()
+                right.set_axis_off()
+                continue
+            _basis(left, x)
+            shown = _gains(right, x, reach)
+        _spread(row[-1], [x for x in learned if x.slot == slot])
+    if shown is not None:
+        bar = fig.colorbar(shown, ax=grid[:, :-1].ravel().tolist(), shrink=0.6, pad=0.01, aspect=30)
+        bar.ax.tick_params(labelsize=8)
+        bar.set_label("gain", fontsize=8.5)
+    return source(fig)
+
+
+def _basis(ax: Any, x: Learned) -> None:
+    title = f"slot {x.slot}, {_AXIS.get(x.axis, x.axis)}: $U$"
+    if x.basis is None:
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, "no shared\nlearned basis", ha="center", va="center", fontsize=8.5, transform=ax.transAxes)
+    else:
+        ax.imshow(x.basis, cmap="PuOr_r", vmin=-1, vmax=1, interpolation="nearest")
+        ax.set_xlabel("direction", fontsize=8.5)
+        ax.set_ylabel("channel", fontsize=8.5)
+        ax.tick_params(labelsize=8)
+        ax.locator_params(nbins=4, integer=True)
+    ax.set_title(title, fontsize=9, color=INK)
+
+
+def _gains(ax: Any, x: Learned, reach: float) -> Any:
+    """Directions ordered by how their gain leans from low to high frequencies."""
+    lean = x.gains[len(x.gains) // 2 :].mean(0) - x.gains[: max(len(x.gains) // 2, 1)].mean(0)
+    image = ax.imshow(
+        x.gains[:, np.argsort(lean)].T,
+        aspect="auto",
+        cmap="RdBu_r",
+        vmin=1 - reach,
+        vmax=1 + reach,
+        extent=(0, 1, x.gains.shape[1], 0),
+        interpolation="nearest",
+    )
+    ax.set_title(f"slot {x.slot}, {_AXIS.get(x.axis, x.axis)}: gains", fontsize=9, color=INK)
+    ax.set_xlabel("frequency / Nyquist", fontsize=8.5)
+    ax.set_ylabel("direction, sorted", fontsize=8.5)
+    ax.tick_params(labelsize=8)
+    return image
+
+
+def _spread(ax: Any, members: list[Learned]) -> None:
+    for x, colour in zip(members, (FOCUS, "#1b8a9e", "#d1662b"), strict=False):
+        f = np.linspace(0, 1, len(x.gains))
+        mean, std = x.gains.mean(1), x.gains.std(1)
+        ax.plot(f, mean, color=colour, lw=1.8, label=_AXIS.get(x.axis, x.axis))
+        ax.fill_between(f, mean - std, mean + std, color=colour, alpha=0.18, lw=0)
+    ax.axhline(1, color=INK, lw=0.8, ls=(0, (3, 2)))
+    ax.set_title("gain: mean ± std", fontsize=9, color=INK)
+    ax.set_xlabel("frequency / Nyquist", fontsize=8.5)
+    ax.legend(fontsize=8, frameon=False)
+    _plain(ax)

@@ -1,0 +1,128 @@
+"""A report of a study, or of a few runs: one HTML file that needs nothing else, the same in Markdown, and CSV.
+
+`write_report` takes what `chasm.studies.results.collect` returns; `report_runs` brings plain run folders into that
+form first. Whatever the numbers say is printed the same way; "win" and "loss" are the words of `statistics` alone.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chasm import __version__
+from chasm.common.files import write_text
+from chasm.studies.report import place, sections
+from chasm.studies.report.runs import as_results
+from chasm.studies.report.words import Section, Table, places
+
+
+@dataclass
+class Report:
+    title: str
+    question: str
+    facts: list[str]
+    notices: list[str]
+    sections: list[Section]
+    command: str
+    version: str = __version__
+
+
+def write_report(
+    results: dict[str, Any], folder: str | Path, *, root: str | Path | None = None, command: str | None = None
+) -> Path:
+    """Write report.html, .md and .csv into `folder` (or under the name of an .html file); returns the HTML file.
+
+    `root` is the folder of the runs the results were collected from; curves, pictures and what CHASM learned are read
+    there. Without it the report has numbers only.
+    """
+    folder = Path(folder).expanduser()
+    page = folder if folder.suffix == ".html" else folder / "report.html"
+    report = _report(results, None if root is None else Path(root).expanduser(), command)
+    write_text(page, _html(report))
+    write_text(page.with_suffix(".md"), _markdown(report))
+    write_text(page.with_suffix(".csv"), _csv(sections.score_rows(results)))
+    write_text(page.with_name(f"{page.stem}-differences.csv"), _csv(results["comparisons"]))
+    return page
+
+
+def report_runs(
+    runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str, command: str = "report_runs"
+) -> Path:
+    """A report of finished run folders, by the name of the method (without names: those in their configs).
+
+    A folder needs metrics.json; config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors are
+    used where they are, so that a method without training can stand beside the others.
+    """
+    return write_report(as_results(runs, title), out, root=".", command=command)
+
+
+def _report(results: dict[str, Any], root: Path | None, command: str | None) -> Report:
+    study = results["study"]
+    scale, protocol = results.get("scale"), results.get("protocol")
+    where = "" if root is None else f" --out {shlex.quote(str(root))}"
+    told = command or f"chasm report {study['name']} --scale {scale} --protocol {protocol}{where}"
+    found = [sections.summary(results)]
+    for setting, host in places(results):
+        found.append(place.place(results, setting, host, root))
+    found += [
+        s
+        for s in (
+            sections.falsification(results),
+            sections.learned(results, root),
+            sections.unfinished(results),
+            sections.protocol(results),
+            sections.runs(results),
+        )
+        if s is not None
+    ]
+    return Report(study["title"], study["question"], sections.facts(results), sections.notices(results), found, told)
+
+
+def _html(report: Report) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # Of the template's tests, only `columns is defined` meets an absent name; everything else must be there.
+    loader = Environment(
+        loader=PackageLoader("chasm.studies.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return loader.get_template("page.html.j2").render(report=report) + "\n"
+
+
+def _markdown(report: Report) -> str:
+    """Text and tables; figures are in the HTML."""
+    lines = [f"# {report.title}", "", *([report.question, ""] if report.question else []), " · ".join(report.facts), ""]
+    for notice in report.notices:
+        lines += [f"> **Note.** {notice}", ""]
+    for section in report.sections:
+        lines += [f"## {section.title}", "", *(part for line in section.text for part in (line, ""))]
+        if section.points:
+            lines += [*(f"- {point}" for point in section.points), ""]
+        for item in section.items:
+            if isinstance(item, Table):
+                lines += _markdown_table(item)
+    return "\n".join([*lines, f"Made by `{report.command}`, chasm {report.version}.", ""])
+
+
+def _markdown_table(table: Table) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(c.replace('|', '/') for c in cells)} |"
+
+    align = [":--", *[":--" if table.words else "--:"] * (len(table.columns) - 1)]
+    lines = [f"**{table.title}**", ""] if table.title else []
+    lines += [line(table.columns), line(align)]
+    for row in table.rows:
+        lines.append(line([f"**{c.text}**" if c.kind == "best" else c.text for c in row.cells]))
+    return [*lines, "", *([table.note, ""] if table.note else [])]
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    import csv
+    import io
+
+    columns = list(dict.fromkeys(k for row in rows for k in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()

@@ -1,0 +1,338 @@
+"""The kernels of the HiFi-Mamba host against float64, outputs and all gradients; and the layers that use them."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, gelu, group_norm
+from torch.utils.checkpoint import checkpoint
+
+import chasm
+from chasm.backbones.hifi import blocks, ssm
+from chasm.backbones.hifi.blocks import InvertedBottleneck
+from chasm.backbones.hifi.kernels.depthwise import depthwise
+from chasm.backbones.hifi.kernels.norm import norm_gelu
+from chasm.backbones.hifi.ssm import Depthwise
+from chasm.bench import profile
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+# On a GPU as they are; without one in Triton's interpreter, which wants its variable set before triton is first
+# imported, hence a process of its own.
+kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
+gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter: None) -> None:
+    """In the interpreter with small blocks."""
+    if INTERPRETED:
+        from chasm.backbones.hifi.kernels import norm_triton
+        from chasm.ops.kernels import local_triton
+
+        for name in ("ACTIVATE", "SPREAD"):
+            monkeypatch.setattr(local_triton, name, {"TILE": 128, "ROWS": 4})
+        monkeypatch.setattr(norm_triton, "WALK", {"BLOCK": 64})
+        monkeypatch.setattr(norm_triton, "COMBINE", {"BLOCK": 4})
+        monkeypatch.setattr(norm_triton, "PROGRAMS", 8)  # 1, 2, 4, 8 and 1 parts of a row at the sizes below
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def assert_matches(
+    ours: Callable[..., Tensor], oracle: Callable[..., Tensor], inputs: list[Tensor], tolerance: float,
+    grad: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Output and every gradient, relative to the largest entry; and the dtypes of torch."""
+    grad = normal(*inputs[0].shape, seed=9, dtype=inputs[0].dtype) if grad is None else grad
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    y, expected = ours(*leaves), oracle(*wide)
+    assert y.dtype == inputs[0].dtype
+    found = [y, *torch.autograd.grad(y, leaves, grad)]
+    for i, want in enumerate([expected, *torch.autograd.grad(expected, wide, grad.double())]):
+        error = (found[i].double() - want).abs().max()
+        assert error <= tolerance * want.abs().max(), (i, error.item(), want.abs().max().item())
+    assert [g.dtype for g in found[1:]] == [t.dtype for t in inputs]
+
+
+# ---- the depthwise 3x3
+
+
+def conv_oracle(z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return conv2d(z, weight, bias, padding=1, groups=z.shape[1])
+
+
+def conv(z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return depthwise(z, weight, bias)
+
+
+def conv_inputs(size: tuple[int, ...], dtype: torch.dtype, bias: bool = True) -> list[Tensor]:
+    """z in the dtype, parameters in float32, as under autocast."""
+    C = size[1]
+    return [normal(*size, dtype=dtype), normal(C, 1, 3, 3, seed=1), *([normal(C, seed=2)] if bias else [])]
+
+
+SMALL = [(2, 5, 7, 7), (1, 3, 5, 63), (1, 2, 6, 90), (1, 1, 3, 218), (2, 3, 1, 1)]
+
+
+@kernel_test
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SMALL)
+def test_kernels_of_depthwise(size, dtype, bias):
+    assert_matches(conv, conv_oracle, conv_inputs(size, dtype, bias), TOLERANCE[dtype])
+
+
+@kernel_test
+def test_kernels_of_depthwise_with_any_strides_and_types():
+    z, weight, bias = conv_inputs((2, 4, 6, 9), torch.float16)
+    assert_matches(conv, conv_oracle, [z.to(memory_format=torch.channels_last), weight, bias], TOLERANCE[torch.float16])
+    half, _ = normal(2, 8, 6, 9).chunk(2, 1)
+    grad = torch.ones(6, 9, device=DEVICE).expand(2, 4, 6, 9)
+    assert_matches(conv, conv_oracle, [half, weight, bias], 1e-5, grad)
+    assert_matches(conv, conv_oracle, [z.bfloat16(), weight.bfloat16(), bias.bfloat16()], TOLERANCE[torch.bfloat16])
+
+
+@kernel_test
+def test_kernels_of_depthwise_give_gradients_where_they_are_wanted():
+    z, weight, bias = conv_inputs((1, 3, 4, 4), torch.float32)
+    weight.requires_grad_()
+    depthwise(z, weight, bias).sum().backward()
+    assert weight.grad is not None
+    assert z.grad is None
+    assert depthwise(z[:0], weight, bias).shape == (0, 3, 4, 4)
+
+
+def penalty(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients of the squared gradients."""
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+    return list(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+
+
+@kernel_test
+def test_kernels_of_depthwise_are_differentiated_twice_by_other_means():
+    inputs = conv_inputs((1, 3, 4, 4), torch.float32)
+    for found, expected in zip(penalty(conv, inputs), penalty(conv_oracle, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """Grows by one with every call."""
+    calls: list[int] = []
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a: calls.append(1) or original(*a))
+    return calls
+
+
+@kernel_test
+@pytest.mark.parametrize("bias", [True, False])
+def test_kernels_in_the_depthwise_layer(monkeypatch, bias):
+    """Like torch's layer: output, type under autocast, multiply-adds."""
+    layer, x = Depthwise(3, bias=bias).to(DEVICE), normal(2, 3, 5, 6)
+    calls = calls_of(monkeypatch, ssm, "depthwise")
+    found, cost = layer(x), chasm.count(layer, x)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        low = layer(x)
+    assert len(calls) == 3
+    layer(x[..., :1, :1])  # a pooled map is not worth a kernel
+    layer.double()(x.double())
+    layer.float()
+    assert len(calls) == 3
+    monkeypatch.setattr(ssm, "obstacle", lambda _: "none wanted")
+    torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), layer(x), rtol=2e-2, atol=2e-2)
+    assert chasm.count(layer, x).macs == cost.macs
+
+
+# ---- the norm with its GELU
+
+
+def norm_oracle(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return gelu(group_norm(x, 1, weight, bias, 1e-5))
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return norm_gelu(x, weight, bias, 1e-5)
+
+
+def norm_inputs(size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Channels of unlike mean and deviation; parameters in float32, as under autocast."""
+    C = size[1]
+    spread, centre = (normal(1, C, 1, 1, seed=s) for s in (1, 2))
+    return [(normal(*size) * spread.exp() + centre).to(dtype), 1 + normal(C, seed=3) / 2, normal(C, seed=4)]
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SMALL)
+def test_kernels_of_the_norm(size, dtype):
+    assert_matches(norm, norm_oracle, norm_inputs(size, dtype), TOLERANCE[dtype])
+
+
+@kernel_test
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_of_the_norm_with_a_large_mean(dtype):
+    """And one that is far off at the start of a row, where a running shift would be taken."""
+    _, weight, bias = norm_inputs((2, 3, 9, 20), dtype)
+    x = 100 + normal(2, 3, 9, 20)
+    assert_matches(norm, norm_oracle, [x.to(dtype), weight, bias], TOLERANCE[dtype])
+    x[:, :, 0, 0] = 0
+    assert_matches(norm, norm_oracle, [x.to(dtype), weight, bias], TOLERANCE[dtype])
+
+
+@kernel_test
+def test_kernels_of_the_norm_with_any_strides_and_types():
+    x, weight, bias = norm_inputs((2, 4, 6, 9), torch.float16)
+    last, half = torch.channels_last, TOLERANCE[torch.float16]
+    assert_matches(norm, norm_oracle, [x.to(memory_format=last), weight, bias], half)
+    part, _ = normal(2, 8, 6, 9).chunk(2, 1)
+    grad = torch.ones(6, 9, device=DEVICE).expand(2, 4, 6, 9)
+    assert_matches(norm, norm_oracle, [part, weight, bias], 1e-5, grad)
+    assert_matches(norm, norm_oracle, [t.bfloat16() for t in (x, weight, bias)], TOLERANCE[torch.bfloat16])
+
+
+@kernel_test
+def test_kernels_of_the_norm_give_gradients_where_they_are_wanted():
+    x, weight, bias = norm_inputs((1, 3, 4, 4), torch.float32)
+    bias.requires_grad_()
+    norm(x, weight, bias).sum().backward()
+    assert bias.grad is not None
+    assert x.grad is None
+    assert norm(x[:0], weight, bias).shape == (0, 3, 4, 4)
+
+
+@kernel_test
+def test_kernels_of_the_norm_are_differentiated_twice_by_other_means():
+    inputs = norm_inputs((1, 3, 4, 4), torch.float32)
+    for found, expected in zip(penalty(norm, inputs), penalty(norm_oracle, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+def block(width: int = 2, expansion: int = 3) -> InvertedBottleneck:
+    """Every parameter at random."""
+    module = InvertedBottleneck(width, expansion).to(DEVICE)
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.copy_(0.5 * normal(*p.shape, seed=i))
+    return module
+
+
+def results(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output, and gradients of input and parameters."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
+
+
+@kernel_test
+def test_kernels_in_the_inverted_bottleneck(monkeypatch):
+    """With them and without: results, multiply-adds, checkpointing, autocast."""
+    module, x = block(), normal(2, 2, 5, 6)
+    calls = calls_of(monkeypatch, blocks, "norm_gelu")
+    found, cost = results(module, module, x), chasm.count(module, x)
+    again = results(lambda t: checkpoint(module, t, use_reentrant=False), module, x)
+    assert len(calls) == 2 + 2 + 4
+    assert all(map(torch.equal, found, again))
+    with torch.autocast(DEVICE, torch.bfloat16):
+        low = results(module, module, x)
+    for patched in (blocks, ssm):
+        monkeypatch.setattr(patched, "obstacle", lambda _: "none wanted")
+    calls.clear()
+    expected = results(module, module, x)
+    assert not calls
+    for a, b, c in zip(found, expected, low, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+        torch.testing.assert_close(c, b, rtol=0, atol=5e-2 * b.abs().max().item())
+    plain = chasm.count(module, x)
+    assert plain.macs == cost.macs
+    assert plain.saved_bytes > cost.saved_bytes
+
+
+@kernel_test
+@pytest.mark.parametrize("channels", [3, 6])
+def test_kernels_leave_a_wrong_number_of_channels_an_error(channels):
+    x = normal(1, channels, 4, 4)
+    with pytest.raises(RuntimeError):
+        ssm.Depthwise(4).to(DEVICE)(x)
+    with pytest.raises(RuntimeError):
+        blocks.Layers(blocks.SampleNorm(4), nn.GELU()).to(DEVICE)(x)
+
+
+@kernel_test
+def test_kernels_allow_a_norm_as_the_last_layer():
+    module, x = block().body, normal(2, 2, 4, 4)
+    torch.testing.assert_close(module[:2](x), module[1](module[0](x)))
+
+
+@kernel_test
+def test_kernels_leave_changed_layers_alone(monkeypatch):
+    calls = calls_of(monkeypatch, blocks, "norm_gelu")
+    x = normal(1, 2, 4, 4)
+    hooked, listened, wrapped, exchanged, other, marked = (block() for _ in range(6))
+    hooked.body[1].register_forward_hook(lambda *_: None)
+    hooked.body[4].register_full_backward_pre_hook(lambda *_: None)
+    listened.body[2].register_forward_pre_hook(lambda *_: None)
+    listened.body[5].register_full_backward_hook(lambda *_: None)
+    wrapped.body[2].forward = wrapped.body[2].forward
+    wrapped.body[5].approximate = "tanh"
+    exchanged.body[2] = exchanged.body[5] = nn.SiLU()
+    for module in (hooked, listened, wrapped, exchanged):
+        module(x)
+    other.double()(x.double())
+    assert not calls
+    for layer in (marked.body[1], marked.body[4]):  # as the profile of a step does
+        layer.forward = profile.marked("norm", layer.forward)
+    assert torch.equal(marked(x), block()(x))
+    assert len(calls) == 4
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
+def test_kernels_in_the_interpreter(passed_in_the_interpreter):
+    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 45
+
+
+# ---- on a GPU
+
+SIZES = [(8, 240, 128, 128), (8, 96, 128, 128), (4, 96, 218, 170), (2, 96, 63, 90), (1, 16, 7, 7)]
+
+
+@gpu_test
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_depthwise_on_a_gpu(size, dtype):
+    assert_matches(conv, conv_oracle, conv_inputs(size, dtype), TOLERANCE[dtype])
+
+
+@gpu_test
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_norm_on_a_gpu(size, dtype):
+    assert_matches(norm, norm_oracle, norm_inputs(size, dtype), TOLERANCE[dtype])
+
+
+@gpu_test
+def test_depthwise_in_a_cuda_graph_on_a_gpu(assert_same_in_a_cuda_graph):
+    assert_same_in_a_cuda_graph(conv, lambda: conv_inputs((2, 96, 63, 90), torch.bfloat16))
+
+
+@gpu_test
+def test_norm_in_a_cuda_graph_on_a_gpu(assert_same_in_a_cuda_graph):
+    assert_same_in_a_cuda_graph(norm, lambda: norm_inputs((2, 96, 63, 90), torch.bfloat16))
+
+
+@gpu_test
+def test_a_compiled_bottleneck_on_a_gpu():
+    """Traced, so without kernels of ours."""
+    module, x = block(8, 5), normal(2, 8, 16, 24)
+    torch.testing.assert_close(torch.compile(module, fullgraph=True)(x), module(x), rtol=1e-4, atol=1e-4)

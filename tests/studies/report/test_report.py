@@ -1,0 +1,462 @@
+"""The report: numbers beside the paper's, verdicts that follow the intervals, one file that a browser shows offline."""
+
+import base64
+import csv
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from chasm.studies.plan import Plan, make_plan
+from chasm.studies.report import figures, learned, report_runs, words, write_report
+from chasm.studies.report.figures import _box, colours
+from chasm.studies.results import collect
+
+# How far each arm is above the Baseline in the made-up runs, in dB: CHASM loses to one rival, and ties with another.
+GAINS = {"baseline": 0.0, "wrapper": 0.4, "chasm": 0.8, "chasm-signed": 1.2, "chasm-untied": 0.8, "chasm-identity": 0.5}
+
+
+def fill(folder: Path, config: dict[str, Any], gain: float, source: str, size: int = 40, cases: int = 8) -> None:
+    """A finished run, without the training."""
+    rng = np.random.default_rng(config["seed"])
+    folder.mkdir(parents=True)
+    hard = rng.normal(0, 1, cases)
+    noise = 0.1 * np.random.default_rng([int(10 * gain), config["seed"]]).normal(size=cases)
+    noise -= noise.mean()
+    scores = {
+        f"case{i}": {"psnr": 25 + hard[i] + gain + noise[i], "ssim": 0.7 + 0.02 * gain + 0.01 * noise[i]}
+        for i in range(cases)
+    }
+    stats = {
+        "mean": {m: float(np.mean([s[m] for s in scores.values()])) for m in ("psnr", "ssim")},
+        "std": {m: float(np.std([s[m] for s in scores.values()])) for m in ("psnr", "ssim")},
+    }
+    zero = {"protocol": "hifi", "meaning": "per slice", "cases": scores, "mean": {"psnr": 21.0, "ssim": 0.5}}
+    metrics = {
+        "status": "done",
+        "split": "test",
+        "protocol": "hifi",
+        "meaning": "per slice scaled to [0, 1]",
+        "source": source,
+        "proxy": "proxy" in source,
+        "task": {"mask": {"kind": "equispaced", "nominal": 8, "lines": 5}},
+        "cases": scores,
+        **stats,
+        "reference": {"name": "zero-filled", **zero, "std": {"psnr": 0.5, "ssim": 0.01}},
+        "best_step": 1400,
+        "best_val": stats["mean"],
+        "steps": 1500,
+        "seconds": 321.0,
+        "seed": config["seed"],
+        "parameters": {"model": 10**6, "slots_complex_once": 900, "slots_real": int(1000 * (1 + gain) ** 6)},
+        "macs": int(12e9 + 1e9 * gain),
+        "device": "CPU",
+        "peak_memory": None,
+    }
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    environment = {"python": "3.11", "versions": {"torch": "2.9"}, "device": "CPU, 2 threads", "commit": "a" * 40}
+    (folder / "environment.json").write_text(json.dumps({**environment, "modified": True, "command": "chasm"}))
+    steps = range(20, 1501, 20)
+    lines = [{"step": s, "loss": 0.1 / np.sqrt(s)} for s in steps]
+    lines += [{"step": s, "val_psnr": 25 + gain - 30 / s**0.6} for s in steps[::4]]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+
+    y, x = np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j]
+    target = ((x**2 + y**2 < 0.7) * (0.5 + 0.4 * np.sin(9 * x) * np.cos(7 * y))).astype(np.float16)
+    blurred = (target + np.roll(target, size // 8, 1) + np.roll(target, -size // 8, 1)) / 3
+    output = target + (blurred - target) * (0.6 - 0.25 * gain)
+    pictures = {"target": target, "reference": blurred, "output": output}
+    three = {k: np.stack([v] * 3).astype(np.float16) for k, v in pictures.items()}
+    np.savez(folder / "examples.npz", slices=np.array(["case0:0", "case3:1", "case7:2"]), **three)
+    if config["mixer"]["name"] == "chasm" and config["mixer"]["options"].get("basis", "shared") == "shared":
+        torch.manual_seed(0)
+        C, B = 8, 17
+        tensors = {}
+        for slot in (0, 1):
+            for axis in ("ch", "cw"):
+                tensors[f"slots.{slot}.theta.{axis}"] = 0.15 * torch.randn(C * (C - 1) // 2)
+                lean = torch.linspace(-0.5, 0.5, B)[:, None] * torch.randn(C)
+                tensors[f"slots.{slot}.gain_table.{axis}"] = 0.5413 + lean
+        save_file({**tensors, "head.weight": torch.zeros(2)}, folder / "weights.safetensors")
+
+
+def fill_plan(plan: Plan, root: Path, source: str, size: int = 40, leave: int = 0) -> None:
+    for cell in plan.cells[: len(plan.cells) - leave]:
+        config = cell.config.model_dump(mode="json")
+        fill(plan.folder(root, cell), config, GAINS.get(cell.arm, 0.3), source, size)
+
+
+class Page(HTMLParser):
+    """Tags, links and texts of a page; complains about tags that do not match."""
+
+    VOID = frozenset(("meta", "img", "br", "link", "hr"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.sources: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+        assert not self.stack
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.stack.append(tag)
+        self.sources += [v or "" for k, v in attrs if k in ("src", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def differences(page: Page) -> dict[str, dict[str, str]]:
+    """Mixer -> column -> cell of the first table of paired differences."""
+    start = next(i for i, r in enumerate(page.rows) if len(r) > 1 and " − " in r[1])
+    header, found = page.rows[start], {}
+    for row in page.rows[start + 1 :]:
+        if len(row) != len(header) or row[0] in found:
+            break
+        found[row[0]] = dict(zip(header, row, strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def basis(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """The report of a study on proxy data, one run of which is missing: (report, root of the runs, results)."""
+    root = tmp_path_factory.mktemp("runs")
+    plan = make_plan("basis", scale="proxy", paths={"proxy": "bundle"})
+    by_arm = {c.arm: c for c in plan.cells}
+    for arm in ("chasm-identity", "chasm-untied", "chasm-signed", "chasm"):
+        config = by_arm[arm].config.model_dump(mode="json")
+        fill(plan.folder(root, by_arm[arm]), config, GAINS[arm], "proxy brain_siat_t2")
+    results = collect(plan, root)
+    return write_report(results, root / "out", root=root), root, results
+
+
+def test_the_page_needs_nothing_else(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    page = basis[0]
+    assert page.name == "report.html"
+    text = page.read_text()
+    parsed = Page(text)
+    assert all(s.startswith(("data:image/", "#")) for s in parsed.sources)
+    assert "<script" not in text
+    assert "@import" not in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    images = [s for s in parsed.sources if s.startswith("data:")]
+    assert len(images) == 5  # differences, cost, curves, panel, learned
+    for image in images:
+        payload = base64.b64decode(image.partition(",")[2], validate=True)
+        assert payload.startswith((b"\x89PNG", b"<?xml"))
+    assert "@media print" in text
+
+
+def test_the_papers_numbers_stand_beside_ours(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    rows = Page(basis[0].read_text()).rows
+    table = {r[0]: r for r in rows if len(r) >= 6}
+    header = next(r for r in rows if r[0] == "Mixer")
+    assert header[:5] == ["Mixer", "PSNR", "paper", "SSIM", "paper"]
+    assert table["CHASM"][2] == "28.68"
+    assert table["Untied basis"][2:5:2] == ["28.43", "0.833"]
+    ours = next(r for r in basis[2]["rows"] if r["arm"] == "chasm")
+    assert table["CHASM"][1].startswith(f"{ours['scores']['psnr']['mean']:.2f} ± ")
+    assert table["zero-filled"][1] == "21.00 ± 0.50"
+
+
+def test_proxy_is_said_wherever_the_numbers_are(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    text = basis[0].read_text()
+    headings = re.findall(r"<h[23]>(.*?)</h[23]>", text)
+    assert sum("CC359" in h for h in headings) >= 2
+    assert all("proxy data" in h for h in headings if "CC359" in h)
+    assert 'class="notice"' in text
+    assert "These are not results on those datasets" in text.replace("\n", " ")
+    markdown = basis[0].with_suffix(".md").read_text()
+    assert "Proxy data" in markdown
+    lines = list(csv.DictReader(basis[0].with_suffix(".csv").open()))
+    assert {line["data"] for line in lines} == {"proxy data"}
+
+
+def test_results_against_chasm_are_printed_like_any_other(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    table = differences(Page(basis[0].read_text()))
+    assert table["Shared basis, signed gain"]["CHASM − it"].endswith("] loss")
+    assert table["Identity basis"]["CHASM − it"].endswith("] win")
+    assert table["Untied basis"]["CHASM − it"].endswith("] level")
+    text = basis[0].with_suffix(".md").read_text()
+    assert "highest mean PSNR Shared basis, signed gain" in text
+    assert "CHASM against the 3 others: 1 win, 1 level, 1 loss." in text
+
+
+def test_a_missing_run_is_said(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    text = basis[0].with_suffix(".md").read_text()
+    assert "1 of 5 runs are not finished" in text
+    assert re.search(r"\| .*chasm-complex.* \| missing \|", text)
+
+
+def test_protocol_hardware_versions_commit_and_time(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    text = basis[0].with_suffix(".md").read_text()
+    for wanted in (
+        "per slice scaled to [0, 1]",
+        "CPU, 2 threads",
+        "torch 2.9",
+        "aaaaaaaaaaaa with uncommitted changes",
+    ):
+        assert wanted in text
+    assert "21 min of training over 4 runs" in text
+    assert "chasm report basis --scale proxy --protocol matched" in text
+
+
+def test_csv_files(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    page, _, results = basis
+    scores = list(csv.DictReader(page.with_suffix(".csv").open()))
+    chasm = next(s for s in scores if s["arm"] == "chasm" and s["metric"] == "psnr")
+    assert float(chasm["paper_mean"]) == 28.68
+    assert int(chasm["cases"]) == 8
+    differences = list(csv.DictReader((page.parent / "report-differences.csv").open()))
+    assert len(differences) == len(results["comparisons"])
+
+
+def test_markdown_has_no_picture(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    assert "data:image" not in basis[0].with_suffix(".md").read_text()
+
+
+def test_seeds_settings_and_falsification(tmp_path: Path) -> None:
+    overrides = ["data.options.cases=12"]
+    plan = make_plan("evidence", scale="tiny", seeds=[0, 1], overrides=overrides)
+    fill_plan(plan, tmp_path, "embedded brain", size=24)
+    results = collect(plan, tmp_path)
+    text = write_report(results, tmp_path / "page.html").with_suffix(".md").read_text()  # no root: numbers only
+    assert "Random-mask falsification" in text
+    assert "2 seeds" in text
+    assert "second ±: over 2 seeds" in text
+    assert "One seed" not in text
+    assert text.count("embedded data") >= 2
+    assert (tmp_path / "page-differences.csv").is_file()
+
+
+def test_cost_study(tmp_path: Path) -> None:
+    plan = make_plan("flops", scale="tiny")
+    results = collect(plan, tmp_path)
+    for i, cell in enumerate(plan.cells):
+        quotes = plan.study.quotes[cell.setting, cell.host, cell.arm]
+        paper = {m: q._asdict() for m, q in quotes.items()}
+        row = {**cell.factors, "chosen_from": None, "seeds": [0], "cells": [cell.key], "paper": paper}
+        row |= {"scores": {next(iter(quotes)): {"mean": 1.0 + i}}, "parameters": None, "macs": None, "seconds": None}
+        results["rows"].append(row)
+    text = write_report(results, tmp_path / "out", root=tmp_path).with_suffix(".md").read_text()
+    assert re.search(r"\| CHASM \| [\d.]+ \| 28.22 \|", text)
+    assert re.search("least GMACs.* Baseline, 1.00", text)
+
+
+def test_nothing_finished_is_a_report_too(tmp_path: Path) -> None:
+    results = collect(make_plan("axes", scale="tiny"), tmp_path)
+    text = write_report(results, tmp_path / "out", root=tmp_path).read_text()
+    assert "No run is finished yet" in text
+
+
+def test_report_of_run_folders(tmp_path: Path) -> None:
+    config = make_plan("basis", scale="tiny").cells[0].config.model_dump(mode="json")
+    runs = {"Baseline": 0.0, "wrapper only": 0.4, "CHASM": 0.8}
+    mixers = {"Baseline": ("identity", {}), "wrapper only": ("chasm", {"basis": None}), "CHASM": ("chasm", {})}
+    for label, gain in runs.items():
+        name, options = mixers[label]
+        fill(tmp_path / label, {**config, "mixer": {"name": name, "options": options}}, gain, "embedded brain")
+    classic = tmp_path / "compressed sensing"  # a method without training: scores and pictures only
+    classic.mkdir()
+    metrics = json.loads((tmp_path / "Baseline" / "metrics.json").read_text())
+    kept = {k: metrics[k] for k in ("protocol", "meaning", "source", "cases", "mean", "std")}
+    (classic / "metrics.json").write_text(json.dumps(kept))
+    shutil.copy(tmp_path / "Baseline" / "examples.npz", classic)
+    folders = {label: tmp_path / label for label in ("compressed sensing", *runs)}
+    page = report_runs(folders, tmp_path / "report.html", title="A <demo> & more")
+    text = page.read_text()
+    parsed = Page(text)
+    assert sum(s.startswith("data:") for s in parsed.sources) == 5
+    assert "A &lt;demo&gt; &amp; more" in text
+    table = differences(parsed)
+    assert table["compressed sensing"]["CHASM − it"].endswith("] win")
+    assert table["CHASM"]["it − Baseline"].endswith("] win")
+    markdown = page.with_suffix(".md").read_text()
+    assert "Embedded data" in markdown
+    assert "| paper" not in markdown
+
+
+def test_numbers_as_they_are_printed() -> None:
+    assert words.signed(-0.0004, "psnr") == words.signed(0.0004, "psnr") == "0.000"
+    assert words.signed(-0.0006, "psnr") == "−0.001"
+    one = {"mean": 20.0, "std_cases": 0.0, "std_seeds": None, "cases": {"a": 20.0}}
+    assert words.score_text(one, "psnr") == "20.00"  # one case has no spread
+    assert words.score_text({**one, "cases": {"a": 20.0, "b": 20.0}}, "psnr") == "20.00 ± 0.00"
+
+
+def test_the_rule_and_the_whole_command_are_in_the_report(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+    text = basis[0].with_suffix(".md").read_text()
+    assert "and the mean is not zero in the digits printed here" in text
+    assert f"Made by `chasm report basis --scale proxy --protocol matched --out {basis[1]}`" in text
+
+
+def test_axes_have_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
+    points = [figures.Point(f"m{i}", 12.9151 + i * 1e-5, 1e9 + i, 2000.0 + 900 * i) for i in range(3)]
+    labels = {p.arm: p.arm for p in points}
+    figures.cost(points, labels, "PSNR")
+    figures.cost([*points, figures.Point("wide", 12.9, 1e9, 9e6)], labels | {"wide": "wide"}, "PSNR")
+    for figure in kept:
+        figure.canvas.draw()
+        for ax in figure.axes:
+            assert ax.yaxis.get_offset_text().get_text() == ""
+            low, high = ax.get_xlim()
+            shown = [t for t, at in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True) if low <= at <= high]
+            assert sum(bool(t.get_text()) for t in shown) > 1
+
+
+def test_long_labels_do_not_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
+    image = np.random.default_rng(0).random((32, 32))
+    names = ["Shared basis, signed gain", "SpectFormer, matched parameters", "DiffFNO, matched parameters", "a", "b"]
+    figures.panel(image, ("zero-filled", image), dict.fromkeys(names, image), dict.fromkeys(names, "30.00 dB"))
+    (figure,) = kept
+    figure.canvas.draw()
+    boxes = [ax.title.get_window_extent() for part in figure.subfigs for ax in part.axes if ax.get_title()]
+    assert len(boxes) == 7
+    for i, a in enumerate(boxes):
+        assert not any(a.overlaps(b) for b in boxes[i + 1 :])
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="give the folder of a finished run"):
+        report_runs([tmp_path], tmp_path / "report.html", title="x")
+    with pytest.raises(ValueError, match="at least one run"):
+        report_runs([], tmp_path / "report.html", title="x")
+
+
+def test_command(tmp_path: Path) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    from chasm.cli.report import report
+    from chasm.studies.plan import save_plan
+
+    app = typer.Typer()
+    app.command()(report)
+    plan = make_plan("seeds-basis", scale="tiny")
+    missing = CliRunner().invoke(app, ["seeds-basis", "--out", str(tmp_path)])
+    assert missing.exit_code == 3
+    assert len(missing.output.strip().splitlines()) == 1
+    save_plan(plan, tmp_path)
+    found = CliRunner().invoke(app, ["seeds-basis", "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert "6 missing" in found.output
+    folder = tmp_path / "tiny" / "reports" / "seeds-basis.matched"
+    assert json.loads((folder / "report.json").read_text())["study"]["name"] == "seeds-basis"
+    assert (folder / "report.html").is_file()
+
+
+def test_what_was_learned_is_what_the_mixer_computes(tmp_path: Path) -> None:
+    import chasm
+
+    mixer = chasm.CHASM(6, size=(12, 16))
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    save_file({f"slots.2.{k}": v for k, v in mixer.state_dict().items()}, tmp_path / "w.safetensors")
+    found = {x.axis: x for x in learned.read(tmp_path / "w.safetensors")}
+    operators = mixer.operators(12, 16)
+    for axis, x in found.items():
+        assert x.slot == 2
+        np.testing.assert_allclose(x.basis, operators[axis].U.detach(), atol=1e-6)
+        np.testing.assert_allclose(x.gains, operators[axis].gains.detach(), atol=1e-6)
+        assert x.rotation is not None
+        assert x.rotation > 1
+    flat = learned.Learned(0, "ch", np.eye(4), np.ones((9, 4)))
+    assert (flat.rotation, flat.over_frequency, flat.over_directions) == (0.0, 0.0, 0.0)
+
+
+def test_segmentation_and_colour_panels() -> None:
+    from chasm.studies.report.figures import panel
+
+    labels = np.zeros((30, 30), dtype=np.uint8)
+    labels[4:9, 6:12] = 2
+    grey = np.random.default_rng(0).random((30, 30)).astype(np.float16)
+    source, said = panel(labels, ("input", grey), {"CHASM": np.roll(labels, 1, 0)}, {})
+    assert said["labelled"]
+    assert source.startswith("data:image/png")
+    rgb = np.random.default_rng(0).random((3, 30, 24)).astype(np.float16)
+    _, said = panel(rgb, ("bicubic", rgb * 0.5), {f"m{i}": rgb * 0.9 for i in range(9)}, {})
+    assert 0 < said["top"] <= 0.1
+
+
+def test_the_box_lies_where_the_weight_is() -> None:
+    weight = np.zeros((40, 60))
+    weight[20:24, 50:54] = 1
+    y, x, n = _box(weight)
+    assert weight[y : y + n, x : x + n].sum() == weight.sum()
+
+
+def test_a_method_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a chart that some methods are not in: one without training has no learning curve."""
+    assert len(set(colours(["baseline", "gfnet", "chasm"]).values())) == 3
+    kept: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
+    labels = {"classical": "classical", "gfnet": "GFNet", "chasm": "CHASM"}
+    figures.cost([figures.Point(arm, 20.0, 1e9, 1000) for arm in labels], labels, "PSNR")
+    figures.learning([figures.Curve(a, 0, [1, 2], [1, 1], [1, 2], [9, 9]) for a in ("gfnet", "chasm")], labels, "PSNR")
+    first, second = ({line.get_label(): line.get_color() for line in f.axes[0].get_lines()} for f in kept)
+    assert [first[name] for name in ("GFNet", "CHASM")] == [second[name] for name in ("GFNet", "CHASM")]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_lays_it_out(basis: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Headless Chromium: every image decodes, nothing is wider than the window, and it prints to a few pages."""
+    page = tmp_path / "report.html"
+    probe = (
+        "<script>onload = () => { const i = [...document.images]; document.title = JSON.stringify({"
+        "images: i.length, broken: i.filter(x => !x.naturalWidth).length,"
+        "over: document.documentElement.scrollWidth - innerWidth}); }</script></body>"
+    )
+    page.write_text(basis[0].read_text().replace("</body>", probe))
+    flags = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+
+    def call(*more: str) -> str:
+        command = [*flags, "--window-size=1200,900", *more, page.as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    found = re.search(r"<title>(\{.*?\})</title>", call("--dump-dom"))
+    assert found is not None
+    facts = json.loads(found.group(1))
+    assert (facts["images"], facts["broken"]) == (5, 0)
+    assert facts["over"] <= 0
+    call(f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
+    pages = (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n") or 1
+    assert 1 <= pages <= 12
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "text"),
+    [
+        (24.637, "gmacs", "24.64"),
+        (0.0034567, "gmacs", "0.00346"),
+        (0.07, "core_mparams", "0.0700"),
+        (0.0, "gmacs", "0.00"),
+        (0.5, "psnr", "0.50"),
+        (None, "gmacs", "–"),
+    ],
+)
+def test_costs_of_tiny_models_have_digits(value, metric, text):
+    assert words.number(value, metric) == text

@@ -1,0 +1,88 @@
+"""No checkpoint that was saved is lost, and none that is damaged is trusted."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from chasm.common.files import write_text
+from chasm.train.checkpoints import Checkpoints, save_tensors
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*"))
+
+
+def test_tensors_are_as_readable_as_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(1)})
+        write_text(tmp_path / "a.txt", "")
+    finally:
+        os.umask(before)
+    assert [oct((tmp_path / f"a.{end}").stat().st_mode & 0o777) for end in ("safetensors", "txt")] == ["0o640"] * 2
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    checkpoints = Checkpoints(tmp_path / "c", pytest.fail)
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"x": torch.full((3,), step)}, {"note": step})
+    return checkpoints
+
+
+def test_the_last_two_are_kept(saved: Checkpoints) -> None:
+    assert sorted(p.name for p in saved.folder.iterdir()) == ["00000002", "00000003"]
+    tensors, record = saved.newest() or ({}, {})
+    assert torch.equal(tensors["x"], torch.full((3,), 3))
+    assert (record["note"], record["step"]) == (3, 3)
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "c", pytest.fail).newest() is None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "no record", "empty record", "other record"])
+def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints, damage: str) -> None:
+    state, record = (saved.folder / "00000003" / name for name in ("state.safetensors", "record.json"))
+    content = bytearray(state.read_bytes())
+    if damage == "truncated":
+        state.write_bytes(content[:-1])
+    elif damage == "flipped":
+        content[-1] ^= 1
+        state.write_bytes(content)
+    elif damage == "missing":
+        state.unlink()
+    elif damage == "no record":
+        record.unlink()
+    elif damage == "empty record":
+        record.write_text("")
+    else:
+        record.write_text("{}")
+    said: list[str] = []
+    saved.say = said.append
+    found = saved.newest()
+    assert found is not None
+    assert found[1]["step"] == 2
+    assert len(said) == 1
+    assert "00000003 is damaged" in said[0]
+    assert "\n" not in said[0]
+    # It does not count as one of the two, and does not come back.
+    saved.save(4 if damage == "missing" else 2, {"x": torch.zeros(1)}, {})
+    if damage != "missing":
+        assert listed(saved.folder) == ["00000002", "record.json", "state.safetensors"]
+
+
+def test_partial_folders_are_no_checkpoints_and_go_with_the_next_save(saved: Checkpoints) -> None:
+    partial = saved.folder / ".00000009.partial"
+    save_tensors(partial / "state.safetensors", {"x": torch.zeros(1)})
+    tensors, record = saved.newest() or ({}, {})
+    assert record["step"] == 3
+    saved.save(4, tensors, {})
+    assert sorted(p.name for p in saved.folder.iterdir()) == ["00000003", "00000004"]
+
+
+def test_nothing_is_pickled(saved: Checkpoints) -> None:
+    for path in saved.folder.rglob("*"):
+        assert path.is_dir() or path.suffix in (".safetensors", ".json")
