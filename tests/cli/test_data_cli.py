@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from chasm.cli.data import app
+from chasm.cli.app import app
 from chasm.cli.montage import montage
 from chasm.data import open_dataset
 from chasm.mri import Sampling
@@ -21,7 +21,7 @@ runner = CliRunner()
 
 
 def test_list_names_every_format() -> None:
-    result = runner.invoke(app, ["list"])
+    result = runner.invoke(app, ["data", "list"])
     assert result.exit_code == 0
     for name in ("cc359", "fastmri", "brats", "images", "folder", "proxy"):
         assert f"\n{name} " in "\n" + result.output
@@ -31,14 +31,14 @@ def test_check_a_sound_and_then_a_damaged_set(tmp_path: Path) -> None:
     root, manifest = tmp_path / "data", tmp_path / "m.json"
     for name in ("a", "b"):
         write_cc359(root / "Train" / f"{name}.npy", slices=62, seed=ord(name))
-    sound = runner.invoke(app, ["check", str(root), "--as", "cc359", "--manifest", str(manifest)])
+    sound = runner.invoke(app, ["data", "check", str(root), "--as", "cc359", "--manifest", str(manifest)])
     assert sound.exit_code == 0, sound.output
     assert "2 cases, 124 slices, 2 files" in sound.output
     assert sound.output.endswith("sound\n")
     assert set(json.loads(manifest.read_text())["files"]) == {"Train/a.npy", "Train/b.npy"}
 
     (root / "Train" / "b.npy").write_bytes(b"")
-    damaged = runner.invoke(app, ["check", str(root), "--as", "cc359", "--verify", str(manifest)])
+    damaged = runner.invoke(app, ["data", "check", str(root), "--as", "cc359", "--verify", str(manifest)])
     assert damaged.exit_code == 3
     assert "b.npy: header: the file is empty" in damaged.output
     assert "b.npy: sha256: differs from m.json" in damaged.output
@@ -47,11 +47,11 @@ def test_check_a_sound_and_then_a_damaged_set(tmp_path: Path) -> None:
 
 def test_one_case_is_one_case(tmp_path: Path) -> None:
     write_cc359(tmp_path / "Train" / "a.npy", slices=62)
-    sound = runner.invoke(app, ["check", str(tmp_path), "--as", "cc359"])
+    sound = runner.invoke(app, ["data", "check", str(tmp_path), "--as", "cc359"])
     assert ": 1 case, 62 slices, 1 file, " in sound.output
     assert "  train             1 case       62 slices\n" in sound.output
     (tmp_path / "Train" / "a.npy").write_bytes(b"")
-    damaged = runner.invoke(app, ["check", str(tmp_path), "--as", "cc359"])
+    damaged = runner.invoke(app, ["data", "check", str(tmp_path), "--as", "cc359"])
     assert damaged.output.endswith("1 thing is wrong\n")
 
 
@@ -71,7 +71,7 @@ def test_one_case_is_one_case(tmp_path: Path) -> None:
 )
 def test_wrong_use_is_one_line_and_exit_3(arguments: list[str], message: str, tmp_path: Path) -> None:
     write_proxy(tmp_path, size=64)
-    result = runner.invoke(app, [a.format(tmp_path) for a in arguments])
+    result = runner.invoke(app, ["data", *(a.format(tmp_path) for a in arguments)])
     assert result.exit_code == 3, result.output
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
@@ -84,7 +84,7 @@ def test_preview_writes_a_picture(kind: str, tmp_path: Path) -> None:
     write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
     out = tmp_path / "new" / "p.png"
     more = {"proxy": ["--slices", "1"], "images": ["-O", "size=64"]}[kind]
-    result = runner.invoke(app, ["preview", str(tmp_path / kind), "--as", kind, "-o", str(out), *more])
+    result = runner.invoke(app, ["data", "preview", str(tmp_path / kind), "--as", kind, "-o", str(out), *more])
     assert result.exit_code == 0, result.output
     assert result.output == f"wrote {out}: 1 of {'3 slices' if kind == 'proxy' else '1 slice'}\n"
     with Image.open(out) as picture:

@@ -4,10 +4,10 @@ import copy
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from chasm.cli import demo as commands
+from chasm.cli.app import app
 
 
 @pytest.fixture
@@ -17,11 +17,9 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> object:
     tasks["reconstruction"]["data"]["options"] |= {"size": 32, "cases": 10, "slices": 1}
     monkeypatch.setattr(commands, "TASKS", tasks)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    app = typer.Typer()
-    app.command("demo")(commands.demo)
 
     def run(*words: str) -> Result:
-        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--steps", "2", *words], catch_exceptions=False)
+        return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["demo", "--steps", "2", *words], catch_exceptions=False)
 
     return run
 

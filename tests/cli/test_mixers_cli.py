@@ -4,20 +4,18 @@ import json
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
-from chasm.cli.mixers import TABLES, agreement, mixers
+from chasm.cli.app import app
+from chasm.cli.mixers import TABLES, agreement
 from chasm.mixers import MIXERS, create_mixer
 from chasm.surgery.count import count, count_parameters
 
-app = typer.Typer()
-app.command()(mixers)
 SMALL = ["--channels", "32", "--size", "16x12"]
 
 
 def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, args)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["mixers", *args])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -82,6 +80,6 @@ def test_agreement_with_the_papers_column():
 
 
 def test_bad_arguments_say_what_to_do():
-    assert "did you mean 'gfnet'" in run("gfnt", code=2).replace("\n", " ")
+    assert "did you mean 'gfnet'" in run("gfnt", code=3)
     for size in ("12by3", "1x2x3", "0x4", ""):
-        assert "128x96" in run("--size", size, code=2)
+        assert "128x96" in run("--size", size, code=3)

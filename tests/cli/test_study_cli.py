@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from chasm.cli.study import app
+from chasm.cli.app import app
 from chasm.studies import STUDIES, runner, worker
 
 
@@ -11,7 +11,7 @@ from chasm.studies import STUDIES, runner, worker
 def chasm_study(monkeypatch):
     monkeypatch.setattr(worker, "measure", lambda config, size: {"status": "done"})
     monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], worker.run_cell(j)) for j in jobs))
-    return lambda *words: CliRunner().invoke(app, [str(w) for w in words])
+    return lambda *words: CliRunner().invoke(app, ["study", *map(str, words)])
 
 
 def test_list_names_every_study(chasm_study):
@@ -43,7 +43,7 @@ def test_show_prints_the_cost(chasm_study, monkeypatch):
 
 def test_run_then_status(chasm_study, tmp_path):
     missing = chasm_study("status", "parameters", "--out", tmp_path)
-    assert missing.exit_code == 2
+    assert missing.exit_code == 3
     assert "chasm study run parameters" in missing.output
     done = chasm_study("run", "parameters", "--out", tmp_path)
     assert done.exit_code == 0, done.output
@@ -54,9 +54,9 @@ def test_run_then_status(chasm_study, tmp_path):
     assert "9 runs: 9 done" in status.output
 
 
-def test_a_failed_run_gives_exit_code_one(chasm_study, tmp_path):
+def test_a_failed_run_gives_exit_code_3(chasm_study, tmp_path):
     found = chasm_study("run", "seeds-basis", "--seeds", 1, "--out", tmp_path, "--set", "data.options.content=brian")
-    assert found.exit_code == 1
+    assert found.exit_code == 3
     assert "2 failed" in found.output
     assert "did you mean 'brain'" in found.output
     status = chasm_study("status", "seeds-basis", "--out", tmp_path)
@@ -77,6 +77,7 @@ def test_a_failed_run_gives_exit_code_one(chasm_study, tmp_path):
 )
 def test_errors_are_one_line(chasm_study, words, message, tmp_path):
     found = chasm_study(*words, *(("--out", tmp_path) if words[0] == "run" else ()))
-    assert found.exit_code == 2
-    assert message in found.output
-    assert "Traceback" not in found.output
+    assert found.exit_code == 3
+    assert message in found.stderr
+    assert found.stderr.startswith("error: ")
+    assert found.stderr.count("\n") == 1

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner, Result
 
-from chasm.cli import train as commands
+from chasm.cli.app import app
 from chasm.train.config import load_recipe, shipped_recipes
 
 RECIPE = """
@@ -22,9 +21,6 @@ train: {steps: 2, batch: 2}
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    app = typer.Typer()
-    app.command("train")(commands.train)
-    app.command("eval")(commands.evaluate)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

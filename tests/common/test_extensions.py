@@ -75,7 +75,8 @@ def test_what_cannot_be_loaded(mine, name, reason):
         load([mine.parent / name])
     assert "\n" not in str(e.value)
     result = CliRunner().invoke(app, ["--with", str(mine.parent / name), "mixers"])
-    assert result.exit_code == 2
+    assert result.exit_code == 3
+    assert result.stderr == f"error: {e.value}\n"
     assert loaded() == {}
 
 
@@ -133,7 +134,7 @@ def test_with_needs_a_file(mine):
 )
 def test_who_forgets_it_is_told(words):
     result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
-    assert result.exit_code != 0
+    assert result.exit_code == 3
     assert "chasm --with FILE.py" in result.output
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 
-from chasm.cli.reconstruct import reconstruct as command
+from chasm.cli.app import app
 from chasm.data.embedded import Embedded
 from chasm.mri import create_mask
 from chasm.train.config import dump, load_recipe
@@ -64,6 +63,5 @@ def brains(n: int, size: tuple[int, int] = (48, 40)) -> np.ndarray:
 
 
 def call(*words: object) -> Any:
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(w) for w in words])
+    """`chasm reconstruct` with these words."""
+    return CliRunner().invoke(app, ["reconstruct", *map(str, words)])

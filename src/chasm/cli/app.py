@@ -8,10 +8,11 @@ import typer
 from typer.core import TyperGroup
 
 from chasm.cli import bench, data, demo, mixers, reconstruct, report, study, train
+from chasm.cli.errors import EXIT_CODES, one_line_errors
 
 
-class WithAnywhere(TyperGroup):
-    """--with is for every command: it may stand among the words of one, too."""
+class Commands(TyperGroup):
+    """The commands, with what all of them share: `--with` anywhere on the line, and one way to fail."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first, rest, words = list[str](), list[str](), iter(args)
@@ -23,16 +24,21 @@ class WithAnywhere(TyperGroup):
         lone = first[-1:] == ["--with"]  # its file is missing: it must not take the command for one
         return super().parse_args(ctx, first if lone else [*first, *rest])
 
+    def invoke(self, ctx: Any) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="chasm",
-    cls=WithAnywhere,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # paragraphs of a help text flow with the terminal
     help="Spectral mixing for images: see it learn ('chasm demo' needs no data), compare the mixers, train, run the "
     "paper's studies, reconstruct.",
+    epilog=EXIT_CODES,
 )
 
 
@@ -50,10 +56,7 @@ def root(
     if files:
         from chasm.common.extensions import load
 
-        try:
-            load(files)
-        except ValueError as e:
-            raise typer.BadParameter(str(e)) from None
+        load(files)
 
 
 app.command("demo")(demo.demo)

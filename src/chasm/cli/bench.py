@@ -1,7 +1,5 @@
 """`chasm bench`: how fast the mixers and their hosts are on this machine."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,36 +40,35 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         if any((shape, dtype, mixer, mode, form, compiled, seconds, out, device)):
-            raise typer.BadParameter(f"options of {context.invoked_subcommand!r} go after its name")
+            raise ValueError(f"options of {context.invoked_subcommand!r} go after its name")
         return
-    with _one_line_errors():
-        from chasm.bench import report, table
-        from chasm.bench.clock import Pace
-        from chasm.common.precision import tf32
+    from chasm.bench import report, table
+    from chasm.bench.clock import Pace
+    from chasm.common.precision import tf32
 
-        place = _device(device)
-        with tf32(False):
-            plan = table.make_plan(
-                place,
-                shapes=[_shape(s) for s in shape],
-                dtypes=dtype,
-                modes=mode,
-                mixers=mixer,
-                forms=form,
-                compiled=compiled,
-                pace=None if seconds is None else Pace(seconds, 3, 1000),
-            )
-            facts = _begin(place, plan.limits)
-            rows: list[dict[str, Any]] = []
-            text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
-            with report.progress(plan.rows()) as tick:
-                for found in table.run(plan, tick):
-                    rows += found
-                    titles = {k: v for k, v in report.TITLES.items() if k != "shape"}
-                    name = report.cell("shape", found[0])
-                    report.show(found, titles, name)
-                    text += f"\n\n## {name}\n\n{report.markdown(found, titles)}"
-                    report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run leaves them
+    place = _device(device)
+    with tf32(False):
+        plan = table.make_plan(
+            place,
+            shapes=[_shape(s) for s in shape],
+            dtypes=dtype,
+            modes=mode,
+            mixers=mixer,
+            forms=form,
+            compiled=compiled,
+            pace=None if seconds is None else Pace(seconds, 3, 1000),
+        )
+        facts = _begin(place, plan.limits)
+        rows: list[dict[str, Any]] = []
+        text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
+        with report.progress(plan.rows()) as tick:
+            for found in table.run(plan, tick):
+                rows += found
+                titles = {k: v for k, v in report.TITLES.items() if k != "shape"}
+                name = report.cell("shape", found[0])
+                report.show(found, titles, name)
+                text += f"\n\n## {name}\n\n{report.markdown(found, titles)}"
+                report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run leaves them
 
 
 @app.command()
@@ -92,7 +89,7 @@ def scaling(
     from chasm.bench.clock import Pace
     from chasm.common.precision import tf32
 
-    with _one_line_errors(), tf32(False):
+    with tf32(False):
         if redraw:
             if plot is None:
                 raise ValueError("--from draws again what was measured: give the picture's name with --plot")
@@ -141,10 +138,9 @@ def hosts(
     from chasm.bench import hosts
 
     known = {"hifi": ("Training", hosts.hifi, hosts.HOSTS), "unet": ("Inference", hosts.unet, hosts.HOSTS)}
-    with _one_line_errors():
-        for name in host:
-            if name not in known:
-                raise ValueError(f"unknown host {name!r}: expected {' or '.join(known)}")
+    for name in host:
+        if name not in known:
+            raise ValueError(f"unknown host {name!r}: expected {' or '.join(known)}")
     _tables("Hosts, timed", [known[name] for name in host or known], hosts.COLUMNS, out, device, 2.0)
 
 
@@ -161,7 +157,7 @@ def profile(
     from chasm.common.precision import tf32
     from chasm.mixers import MIXERS
 
-    with _one_line_errors(), tf32(False):
+    with tf32(False):
         place = _device(device)
         MIXERS.get(mixer)  # an unknown one is refused before anything is measured
         facts = _begin(place)
@@ -184,7 +180,7 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
     from chasm.bench.clock import Pace
     from chasm.common.precision import tf32
 
-    with _one_line_errors(), tf32(False):
+    with tf32(False):
         place = _device(device)
         facts = _begin(place)
         pace = Pace(seconds, 5, 50) if place.type == "cuda" else Pace(0.2, 2, 10)
@@ -200,15 +196,6 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
             rows += found
             text += (f"\n\n## {name}" if name else "") + f"\n\n{report.markdown(found, titles)}"
             report.write(out, text, rows, columns)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError) as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(3) from None
 
 
 def _device(name: str | None) -> Any:

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chasm.cli.errors import FAILED
 from chasm.common.words import counted
 
 if TYPE_CHECKING:
@@ -33,31 +34,29 @@ def check(
     jobs: int | None = typer.Option(None, min=1, help="Cases read at the same time; default: one per core."),
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
-    """Read all of a dataset and say what is wrong with it. Exit code 0: sound, 3: something is wrong."""
+    """Read all of a dataset and say what is wrong with it. The exit code is 3 if anything is."""
     from rich.console import Console
     from rich.progress import Progress
 
     from chasm.data import check as checks
 
     console = Console(stderr=True)
-    try:
-        with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-            task = bar.add_task("reading", total=None)
-            report = checks.check(
-                path,
-                kind,
-                jobs,
-                lambda done, total: bar.update(task, completed=done, total=total),
-                **_options(option),
-            )
-        if verify is not None:
-            checks.verify(report, verify)
-        if manifest is not None:
-            checks.write_manifest(report, manifest)
-    except (ValueError, OSError) as e:
-        _stop(e)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        report = checks.check(
+            path,
+            kind,
+            jobs,
+            lambda done, total: bar.update(task, completed=done, total=total),
+            **_options(option),
+        )
+    if verify is not None:
+        checks.verify(report, verify)
+    if manifest is not None:
+        checks.write_manifest(report, manifest)
     _print(report)
-    raise typer.Exit(0 if report.ok else 3)
+    if not report.ok:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -76,15 +75,12 @@ def preview(
     from chasm.data import open_dataset
     from chasm.mri import Sampling
 
-    try:
-        data = open_dataset(kind, path, split=split, **_options(option))
-        rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
-        figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
-        figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=110, bbox_inches="tight")
-    except (ValueError, OSError) as e:
-        _stop(e)
+    data = open_dataset(kind, path, split=split, **_options(option))
+    rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
+    figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
+    figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=110, bbox_inches="tight")
     typer.echo(f"wrote {out}: {len(rows)} of {counted(len(data), 'slice')}")
 
 
@@ -100,11 +96,6 @@ def _options(pairs: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             options[key] = value
     return options
-
-
-def _stop(error: Exception) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(3)
 
 
 def _print(report: "Report") -> None:

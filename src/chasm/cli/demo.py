@@ -44,11 +44,8 @@ def demo(
     from chasm.common.registry import near
 
     if task not in TASKS:
-        raise typer.BadParameter(f"unknown task {task!r}: {near(task, TASKS)}")
-    from chasm.cli.train import one_line_errors
-
-    with one_line_errors():
-        page = _compare(task, out, steps, seed)
+        raise ValueError(f"unknown task {task!r}: {near(task, TASKS)}")
+    page = _compare(task, out, steps, seed)
     typer.echo(f"report: {page.resolve()}")
 
 

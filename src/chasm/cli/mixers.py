@@ -50,7 +50,7 @@ def mixers(
     H, W = _size(size)
     names = MIXERS.list(pattern)
     if not names:
-        raise typer.BadParameter(f"no mixer matches {pattern!r}: {near(pattern, MIXERS.list())} {OWN}")
+        raise ValueError(f"no mixer matches {pattern!r}: {near(pattern, MIXERS.list())} {OWN}")
     rows = [row(name, channels, (H, W)) for name in names]
     title = f"One map of {channels} x {H} x {W}."
     if as_json:
@@ -112,7 +112,7 @@ def agreement(once: int, twice: int, paper: str) -> str:
 def _size(text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if not all(p.isdecimal() and int(p) > 0 for p in parts) or len(parts) > 2:
-        raise typer.BadParameter(f"expected a size like 128 or 128x96, got {text!r}")
+        raise ValueError(f"expected a size like 128 or 128x96, got {text!r}")
     return int(parts[0]), int(parts[-1])
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chasm.cli.errors import FAILED, show_error
 from chasm.common.words import counted
 
 if TYPE_CHECKING:
@@ -46,34 +47,26 @@ def reconstruct(
     console = Console(stderr=True)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
-    try:
-        with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-            task = bar.add_task("slices", total=None)
-            on_slice = lambda p, done, total: bar.update(task, description=p.name, completed=done, total=total)  # noqa: E731
-            for path, outcome in logic.reconstruct_each(
-                sources, run, out, kind=kind, mask=mask, device=place, on_slice=on_slice
-            ):
-                outcomes[path] = outcome
-                bar.stop()  # else the bar stays in front of what is said
-                if isinstance(outcome, Exception):
-                    typer.echo(f"error: {outcome}", err=True)
-                elif not as_json:
-                    _say(outcome, path if len(sources) > 1 else None)
-                bar.start()
-    except (ValueError, OSError) as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(3) from None
-    except KeyboardInterrupt:
-        done = f"{len(outcomes)} of {len(sources)} inputs done, " if len(sources) > 1 else ""
-        typer.echo(f"interrupted: {done}no file is left half written; the same call starts again", err=True)
-        raise typer.Exit(130) from None
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("slices", total=None)
+        on_slice = lambda p, done, total: bar.update(task, description=p.name, completed=done, total=total)  # noqa: E731
+        for path, outcome in logic.reconstruct_each(
+            sources, run, out, kind=kind, mask=mask, device=place, on_slice=on_slice
+        ):
+            outcomes[path] = outcome
+            bar.stop()  # else the bar stays in front of what is said
+            if isinstance(outcome, Exception):
+                show_error(outcome)
+            elif not as_json:
+                _say(outcome, path if len(sources) > 1 else None)
+            bar.start()
     failed = sum(isinstance(outcome, Exception) for outcome in outcomes.values())
     if as_json and (failed == 0 or len(outcomes) > 1):
         typer.echo(logic.as_json(outcomes))
     if failed:
         if len(outcomes) > 1:
             typer.echo(f"{failed} of {len(outcomes)} inputs failed", err=True)
-        raise typer.Exit(3)
+        raise typer.Exit(FAILED)
 
 
 def _say(outcome: "Outcome", source: Path | None) -> None:

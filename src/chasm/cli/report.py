@@ -17,13 +17,9 @@ def report(
     from chasm.studies import collect, load_plan
     from chasm.studies.report import write_report
 
-    try:
-        results = collect(load_plan(root, study, scale, protocol), root)
-        folder = to or root / scale / "reports" / f"{study}.{protocol}"
-        page = write_report(results, folder, root=root)
-        write_json(page.with_suffix(".json"), results)
-    except (ValueError, OSError) as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(3) from None
+    results = collect(load_plan(root, study, scale, protocol), root)
+    folder = to or root / scale / "reports" / f"{study}.{protocol}"
+    page = write_report(results, folder, root=root)
+    write_json(page.with_suffix(".json"), results)
     counts = ", ".join(f"{n} {status}" for status, n in results["counts"].items())
     typer.echo(f"{page.resolve()}\n{study} ({scale}, {protocol}): {counts}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from chasm.cli.errors import FAILED
 from chasm.common.words import counted
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
@@ -83,26 +84,20 @@ def run(
     from chasm.studies.runner import run as run_study
 
     plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
-    try:
-        outcomes = run_study(
-            plan,
-            out,
-            executor="ray" if ray else "local",
-            at_once=at_once,
-            address=address,
-            cpus=cpus,
-            gpus=gpus,
-            say=typer.echo,
-        )
-    except KeyboardInterrupt:
-        typer.echo("interrupted: the runs have saved their place; the same command goes on", err=True)
-        raise typer.Exit(130) from None
-    except (ValueError, OSError) as e:
-        raise _one_line(e) from None
+    outcomes = run_study(
+        plan,
+        out,
+        executor="ray" if ray else "local",
+        at_once=at_once,
+        address=address,
+        cpus=cpus,
+        gpus=gpus,
+        say=typer.echo,
+    )
     count = Counter(outcomes.values())
     typer.echo(", ".join(f"{n} {outcome}" for outcome, n in count.items()) or "nothing to do: all runs are done")
     if count["failed"]:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -111,10 +106,7 @@ def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: 
     from chasm.studies import load_plan
     from chasm.studies.state import state
 
-    try:
-        plan = load_plan(out, name, scale, protocol)
-    except (ValueError, OSError) as e:
-        raise _one_line(e) from None
+    plan = load_plan(out, name, scale, protocol)
     states = [state(plan.folder(out, cell), cell.config) for cell in plan.cells]
     for cell, (word, error) in zip(plan.cells, states, strict=True):
         trace = plan.folder(out, cell) / "traceback.txt"
@@ -133,19 +125,9 @@ def _plan(
     for entry in path:
         key, equals, folder = entry.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--path {entry!r}: write it as name=folder")
+            raise ValueError(f"--path {entry!r}: write it as name=folder")
         paths[key] = str(Path(folder).expanduser().resolve())
-    try:
-        plan = make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides, arms)
-        _ = plan.cells  # made here, where wrong overrides show
-    except ValueError as e:
-        raise _one_line(e) from None
-    return plan
-
-
-def _one_line(error: Exception) -> typer.Exit:
-    typer.echo(f"chasm: {error}", err=True)
-    return typer.Exit(2)
+    return make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides, arms)
 
 
 def _show_arm(plan: Any, cells: list[Any]) -> None:
@@ -170,10 +152,7 @@ def _show_arm(plan: Any, cells: list[Any]) -> None:
 def _show_cost(plan: Any, gpus: int, limit: float) -> None:
     from chasm.studies.estimate import estimate
 
-    try:
-        cost = estimate(plan, gpus, limit)
-    except (ValueError, OSError) as e:
-        raise _one_line(e) from None
+    cost = estimate(plan, gpus, limit)
     typer.echo(f"\nCost, timed on {cost.device}:")
     for (setting, host, arm), p in cost.probes.items():
         mark = "" if p.measured else "  (assumed)"

@@ -1,8 +1,6 @@
 """`chasm train` and `chasm eval`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +46,13 @@ def train(
     from chasm.train import train as run
     from chasm.train.config import dump
 
-    with one_line_errors():
-        config = load_recipe(recipe, set_)
-        if show:
-            typer.echo(dump(config), nl=False)
-            return
-        folder = out or Path("runs") / _name(recipe, config)
-        done = (folder / "metrics.json").is_file()
-        try:
-            metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
-        except KeyboardInterrupt:  # before the first step, while testing, or the second one
-            typer.echo("stopped: the same command goes on from the last checkpoint", err=True)
-            raise typer.Exit(130) from None
+    config = load_recipe(recipe, set_)
+    if show:
+        typer.echo(dump(config), nl=False)
+        return
+    folder = out or Path("runs") / _name(recipe, config)
+    done = (folder / "metrics.json").is_file()
+    metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
     if metrics:
         _print(metrics)
         typer.echo(f"run folder: {folder}" + (" (already done: nothing was computed)" if done else ""))
@@ -78,8 +71,7 @@ def evaluate(
     from chasm.train import evaluate as score
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with one_line_errors():
-        metrics = score(run, split, device=device, data_path=data)
+    metrics = score(run, split, device=device, data_path=data)
     typer.echo(json.dumps(finite(metrics), indent=2)) if as_json else _print(metrics)
 
 
@@ -92,18 +84,6 @@ def _name(recipe: str, config: Any) -> str:
     except ValueError:  # a recipe that is complete only with its --set
         own = config.mixer.name
     return str(config.name) if config.mixer.name == own else f"{config.name}-{config.mixer.name}"
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Mistakes of the caller, of the data and of the disk end in one line and exit code 3; others keep their trace."""
-    from chasm.train import NonFiniteError
-
-    try:
-        yield
-    except (ValueError, OSError, NonFiniteError) as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(3) from None
 
 
 def _print(metrics: dict[str, Any]) -> None:

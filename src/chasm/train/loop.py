@@ -40,7 +40,7 @@ MOST_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(FloatingPointError):
     """Loss, gradient or weights were not finite; of the first two the message says where the slices are listed."""
 
 

@@ -347,20 +347,17 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    import typer
     from typer.testing import CliRunner
 
-    from chasm.cli.report import report
+    from chasm.cli.app import app
     from chasm.studies.plan import save_plan
 
-    app = typer.Typer()
-    app.command()(report)
     plan = make_plan("seeds-basis", scale="tiny")
-    missing = CliRunner().invoke(app, ["seeds-basis", "--out", str(tmp_path)])
+    missing = CliRunner().invoke(app, ["report", "seeds-basis", "--out", str(tmp_path)])
     assert missing.exit_code == 3
     assert len(missing.output.strip().splitlines()) == 1
     save_plan(plan, tmp_path)
-    found = CliRunner().invoke(app, ["seeds-basis", "--out", str(tmp_path)])
+    found = CliRunner().invoke(app, ["report", "seeds-basis", "--out", str(tmp_path)])
     assert found.exit_code == 0, found.output
     assert "6 missing" in found.output
     folder = tmp_path / "tiny" / "reports" / "seeds-basis.matched"

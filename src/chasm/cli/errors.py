@@ -1,0 +1,45 @@
+"""What happens to an error: one line on standard error and an exit code, for every command in the same way."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+FAILED = 3
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_CODES = f"""\
+Exit codes: 0 done; 2 the command line could not be read; {FAILED} it was read, but the work could not be done or
+found something wrong, and a line on standard error says what; {INTERRUPTED} interrupted; 1 a bug in chasm, with its
+traceback."""
+
+
+def show_error(error: Exception) -> None:
+    """Print an error as one line on standard error."""
+    typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn expected errors into one line and an exit code; an unexpected one keeps its traceback.
+
+    Expected are wrong values (ValueError), files (OSError), training that diverged (FloatingPointError), and a package
+    that is not installed. A closed pipe is left to Typer, which ends quietly.
+
+    Raises:
+        typer.Exit: with `FAILED`, or with `INTERRUPTED` after Ctrl-C.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, FloatingPointError) as e:
+        show_error(e)
+        raise typer.Exit(FAILED) from None
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.split(".")[0] == "chasm":
+            raise
+        show_error(ModuleNotFoundError(f"this needs {e.name}: pip install 'chasm-mixer[train,data,report]'"))
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: no file is half written; the same command goes on with what is left", err=True)
+        raise typer.Exit(INTERRUPTED) from None
