@@ -9,8 +9,6 @@ runs at a small size and only shows that it works.
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,8 @@ from pathlib import Path
 import torch
 
 from chasm.backbones import create_backbone
+from chasm.common.files import write_json
+from chasm.common.provenance import provenance
 from chasm.mri import Sampling
 from chasm.tasks import Reconstruction
 
@@ -72,10 +72,7 @@ def main() -> None:
 
     made = per_call(make, device, calls)
     result: dict[str, object] = {
-        "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
+        **provenance(device).lines(),
         "batch": batch,
         "size": size,
         "unet_width": width,
@@ -91,8 +88,7 @@ def main() -> None:
     if not gpu:
         print("a small run on the CPU: the aim is about a GPU")
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ is no better defined than that. On a CPU use --tiny.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -18,8 +17,9 @@ from typing import Any
 
 import torch
 
-from chasm.bench.report import provenance
+from chasm.common.files import write_json
 from chasm.common.precision import tf32
+from chasm.common.provenance import provenance
 from chasm.train.config import RunConfig, load_recipe
 from chasm.train.loop import Trainer
 
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write curves and numbers here as JSON")
     args = parser.parse_args(argv)
     window = min(WINDOW, max(args.steps // 4, 1))
-    result: dict[str, Any] = {**provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu"))}
+    result: dict[str, Any] = dict(provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu")).lines())
     curves: dict[str, list[float]] = {}
     for name, precision, rounded in (
         ("float32", "float32", False),
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"bfloat16 follows float32: {result['follows']} (mean deviation, allowed {100 * ALLOWED_MEAN:.0f} %)")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({**result, "curves": curves}, indent=1) + "\n")
+        write_json(args.out, {**result, "curves": curves})
     return 0 if result["follows"] else 1
 
 

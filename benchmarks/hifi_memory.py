@@ -7,18 +7,16 @@ each group in the backward pass. On a CPU the same code runs a tiny configuratio
 """
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import chasm
 from chasm.backbones import create_backbone
+from chasm.common.files import write_json
+from chasm.common.provenance import provenance
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
 
 TARGET_GB = 24  # float32 with checkpointing
@@ -58,20 +56,6 @@ def measure(
     return {"step_ms": 1e3 * statistics.median(times[2:]), "peak_gb": peak, "loss": loss.item()}
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "chasm": chasm.__version__,
-        "commit": commit.stdout.strip() or None,
-        "seed": 0,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
@@ -94,13 +78,19 @@ def main() -> None:
             rows.append(row)
             peak = "-" if result["peak_gb"] is None else f"{result['peak_gb']:.2f}"
             print(f"{row['precision']:<10} {checkpoint!s:<10} {peak:>8} {result['step_ms']:>9.1f}", flush=True)
-    report = {**provenance(device), "mixer": args.mixer, **setting, "target_gb": TARGET_GB, "rows": rows}
+    report = {
+        **provenance(device).lines(),
+        "seed": 0,
+        "mixer": args.mixer,
+        **setting,
+        "target_gb": TARGET_GB,
+        "rows": rows,
+    }
     if device.type == "cuda":
         report["under_target"] = rows[1]["peak_gb"] < TARGET_GB
         print(f"float32 with checkpointing under {TARGET_GB} GB: {report['under_target']}")
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(args.out, report)
 
 
 if __name__ == "__main__":

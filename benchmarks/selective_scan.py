@@ -9,13 +9,7 @@ The memory floor counts every input read once and every output written once, at 
 
 import argparse
 import itertools
-import json
-import os
-import platform
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.common.files import write_json, write_text
+from chasm.common.provenance import provenance
+from chasm.common.tables import markdown_table
 from chasm.ops.selective_scan import choose_form, chunked, selective_scan
 
 Shape = tuple[int, int, int, int]  # B, D, L, N
@@ -198,16 +195,19 @@ def on_gpu(shape: Shape, seed: int, repeats: int, with_sweep: bool) -> tuple[dic
     floor = floors(shape)
     rows = [measure(shape, form, seed, repeats) for form in forms]
     base = rows[0]
-    table = "| form | forward ms | x chunked | x floor | forward + backward ms | x chunked | x floor | peak MiB |\n"
-    table += "|---|---|---|---|---|---|---|---|\n"
+    columns = ["form"]
+    for key in ("forward", "forward + backward"):
+        columns += [f"{key} ms", "x chunked", "x floor"]
+    lines = []
     for row in rows:
         cells = [row["form"]]
         for key in ("forward", "forward_backward"):
             t = row[f"{key}_ms"]
             cells += [f"{t:.3f}", f"{base[f'{key}_ms'] / t:.1f}", f"{t / floor[f'{key}_floor_ms']:.1f}"]
-        table += "| " + " | ".join([*cells, f"{row['peak_mib']:.0f}"]) + " |\n"
+        lines.append([*cells, f"{row['peak_mib']:.0f}"])
+    table = markdown_table([*columns, "peak MiB"], lines) + "\n\n"
     table += (
-        f"\nMemory floor: {floor['forward_floor_ms']:.3f} ms forward, {floor['forward_backward_floor_ms']:.3f} ms with "
+        f"Memory floor: {floor['forward_floor_ms']:.3f} ms forward, {floor['forward_backward_floor_ms']:.3f} ms with "
         f"backward, at {floor['copy_gb_per_s']:.0f} GB/s (a copy, read + write). "
         f"Parity with the float64 oracle: {', '.join(f'{form} {error:.1e}' for form, error in parity.items())}.\n"
     )
@@ -225,10 +225,9 @@ def on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any], str]:
         found["chunked"] += times(lambda: forward_backward(inputs, "chunked"), "cpu", 5)
     slow, fast = found["sequential"], found["chunked"]
     ratios = {f.__name__: f(slow) / f(fast) for f in (min, statistics.median)}
-    table = "| form | forward + backward, best ms | median ms |\n|---|---|---|\n"
-    for form, values in found.items():
-        table += f"| {form} | {min(values):.1f} | {statistics.median(values):.1f} |\n"
-    table += f"\nsequential / chunked: {ratios['min']:.1f} (best), {ratios['median']:.1f} (median)\n"
+    lines = [[form, f"{min(values):.1f}", f"{statistics.median(values):.1f}"] for form, values in found.items()]
+    table = markdown_table(["form", "forward + backward, best ms", "median ms"], lines)
+    table += f"\n\nsequential / chunked: {ratios['min']:.1f} (best), {ratios['median']:.1f} (median)\n"
     return {"times_ms": found, "ratios": ratios}, table
 
 
@@ -249,24 +248,16 @@ def main() -> None:
         result, table = on_gpu(shape, args.seed, args.repeats or 20, args.sweep)
     else:
         result, table = on_cpu(shape, args.seed, args.repeats or 3)
-    cpu = f"{platform.machine()} CPU, {args.threads} of {os.cpu_count()} threads"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     header = {
         "shape": dict(zip("BDLN", shape, strict=True)),
-        "hardware": torch.cuda.get_device_name() if gpu else cpu,
-        "torch": torch.__version__,
-        "triton": sys.modules["triton"].__version__ if "triton" in sys.modules else None,
         "seed": args.seed,
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip() or None,
-        "date": time.strftime("%Y-%m-%d"),
+        **provenance(torch.device(args.device)).lines(),
     }
     text = "# Selective scan\n\n" + "\n".join(f"- {key}: {value}" for key, value in header.items()) + f"\n\n{table}"
     print(text)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.with_suffix(".json").write_text(json.dumps({**header, **result}, indent=1) + "\n")
-        args.out.with_suffix(".md").write_text(text)
+        write_json(args.out.with_suffix(".json"), {**header, **result})
+        write_text(args.out.with_suffix(".md"), text)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_one_case_is_one_case(tmp_path: Path) -> None:
         (["check", "{}/nowhere", "--as", "cc359"], "nowhere: no such file or folder"),
         (["check", "{}", "--as", "cc395"], "did you mean 'cc359'"),
         (["check", "{}", "--as", "proxy", "-O", "part"], "expected KEY=VALUE"),
-        (["check", "{}", "--as", "proxy", "--manifest", "{}/no/such/folder/m.json"], "No such file or directory"),
+        (["check", "{}", "--as", "proxy", "--manifest", "{}/a-file/m.json"], "could not be written (File exists)"),
         (["check", "{}", "--as", "proxy", "--verify", "{}/m.json"], "m.json: no such file"),
         (["preview", "{}", "--as", "cc359", "-o", "{}/p.png"], "split 'train' has no case"),
         (["preview", "--as", "cc359", "-o", "{}/p.png"], "'cc359' reads files"),
@@ -71,6 +71,7 @@ def test_one_case_is_one_case(tmp_path: Path) -> None:
 )
 def test_wrong_use_is_one_line_and_exit_3(arguments: list[str], message: str, tmp_path: Path) -> None:
     write_proxy(tmp_path, size=64)
+    (tmp_path / "a-file").touch()
     result = runner.invoke(app, ["data", *(a.format(tmp_path) for a in arguments)])
     assert result.exit_code == 3, result.output
     assert message in result.output

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chasm.common import files
-from chasm.common.files import read_json, write_json, write_text
+from chasm.common.files import read_json, remove_unfinished, write_atomic, write_json, write_text
 
 
 def fails_with(number: int) -> Any:
@@ -43,3 +43,68 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text("")
     with pytest.raises(ValueError, match=r"metrics\.json: not JSON \(Expecting value.*\): remove it"):
         read_json(tmp_path / "metrics.json")
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+
+    def write(partial: Path) -> None:
+        partial.write_text("first half, ")
+        write_text(path, "the other writer")
+        with open(partial, "a") as f:
+            f.write("second half")
+
+    write_atomic(path, write)
+    assert path.read_text() == "first half, second half"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_links_are_replaced_and_never_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "a.txt").symlink_to(victim)
+    write_text(tmp_path / "a.txt", "new")
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / "a.txt").is_symlink()
+    assert (tmp_path / "a.txt").read_text() == "new"
+
+
+def test_a_name_that_was_guessed_is_refused_and_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)
+    (tmp_path / f".chasm-{'0' * 16}.partial").symlink_to(victim)
+    with pytest.raises(OSError, match=r"a\.txt: could not be written \(File exists\)"):
+        write_text(tmp_path / "a.txt", "new")
+    assert victim.read_text() == "mine"
+
+
+def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        events.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *a: events.append("rename") or replace(*a))
+    write_text(tmp_path / "a.txt", "new")
+    assert events == ["file", "rename", "folder"]
+
+
+def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 255)
+    write_text(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    left = []
+    write_atomic(tmp_path / "a.txt", left.append)
+    left[0].write_text("half")  # as if that process had been killed
+    (tmp_path / "mine.partial").touch()
+    remove_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "mine.partial"]

@@ -145,7 +145,7 @@ def test_a_failed_write_leaves_the_old_manifest(cc359: Path, tmp_path: Path, mon
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json, "dump", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
         write_manifest(report, file)
     assert file.read_text() == before

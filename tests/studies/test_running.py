@@ -9,12 +9,13 @@ import time
 
 import pytest
 
+from chasm.common.locks import BusyError
 from chasm.studies import collect, executors, load_plan, make_plan, runner, worker
 from chasm.studies.executors import environment_of, local, on_ray, visible_gpus
 from chasm.studies.plan import save_plan
 from chasm.studies.report import write_report
 from chasm.studies.runner import jobs_of, run
-from chasm.studies.state import BusyError, clear_failure, failed, state, working_on
+from chasm.studies.state import clear_failure, failed, state, working_on
 from chasm.studies.worker import PROGRAM, run_cell
 from chasm.train.config import dump
 

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from small import HIFI, UNET, _one_thread, assert_same_run, checkpoint, recipe  # noqa: F401
 
+from chasm.common import files
 from chasm.mixers import chasm as chasm_mixer
 from chasm.tasks import Summary
 from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, log, loop, train
@@ -257,8 +258,8 @@ def test_a_start_that_failed_is_in_nobodys_way(done: Path, tmp_path: Path, monke
 
 def test_two_processes_that_do_not_know_of_each_other_do_not_share_a_folder(tmp_path: Path) -> None:
     hold = """import pathlib, sys
-from chasm.common.files import alone
-with alone(pathlib.Path(sys.argv[1])):
+from chasm.common.locks import locked
+with locked(pathlib.Path(sys.argv[1]) / "training.lock"):
     print(flush=True)
     input()"""
     other = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -266,7 +267,7 @@ with alone(pathlib.Path(sys.argv[1])):
         assert other.stdout is not None
         other.stdout.readline()
         for config in (recipe(), recipe(lr=0.1)):
-            with pytest.raises(ValueError, match="another process trains there: wait for it"):
+            with pytest.raises(ValueError, match="another process works there: wait for it"):
                 train(config, tmp_path, quiet=True)
         assert [p.name for p in tmp_path.iterdir()] == ["training.lock"]
     finally:
@@ -470,21 +471,21 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_last_save(
     """The third write of that file (or its only one) finds no space; later there is some again."""
     writes, full = Counter[str](), 1 if where == "metrics.json" else 3
 
-    def refuse(path: Any) -> None:
-        writes[where] += (name := str(path)).endswith(where) or name.endswith(f".{where}.partial")
-        if writes[where] == full and where in name:
+    def refuse(path: Path) -> None:
+        writes[path.name] += 1
+        if path.name == where and writes[where] == full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def guarded(original: Any, place: int) -> Any:
-        def write(*args: Any, **kwargs: Any) -> Any:
-            refuse(args[place])
-            return original(*args, **kwargs)
+    def write_atomic(path: Path, write: Any, original: Any = files.write_atomic) -> None:
+        original(path, lambda partial: (write(partial), refuse(path)))
 
-        return write
+    def opened(path: Path, mode: str) -> Any:
+        refuse(path)
+        return open(path, mode)
 
-    monkeypatch.setattr("chasm.train.checkpoints.save_file", guarded(loop.save_tensors.__globals__["save_file"], 1))
-    monkeypatch.setattr(Path, "write_text", guarded(Path.write_text, 0))
-    monkeypatch.setattr(log, "open", guarded(open, 0), raising=False)
+    monkeypatch.setattr(files, "write_atomic", write_atomic)
+    monkeypatch.setattr("chasm.train.checkpoints.write_atomic", write_atomic)
+    monkeypatch.setattr(log, "open", opened, raising=False)
     with pytest.raises(OSError, match="could not be written \\(No space left on device\\): free space") as e:
         train(recipe(), tmp_path, quiet=True)
     assert where in str(e.value)

@@ -125,7 +125,7 @@ def run_killed_in_save(config: RunConfig, folder: Path, moment: str) -> None:
 
         def at_step_4(*args: Any, **kwargs: Any) -> Any:
             path = str(args[1] if name == "save_file" else args[0])
-            if ".00000004.partial" not in path or (name == "replace" and not str(args[0]).endswith("4.partial")):
+            if ".00000004.partial" not in path or (name == "replace" and Path(path).name != ".00000004.partial"):
                 return original(*args, **kwargs)
             if name == "save_file":
                 Path(path).write_bytes(b"half a file")
@@ -148,7 +148,9 @@ def test_killed_during_a_save(moment: str, left: int, whole: Any, tmp_path: Path
     found = Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
     assert found is not None
     assert found[1]["step"] == left  # nothing lost, and the partial one is not taken for a checkpoint
+    (tmp_path / ".chasm-0.partial").write_text("half of another file")
     assert code(run, recipe(), tmp_path) == 0
+    assert not list(tmp_path.rglob(".*.partial"))
     assert_same_run(whole("plain"), tmp_path)
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
@@ -196,7 +198,7 @@ def test_environment_tells_where_a_run_went_on(tmp_path: Path, monkeypatch: pyte
     first = json.loads((tmp_path / "environment.json").read_text())
     assert {"python", "versions", "device", "commit", "modified", "command", "seed", "image_shape"} <= set(first)
     assert first["versions"]["torch"] == torch.__version__
-    monkeypatch.setattr("chasm.train.run._git", lambda *words: "another")
+    monkeypatch.setattr("chasm.common.provenance._git", lambda *words: "another")
     train(recipe(), tmp_path, quiet=True)
     now = json.loads((tmp_path / "environment.json").read_text())
     assert now["commit"] == first["commit"]

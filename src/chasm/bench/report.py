@@ -1,20 +1,16 @@
-"""Results for people and programs: provenance, CSV, Markdown, tables on a terminal."""
+"""Results for people and programs: CSV, Markdown, tables on a terminal."""
 
 import csv
-import os
-import platform
-import shlex
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from chasm.common.files import write_text
+from chasm.common.tables import markdown_table, print_table
 
 Row = dict[str, Any]
+NUMBERS = ("times_literal", "times_floor", "peak_mib", "ratio", "share", "forward_ms", "calls")
 TITLES = {
     "shape": "shape",
     "dtype": "dtype",
@@ -33,42 +29,6 @@ ms: median (CPU: fastest; there only ratios mean something). x literal: how many
 eager block of the same dtype and pass (of a graph too: torch's matrix exponential waits for the host, no graph \
 holds it). x floor: how many times the time of moving the least number of maps. MiB: peak above the inputs. error: \
 relative to float64, of the output / the largest of the gradients."""
-
-
-def provenance(device: torch.device) -> dict[str, str]:
-    """Where, with what and how: what every published number carries. Lines of a header, by name."""
-    gpu = device.type == "cuda"
-    card = torch.cuda.get_device_name(device) if gpu else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    found = {"device": card, "torch": torch.__version__}
-    if gpu:
-        found["CUDA"] = str(torch.version.cuda)
-    try:
-        import triton
-
-        found["triton"] = triton.__version__
-    except ImportError:
-        found["triton"] = "not installed"
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if words[0] == "__main__.py":
-        words[0] = "chasm"
-    return {**found, "commit": commit(), "date": time.strftime("%Y-%m-%d"), "command": shlex.join(words)}
-
-
-def commit() -> str:
-    """Of the source tree, and whether it was modified. A copy without git can say it in CHASM_COMMIT."""
-
-    def git(*words: str) -> str:
-        here = str(Path(__file__).parent)
-        try:
-            run = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            return ""
-        return run.stdout.strip() if run.returncode == 0 else ""
-
-    head = git("rev-parse", "--short=10", "HEAD")
-    if not head:
-        return os.environ.get("CHASM_COMMIT", "unknown")
-    return f"{head}, modified" if git("status", "--porcelain", "--untracked-files=no") else head
 
 
 def cell(field: str, row: Row) -> str:
@@ -103,9 +63,8 @@ def significant(value: float) -> str:
 
 
 def markdown(rows: Sequence[Row], titles: dict[str, str]) -> str:
-    lines = [list(titles.values()), ["---"] * len(titles)]
-    lines += [[cell(field, row).replace("|", r"\|") for field in titles] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Return rows as a Markdown table; `titles` names the fields that are shown, and their columns."""
+    return markdown_table(list(titles.values()), [[cell(field, row) for field in titles] for row in rows])
 
 
 def header(title: str, facts: dict[str, str]) -> str:
@@ -116,13 +75,11 @@ def write(out: Path | None, text: str, rows: Sequence[Row], columns: Sequence[st
     """OUT.md and OUT.csv."""
     if out is None:
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".md").write_text(text.rstrip() + "\n")
-    with open(out.with_suffix(".csv"), "w", newline="") as f:
-        writer = csv.writer(f, lineterminator="\n")
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([_plain(row.get(c)) for c in columns])
+    write_text(out.with_suffix(".md"), text.rstrip() + "\n")
+    table = io.StringIO()
+    values = [[_plain(row.get(c)) for c in columns] for row in rows]
+    csv.writer(table, lineterminator="\n").writerows([columns, *values])
+    write_text(out.with_suffix(".csv"), table.getvalue())
 
 
 def _plain(value: Any) -> Any:
@@ -132,31 +89,8 @@ def _plain(value: Any) -> Any:
 
 
 def show(rows: Sequence[Row], titles: dict[str, str], caption: str = "") -> None:
-    """A table on the terminal; plain text where there is none."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(title=caption, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for field, name in titles.items():
-        number = field in ("times_literal", "times_floor", "peak_mib", "ratio", "share", "forward_ms", "calls")
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell(field, row) for field in titles), style="red" if row.get("note") else None)
-    console.print(table)
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Any]:
-    """tick(what) moves a bar on the terminal's error stream; silent elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda what: bar.update(task, description=what, advance=1)
+    """Print rows as a table; one with a note is red."""
+    cells = [[cell(field, row) for field in titles] for row in rows]
+    right = [title for field, title in titles.items() if field in NUMBERS]
+    marked = [i for i, row in enumerate(rows) if row.get("note")]
+    print_table(list(titles.values()), cells, title=caption, right=right, marked=marked)

@@ -17,6 +17,7 @@ import torch
 from chasm.bench import subjects, table
 from chasm.bench.subjects import LITERAL, Shape
 from chasm.bench.table import Row
+from chasm.common.files import write_atomic
 
 SWEEPS = ("size", "channels", "batch")
 TITLES = {
@@ -233,8 +234,7 @@ def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=10)
     if where:
         figure.supxlabel(where, fontsize=8, color="0.4")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_atomic(path, lambda p: figure.savefig(p, format=path.suffix[1:] or "png"))
 
 
 WORDS = {

@@ -5,6 +5,8 @@ from typing import Any
 
 import typer
 
+from chasm.common.progress import ProgressBar
+
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 DEVICE = typer.Option(None, help="cuda or cpu. Default: a GPU where there is one.")
@@ -61,12 +63,13 @@ def bench(
         facts = _begin(place, plan.limits)
         rows: list[dict[str, Any]] = []
         text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
-        with report.progress(plan.rows()) as tick:
-            for found in table.run(plan, tick):
+        with ProgressBar(plan.rows()) as bar:
+            for found in table.run(plan, bar.advance):
                 rows += found
                 titles = {k: v for k, v in report.TITLES.items() if k != "shape"}
                 name = report.cell("shape", found[0])
-                report.show(found, titles, name)
+                with bar.hidden():
+                    report.show(found, titles, name)
                 text += f"\n\n## {name}\n\n{report.markdown(found, titles)}"
                 report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run leaves them
 
@@ -105,8 +108,8 @@ def scaling(
         facts = _begin(place, plan.limits)
         chosen = sweep or list(sweeps.SWEEPS)
         rows: list[dict[str, Any]] = []
-        with report.progress(sweeps.total(plan, chosen)) as tick:
-            for found in sweeps.run(plan, chosen, tick):
+        with ProgressBar(sweeps.total(plan, chosen)) as bar:
+            for found in sweeps.run(plan, chosen, bar.advance):
                 rows += found
                 slopes = sweeps.slopes(rows)
                 text = report.header("How time grows", facts)
@@ -188,10 +191,10 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
         text = report.header(title, facts)
         for name, measure, titles in parts:
             found = []
-            with report.progress(0) as tick:
+            with ProgressBar() as bar:
                 for row in measure(place, pace):
                     found.append(row)
-                    tick(str(row.get("mixer", row["what"])))
+                    bar.advance(str(row.get("mixer", row["what"])))
             report.show(found, titles, name)
             rows += found
             text += (f"\n\n## {name}" if name else "") + f"\n\n{report.markdown(found, titles)}"
@@ -212,13 +215,13 @@ def _device(name: str | None) -> Any:
 
 def _begin(device: Any, limits: Any = None) -> dict[str, str]:
     """The header that says where all this was measured, and what the device does at best; printed."""
-    from chasm.bench import report
     from chasm.bench.clock import measure_limits
+    from chasm.common.provenance import provenance
 
     limits = limits or measure_limits(device)
     dtype = "bf16" if device.type == "cuda" else "float32"
     facts = {
-        **report.provenance(device),
+        **provenance(device).lines(),
         "copy": f"{limits.copy_gb_per_s:.0f} GB/s read and written",
         f"{dtype} matrix product": f"{limits.gemm_tflop_per_s:.3g} TFLOP/s",
     }

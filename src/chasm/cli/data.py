@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chasm.cli.errors import FAILED
+from chasm.common.files import write_atomic
+from chasm.common.progress import ProgressBar
 from chasm.common.words import counted
 
 if TYPE_CHECKING:
@@ -35,21 +37,10 @@ def check(
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
     """Read all of a dataset and say what is wrong with it. The exit code is 3 if anything is."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from chasm.data import check as checks
 
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-        report = checks.check(
-            path,
-            kind,
-            jobs,
-            lambda done, total: bar.update(task, completed=done, total=total),
-            **_options(option),
-        )
+    with ProgressBar() as bar:
+        report = checks.check(path, kind, jobs, bar.update, **_options(option))
     if verify is not None:
         checks.verify(report, verify)
     if manifest is not None:
@@ -79,8 +70,8 @@ def preview(
     rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
     figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
     figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110, bbox_inches="tight")
+    form = out.suffix[1:] or "png"
+    write_atomic(out, lambda p: figure.savefig(p, format=form, dpi=110, bbox_inches="tight"))
     typer.echo(f"wrote {out}: {len(rows)} of {counted(len(data), 'slice')}")
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import typer
 
+from chasm.common.tables import markdown_table, print_table
+
 # Field of a row -> column title, table by table.
 COST = {
     "mixer": "mixer",
@@ -56,7 +58,8 @@ def mixers(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif markdown:
-        typer.echo("\n\n".join([title, *(_markdown(rows, columns) for columns in TABLES.values()), LEGEND]))
+        tables = [markdown_table(list(columns.values()), _cells(rows, columns)) for columns in TABLES.values()]
+        typer.echo("\n\n".join([title, *tables, LEGEND]))
     else:
         _print(rows, title)
 
@@ -126,25 +129,13 @@ def _cell(field: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _markdown(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
-    lines = [list(columns.values()), ["---"] * len(columns)]
-    lines += [[_cell(field, r.get(field)).replace("|", r"\|") for field in columns] for r in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _cells(rows: list[dict[str, Any]], columns: dict[str, str]) -> list[list[str]]:
+    return [[_cell(field, r.get(field)) for field in columns] for r in rows]
 
 
 def _print(rows: list[dict[str, Any]], title: str) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    console.print(title)
+    typer.echo(title)
     for heading, columns in TABLES.items():
-        table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for field, name in columns.items():
-            number = field.startswith(("params", "macs", "saved"))
-            table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
-        for r in rows:
-            table.add_row(*(_cell(field, r.get(field)) for field in columns))
-        console.print(table)
-    console.print(LEGEND, style="dim", highlight=False, markup=False)
+        right = [name for field, name in columns.items() if field.startswith(("params", "macs", "saved"))]
+        print_table(list(columns.values()), _cells(rows, columns), title=heading, right=right)
+    typer.echo(LEGEND)

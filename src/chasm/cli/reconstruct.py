@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chasm.cli.errors import FAILED, show_error
+from chasm.common.progress import ProgressBar
 from chasm.common.words import counted
 
 if TYPE_CHECKING:
@@ -39,27 +40,22 @@ def reconstruct(
     Of several inputs, one that fails does not stop the others.
     """
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
     from chasm import reconstruct as logic
 
-    console = Console(stderr=True)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("slices", total=None)
-        on_slice = lambda p, done, total: bar.update(task, description=p.name, completed=done, total=total)  # noqa: E731
+    with ProgressBar() as bar:
+        on_slice = lambda path, done, total: bar.update(done, total, path.name)  # noqa: E731
         for path, outcome in logic.reconstruct_each(
             sources, run, out, kind=kind, mask=mask, device=place, on_slice=on_slice
         ):
             outcomes[path] = outcome
-            bar.stop()  # else the bar stays in front of what is said
-            if isinstance(outcome, Exception):
-                show_error(outcome)
-            elif not as_json:
-                _say(outcome, path if len(sources) > 1 else None)
-            bar.start()
+            with bar.hidden():
+                if isinstance(outcome, Exception):
+                    show_error(outcome)
+                elif not as_json:
+                    _say(outcome, path if len(sources) > 1 else None)
     failed = sum(isinstance(outcome, Exception) for outcome in outcomes.values())
     if as_json and (failed == 0 or len(outcomes) > 1):
         typer.echo(logic.as_json(outcomes))

@@ -67,12 +67,12 @@ def evaluate(
     """Score a run's selected weights on a split, with the zero-filled (or bicubic) reference beside it."""
     import torch
 
-    from chasm.common.files import finite
+    from chasm.common.files import json_safe
     from chasm.train import evaluate as score
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     metrics = score(run, split, device=device, data_path=data)
-    typer.echo(json.dumps(finite(metrics), indent=2)) if as_json else _print(metrics)
+    typer.echo(json.dumps(json_safe(metrics), indent=2)) if as_json else _print(metrics)
 
 
 def _name(recipe: str, config: Any) -> str:

@@ -1,26 +1,41 @@
-"""Files that must not be lost: atomic writes, JSON without NaN, one error line for what cannot be written, a lock."""
+"""Files that must not be lost: atomic writes, JSON without NaN, one error line for what cannot be written."""
 
-import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+_UNFINISHED = ".chasm-{}.partial"  # without the name of the file, which may be as long as a name can be
+
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """`write` makes the file beside its place; it appears there only when it is complete and on disk."""
-    partial = path.with_name(f".{path.name}.partial")
+    """Write a file so that it appears at its place complete, on disk, or not at all.
+
+    The content goes to a new file with a random name in the same folder, which is synced and then renamed. The file or
+    link that was at `path` stays until then; a link is replaced, not followed.
+
+    Args:
+        path: where the file goes; its folder is made if needed.
+        write: called with the path of an empty file, which it fills.
+
+    Raises:
+        OSError: with one line that names `path` and the reason, for a full disk, a read-only folder and the like.
+    """
+    partial = path.with_name(_UNFINISHED.format(secrets.token_hex(8)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         write(partial)
         with open(partial, "rb+") as f:
             os.fsync(f.fileno())
         os.replace(partial, path)
+        sync_folder(path.parent)
     except (OSError, SafetensorError) as e:
         raise unwritable(path, e) from None
     finally:
@@ -28,55 +43,60 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
             partial.unlink(missing_ok=True)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make a rename in the folder survive a power failure, on the file systems that can."""
+    with suppress(OSError):  # some cannot sync a folder, and a folder may be writable but not readable
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of atomic writes. Call it only while holding the folder's lock."""
+    for left in folder.glob(_UNFINISHED.format("*")):
+        left.unlink(missing_ok=True)
+
+
 def unwritable(path: Path, error: Exception) -> OSError:
-    """One line for a full disk, a read-only folder and the like."""
+    """Return the one-line error for a file that cannot be written: a full disk, a read-only folder and the like."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
     return OSError(f"{path}: could not be written ({reason}): free space or choose another folder")
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text atomically."""
     write_atomic(path, lambda p: p.write_text(text))
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    """Write a value as JSON atomically; NaN and infinity become null."""
+    write_text(path, json.dumps(json_safe(value), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a file of ours; one line that names it when it is no JSON."""
+    """Read a JSON file that chasm wrote.
+
+    Raises:
+        ValueError: with one line that names the file, when it is not JSON.
+    """
     try:
         return json.loads(path.read_text())
     except ValueError as e:
         raise ValueError(f"{path}: not JSON ({e}): remove it, and the command that made it makes it again") from None
 
 
-def finite(value: Any) -> Any:
-    """Without NaN and infinity, which JSON does not know; keys as strings."""
+def json_safe(value: Any) -> Any:
+    """Return the value with None for NaN and infinity, lists for tuples, and strings for keys, as JSON wants it.
+
+    >>> json_safe({1: (0.5, float("nan"))})
+    {'1': [0.5, None]}
+    """
     if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
+        return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [json_safe(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a run's folder: nobody else trains there meanwhile. The system lets go with the process, however that ends.
-
-    By a record lock, which forked processes do not share: those that load data may outlive a killed run.
-    """
-    path = folder / "training.lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as e:
-        raise unwritable(path, e) from None
-    with open(path, "w") as f:
-        try:
-            fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            line = f"{folder}: another process trains there: wait for it, or choose another folder"
-            raise ValueError(line) from None
-        yield

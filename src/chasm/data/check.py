@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chasm.common.files import write_text
 from chasm.common.registry import near
 from chasm.data.base import DATASETS, Case, DataError, Facts, FileDataset, existing
 
@@ -216,16 +217,7 @@ def verify(report: Report, manifest: str | Path) -> None:
 
 def write_manifest(report: Report, file: str | Path) -> None:
     """Write the manifest; an interrupted write leaves what was there before."""
-    target = Path(file).expanduser()
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(draft, "w") as f:
-            json.dump(report.manifest(), f, indent=1, sort_keys=True)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_text(Path(file).expanduser(), json.dumps(report.manifest(), indent=1, sort_keys=True))
 
 
 def _relative(root: Path, file: Path) -> str:

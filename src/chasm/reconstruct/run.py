@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.files import finite, write_json
+from chasm.common.files import json_safe, write_json
 from chasm.common.precision import tf32
 from chasm.common.words import counted
 from chasm.data.base import existing
@@ -335,7 +335,7 @@ def _volume(work: _Work, case: str, rows: list[int], place: Place, on_slice: Cal
 
 def as_json(outcomes: dict[Path, Outcome | ValueError | OSError]) -> str:
     """One outcome as a JSON object; of several inputs, a list, with "input" and, where one failed, "error"."""
-    found = [{"error": str(o)} if isinstance(o, Exception) else finite(asdict(o)) for o in outcomes.values()]
+    found = [{"error": str(o)} if isinstance(o, Exception) else json_safe(asdict(o)) for o in outcomes.values()]
     if len(found) == 1:
         return json.dumps(found[0], indent=2, default=str)
     each = [{"input": path, **o} for path, o in zip(outcomes, found, strict=True)]

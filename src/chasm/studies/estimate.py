@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from chasm.common.provenance import device_name
 from chasm.data import open_dataset
 from chasm.mixers.chasm import batched_bases
 from chasm.studies.plan import Cell, Plan
@@ -93,7 +94,7 @@ def estimate(
 ) -> Estimate:
     """Probe the models of a plan for about `limit` seconds in all, and add up."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = device_name(where)
     notes: list[str] = []
     probes = _probes(plan, where, limit, seconds, notes)
     slices = {s: _slices(plan, s, notes) for s in dict.fromkeys(c.setting for c in plan.cells)}

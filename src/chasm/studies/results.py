@@ -33,7 +33,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import finite, read_json
+from chasm.common.files import json_safe, read_json
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import comparisons, falsification, per_seed
 from chasm.studies.plan import Cell, Plan
@@ -66,7 +66,7 @@ def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
         "falsification": falsification(plan, rows, cells),
         "paper": paper_extras(study),
     }
-    plain: dict[str, Any] = finite(found)
+    plain: dict[str, Any] = json_safe(found)
     return plain
 
 

@@ -1,35 +1,23 @@
 """How far a cell is: read from its folder alone, so that any process on any machine sees the same."""
 
-import fcntl
 import json
 import os
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from chasm.common.files import read_json, write_json, write_text
+from chasm.common.locks import is_locked, locked
 from chasm.train.checkpoints import holds_work
 from chasm.train.config import RunConfig, differences, load_recipe
 
 STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 
 
-class BusyError(RuntimeError):
-    """Another process is working on the cell."""
-
-
-@contextmanager
-def working_on(folder: Path) -> Iterator[None]:
-    """Hold the cell: a lock the system drops with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"{folder.name} is being run by another process") from None
-        yield
+def working_on(folder: Path) -> AbstractContextManager[None]:
+    """Hold the cell: BusyError while another process works on it."""
+    return locked(folder / "lock")
 
 
 def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
@@ -44,7 +32,7 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
             return "done", None
         except ValueError as e:
             return "failed", str(e)
-    if _held(folder / "lock"):
+    if is_locked(folder / "lock"):
         return "running", None
     if (folder / "failed.json").is_file():
         try:
@@ -54,19 +42,6 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
         return "failed", f"{folder}: not a folder that can be written: remove it, or choose another --out"
     return ("interrupted" if (folder / "lock").exists() else "missing"), None
-
-
-def _held(lock: Path) -> bool:
-    try:
-        with open(lock) as f:
-            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, and released at once
-        return False
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:  # a plain file in its place, or one that may not be read: nobody works there
-        return False
 
 
 def failed(folder: Path, error: BaseException | str) -> str:

@@ -17,7 +17,8 @@ import torch
 
 from chasm.common.extensions import load
 from chasm.common.files import write_json
-from chasm.studies.state import BusyError, clear_failure, failed, working_on
+from chasm.common.locks import BusyError
+from chasm.studies.state import clear_failure, failed, working_on
 from chasm.train.config import RunConfig, load_recipe
 from chasm.train.run import environment
 

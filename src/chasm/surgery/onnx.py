@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from chasm.common.files import write_atomic
 from chasm.mixers.chasm import CHASM
 from chasm.surgery.fold import fold
 from chasm.surgery.probe import evaluating
@@ -55,12 +56,12 @@ def export_onnx(
 
     has_mixers = any(isinstance(m, CHASM) for m in model.modules())
     constant = fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
-    partial = path.with_name(path.name + ".partial")
     # A batch of one would be taken for a constant. Beside a longer batch, what has length 1 is one.
     one = {t.shape[0] for t in inputs if t.ndim} == {1}
     sample = tuple(torch.cat([t, t]) if one and t.ndim else t for t in inputs)
     batch = torch.export.Dim.DYNAMIC
-    try:
+
+    def write(partial: Path) -> None:
         torch.onnx.export(
             constant,
             sample,
@@ -79,9 +80,8 @@ def export_onnx(
                     raise ValueError(
                         f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
                     )
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+
+    write_atomic(path, write)
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from chasm.common.files import unwritable, write_atomic, write_json
+from chasm.common.files import sync_folder, unwritable, write_atomic, write_json
 
 Tensors = dict[str, Tensor]
 
@@ -20,7 +20,6 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
     def write(partial: Path) -> None:
-        partial.touch()
         mode = partial.stat().st_mode  # by the umask, as of every other file: safetensors would take 0600
         save_file(flat, partial)
         partial.chmod(mode)
@@ -43,6 +42,7 @@ class Checkpoints:
 
     def save(self, step: int, tensors: Tensors, record: dict[str, Any]) -> None:
         target, partial = self.folder / f"{step:08d}", self.folder / f".{step:08d}.partial"
+        shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left half of this step
         try:
             save_tensors(partial / "state.safetensors", tensors)
             digest = _sha256(partial / "state.safetensors")
@@ -50,6 +50,7 @@ class Checkpoints:
             shutil.rmtree(target, ignore_errors=True)  # only ever a damaged one, or the same step again
             try:
                 os.replace(partial, target)
+                sync_folder(self.folder)
             except OSError as e:
                 raise unwritable(target, e) from None
         finally:

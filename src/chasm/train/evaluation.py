@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chasm.common.files import write_atomic
 from chasm.common.precision import tf32
+from chasm.common.provenance import device_name
 from chasm.data.base import Slice, SliceDataset, collate
 from chasm.mri import to_complex
 from chasm.surgery.count import count, count_parameters
@@ -54,7 +55,7 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
         "seed": config.seed,
         "parameters": _parameters(run),
         "macs": count(run.model, batch.input, **batch.physics).total,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "device": device_name(device),
     }
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import finite, unwritable, write_text
+from chasm.common.files import json_safe, unwritable, write_text
 
 Row = dict[str, Any]
 
@@ -18,7 +18,7 @@ class Log:
         self.columns: list[str] = []  # of the table as it is on disk
 
     def add(self, row: Row) -> None:
-        row = finite(row)
+        row = json_safe(row)
         self.rows.append(row)
         if not self.writes:
             return

@@ -21,7 +21,8 @@ from accelerate.utils import gather_object, set_seed
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from chasm.common.files import alone, read_json, unwritable, write_json, write_text
+from chasm.common.files import read_json, remove_unfinished, unwritable, write_json, write_text
+from chasm.common.locks import locked
 from chasm.common.precision import tf32
 from chasm.data.base import SliceDataset
 from chasm.mixers.chasm import batched_bases
@@ -108,7 +109,9 @@ class Trainer:
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
     def run(self) -> dict[str, Any]:
-        with alone(self.folder) if self.main else nullcontext(), tf32(self.t.tf32):
+        with locked(self.folder / "training.lock") if self.main else nullcontext(), tf32(self.t.tf32):
+            if self.main:
+                remove_unfinished(self.folder)
             _check_config(self.config, self.folder)  # again: it may have got another since
             return self._run()
 

@@ -1,7 +1,6 @@
-"""What a person sees of a run: one line with rate, loss, score and time left, on a terminal only."""
+"""What a person sees of a run: a bar with rate, loss, score and time left, on a terminal only, and notes."""
 
-import sys
-from typing import Any
+from chasm.common.progress import ProgressBar
 
 
 class Progress:
@@ -9,40 +8,25 @@ class Progress:
 
     def __init__(self, quiet: bool, main: bool = True) -> None:
         self.quiet, self.main = quiet or not main, main
-        self.bar: Any = None
-        self.task: Any = None
+        self.bar = ProgressBar(enabled=not self.quiet)
+        self.steps = 0
         self.score = ""
 
     def __enter__(self) -> "Progress":
-        if not self.quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (
-                BarColumn(24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]} {task.fields[loss]} {task.fields[score]}"),
-                TimeRemainingColumn(),
-            )
-            self.bar = Bar(*columns, console=Console(stderr=True))
-            self.bar.start()
+        self.bar.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+    def __exit__(self, *error: object) -> None:
+        self.bar.__exit__(*error)
 
     def begin(self, step: int, steps: int) -> None:
-        if self.bar is not None:
-            self.task = self.bar.add_task("train", total=steps, completed=step, rate="", loss="", score="")
+        self.steps = steps
+        self.bar.update(step, steps)
 
     def step(self, step: int, loss: float) -> None:
-        if self.bar is not None:
-            speed = self.bar.tasks[self.task].speed
-            rate = f"{speed:.1f} steps/s" if speed else ""
-            self.bar.update(self.task, completed=step, rate=rate, loss=f"loss {loss:.4f}", score=self.score)
+        speed = self.bar.speed
+        rate = f"{speed:.1f} steps/s " if speed else ""
+        self.bar.update(step, self.steps, f"{rate}loss {loss:.4f} {self.score}")
 
     def validated(self, score: str) -> None:
         self.score = f"val {score}"
@@ -53,7 +37,5 @@ class Progress:
 
     def say(self, line: str) -> None:
         """What nobody should miss."""
-        if self.bar is not None:
-            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        elif self.main:
-            print(line, file=sys.stderr, flush=True)
+        if self.main:
+            self.bar.say(line)

@@ -1,13 +1,8 @@
 """From a config to what it names: datasets, task, model; and back from a run folder."""
 
-import platform
-import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
 from chasm.common.extensions import loaded
 from chasm.common.files import read_json
+from chasm.common.provenance import provenance
 from chasm.common.registry import Registry, near
 from chasm.data import Batch, Resident, collate, open_dataset
 from chasm.data.base import DataError, SliceDataset
@@ -172,39 +168,9 @@ def _first_line(error: Exception) -> str:
 
 def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:
     """What is needed to repeat a run, beside its config."""
-    packages = ("torch", "numpy", "chasm-mixer", "accelerate", "scikit-image")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return {
-        "python": platform.python_version(),
-        "versions": versions,
-        "device": name,
-        "commit": _git("rev-parse", "HEAD"),
-        "modified": bool(_git("status", "--porcelain")),
-        "command": _command(sys.argv),
+        **asdict(provenance(device)),
         "seed": config.seed,
         "image_shape": list(shape),
         **({"with": loaded()} if loaded() else {}),
     }
-
-
-def _command(argv: list[str]) -> str:
-    """As it can be typed again; a module that was run (python -m chasm) has the path of its file as first word."""
-    name = Path(argv[0]).name
-    first = f"python -m {Path(argv[0]).parent.name}" if name == "__main__.py" else name
-    return " ".join([first, *map(shlex.quote, argv[1:])])
-
-
-def _git(*words: str) -> str:
-    here = Path(__file__).parent
-    try:
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from chasm import __version__
 from chasm.common.files import write_text
+from chasm.common.tables import markdown_table
 from chasm.studies.report import place, sections
 from chasm.studies.report.runs import as_results
 from chasm.studies.report.words import Section, Table, places
@@ -105,14 +106,9 @@ def _markdown(report: Report) -> str:
 
 
 def _markdown_table(table: Table) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(c.replace('|', '/') for c in cells)} |"
-
-    align = [":--", *[":--" if table.words else "--:"] * (len(table.columns) - 1)]
     lines = [f"**{table.title}**", ""] if table.title else []
-    lines += [line(table.columns), line(align)]
-    for row in table.rows:
-        lines.append(line([f"**{c.text}**" if c.kind == "best" else c.text for c in row.cells]))
+    rows = [[f"**{c.text}**" if c.kind == "best" else c.text for c in row.cells] for row in table.rows]
+    lines.append(markdown_table(table.columns, rows, right=[] if table.words else table.columns[1:]))
     return [*lines, "", *([table.note, ""] if table.note else [])]
 
 
