@@ -57,7 +57,7 @@ class Backbone(nn.Module):
         return (y, aux) if return_aux else y
 
 
-BACKBONES = Registry("backbone", Backbone)
+BACKBONES = Registry("backbone", Backbone, "chasm.backbones")
 register_backbone = BACKBONES.register
 
 

@@ -37,7 +37,7 @@ from chasm.bench.clock import (
     peak_mib,
 )
 from chasm.bench.subjects import LITERAL, Shape, Subject
-from chasm.common.registry import OWN, near
+from chasm.common.registry import OWN_NAME_HINT, suggest
 
 # Mode -> what runs, and whether inside a CUDA graph.
 MODES = {
@@ -120,8 +120,8 @@ def make_plan(
     ):
         for name in given or []:
             if name not in known:
-                own = f" {OWN}" if kind == "mixer" else ""
-                raise ValueError(f"unknown {kind} {name!r}: {near(name, known)}{own}")
+                own = f" {OWN_NAME_HINT}" if kind == "mixer" else ""
+                raise ValueError(f"unknown {kind} {name!r}: {suggest(name, known)}{own}")
     wants_gpu = [f"mode {m!r}" for m in modes or [] if MODES[m][1]]
     wants_gpu += [f"form {f!r}" for f in forms or [] if f in ops.GPU_FORMS]
     if wants_gpu and not gpu:

@@ -24,7 +24,11 @@ def list_() -> None:
     from chasm.data import DATASETS, list_datasets
 
     for name in list_datasets():
-        typer.echo(f"{name:10s} {DATASETS.get(name).summary}")  # type: ignore[attr-defined]
+        try:
+            summary = DATASETS.get(name).summary  # type: ignore[attr-defined]
+        except ValueError as e:  # the package that brings it is broken: the others are listed
+            summary = f"error: {e}"
+        typer.echo(f"{name:10s} {summary}")
 
 
 @app.command()

@@ -41,10 +41,10 @@ def demo(
     host. The data is drawn (brains, tumours) or shipped with scikit-image (photographs): it shows the machinery at
     work, not who wins on real data.
     """
-    from chasm.common.registry import near
+    from chasm.common.registry import suggest
 
     if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}: {near(task, TASKS)}")
+        raise ValueError(f"unknown task {task!r}: {suggest(task, TASKS)}")
     page = _compare(task, out, steps, seed)
     typer.echo(f"report: {page.resolve()}")
 

@@ -46,13 +46,13 @@ def mixers(
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown tables."),
 ) -> None:
     """Compare the mixers: parameters, multiply-adds with FFT, memory, and the taxonomy of the paper."""
-    from chasm.common.registry import OWN, near
+    from chasm.common.registry import OWN_NAME_HINT, suggest
     from chasm.mixers import MIXERS
 
     H, W = _size(size)
     names = MIXERS.list(pattern)
     if not names:
-        raise ValueError(f"no mixer matches {pattern!r}: {near(pattern, MIXERS.list())} {OWN}")
+        raise ValueError(f"no mixer matches {pattern!r}: {suggest(pattern, MIXERS.list())} {OWN_NAME_HINT}")
     rows = [row(name, channels, (H, W)) for name in names]
     title = f"One map of {channels} x {H} x {W}."
     if as_json:
@@ -71,7 +71,10 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     from chasm.mixers import MIXERS, create_mixer
     from chasm.surgery.count import count
 
-    cls: Any = MIXERS.get(name)
+    try:
+        cls: Any = MIXERS.get(name)
+    except ValueError as e:  # the package that brings it is broken: the others are shown
+        return {"mixer": name, "channels": channels, "size": list(size), "error": str(e), "note": str(e)}
     facts = cls.facts
     asked = channels == 96 and size == (128, 128)  # where the paper's column stands
     found = {

@@ -1,4 +1,4 @@
-"""One small registry: names to classes, with errors that suggest the near name.
+"""One small registry: names to classes, with errors that suggest similar names.
 
 >>> shapes = Registry("shape")
 >>> @shapes.register("square")
@@ -6,6 +6,9 @@
 ...     def __init__(self, side: int): self.side = side
 >>> shapes.create("square", side=2).side
 2
+>>> shapes.create("sqare", side=2)
+Traceback (most recent call last):
+ValueError: unknown shape 'sqare': did you mean 'square'? (for your own: chasm --with FILE.py)
 """
 
 import inspect
@@ -15,27 +18,48 @@ from fnmatch import fnmatch
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from chasm.common.extensions import load_plugin, plugin_names
+
 T = TypeVar("T", bound=type)
-# What an option annotated so may be; other annotations are left to the class.
+# The types an option with this annotation may have. Options with other annotations are left to the class.
 _PLAIN: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str}
-# The end of an error about a name that can be registered.
-OWN = "(in a file of your own: chasm --with FILE.py)"
+# Errors that come from the first line that meets a bad value, without naming the option. A subclass names it.
+_VAGUE = (TypeError, AttributeError, RuntimeError, ZeroDivisionError)
+# The end of an error about an unknown name that users can register themselves.
+OWN_NAME_HINT = "(for your own: chasm --with FILE.py)"
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown word: the close ones, or all there are."""
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown word: similar known words, or all of them.
+
+    >>> suggest("gfnt", ["gfnet", "ffc"]), suggest("x", ["gfnet", "ffc"])
+    ("did you mean 'gfnet'?", 'known: ffc, gfnet')
+    """
     names = sorted(known)
-    close = get_close_matches(word, names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"known: {', '.join(names)}"
+    similar = get_close_matches(word, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, similar))}?" if similar else f"known: {', '.join(names)}"
 
 
 class Registry:
-    def __init__(self, kind: str, base: type = object) -> None:
-        self.kind, self.base = kind, base
+    """Classes of one kind by name: those registered here, and those that installed packages bring.
+
+    Args:
+        kind: what the classes are, for messages: "mixer".
+        base: the class that all of them derive from.
+        group: the entry-point group in which installed packages announce theirs: "chasm.mixers". An entry point has the
+            name of a class and leads to the module that registers it, which is imported when the name is first used.
+    """
+
+    def __init__(self, kind: str, base: type = object, group: str | None = None) -> None:
+        self.kind, self.base, self.group = kind, base, group
         self._classes: dict[str, type] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Class decorator; the name must be new, and the class one of the registry's base."""
+        """Return a class decorator that registers a class under a new name.
+
+        Raises:
+            ValueError: when the name is taken, or the class does not derive from the registry's base.
+        """
 
         def add(cls: T) -> T:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
@@ -49,23 +73,36 @@ class Registry:
         return add
 
     def get(self, name: str) -> type:
+        """Return the class of this name; imports the package that brings it, if it is not here yet.
+
+        Raises:
+            ValueError: when the name is unknown, or the package that brings it is broken.
+        """
+        if name not in self._classes and self.group is not None:
+            load_plugin(self.group, name, lambda: name in self._classes)
         if name not in self._classes:
-            raise ValueError(f"unknown {self.kind} {name!r}: {near(name, self._classes)} {OWN}")
+            raise ValueError(f"unknown {self.kind} {name!r}: {suggest(name, self.list())} {OWN_NAME_HINT}")
         return self._classes[name]
 
     def list(self, pattern: str = "*") -> list[str]:
-        """Registered names that match a shell-style pattern, sorted."""
-        return sorted(n for n in self._classes if fnmatch(n, pattern))
+        """Return the names that match a shell-style pattern, sorted. Imports nothing."""
+        names = {*self._classes, *(plugin_names(self.group) if self.group else ())}
+        return sorted(n for n in names if fnmatch(n, pattern))
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """What the class can be constructed with."""
+        """Return the parameters that the class of this name is constructed with."""
         return dict(inspect.signature(self.get(name)).parameters)
 
     def create(self, name: str, /, **options: Any) -> Any:
+        """Construct the class of this name.
+
+        Raises:
+            ValueError: with one line, when the name or an option is unknown, or a value is refused.
+        """
         known = self.options(name)
         for option, value in options.items():
             if option not in known:
-                raise ValueError(f"{self.kind} {name!r} has no option {option!r}: {near(option, known)}")
+                raise ValueError(f"{self.kind} {name!r} has no option {option!r}: {suggest(option, known)}")
             wanted = _PLAIN.get(known[option].annotation)
             if wanted is not None and not isinstance(value, wanted):
                 kind = known[option].annotation.__name__
@@ -73,7 +110,7 @@ class Registry:
         try:
             return self.get(name)(**options)
         except Exception as e:
-            if type(e) not in (TypeError, AttributeError, RuntimeError, ZeroDivisionError):
-                raise  # ours say what is wrong; these come from whatever met the option first
-            given = ", ".join(f"{k}={v!r}" for k, v in options.items())
-            raise ValueError(" ".join(f"{self.kind} {name!r} with {given}: {e}".split())) from e
+            if type(e) not in _VAGUE:
+                raise
+            passed = ", ".join(f"{k}={v!r}" for k, v in options.items())
+            raise ValueError(" ".join(f"{self.kind} {name!r} with {passed}: {e}".split())) from e

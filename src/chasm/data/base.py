@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from chasm.common.registry import Registry, near
+from chasm.common.registry import Registry, suggest
 
 if TYPE_CHECKING:
     from chasm.data.resident import Resident
@@ -179,7 +179,7 @@ class FileDataset(SliceDataset):
         raise NotImplementedError
 
 
-DATASETS = Registry("dataset", SliceDataset)
+DATASETS = Registry("dataset", SliceDataset, "chasm.datasets")
 _WHERE = (
     "give the folder it was downloaded to: data.path in a recipe (--set data.path=FOLDER), "
     "chasm eval --data FOLDER, chasm study --path NAME=FOLDER"
@@ -223,7 +223,7 @@ def existing(path: str | Path, advice: str = "") -> Path:
 
 def check_split(split: str, known: Iterable[str] = SPLITS) -> str:
     if split not in known:
-        raise ValueError(f"unknown split {split!r}: {near(split, known)}")
+        raise ValueError(f"unknown split {split!r}: {suggest(split, known)}")
     return split
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.common.words import counted
 from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import H5Files, finite, h5_field, open_npy, reading
@@ -35,7 +35,7 @@ class CC359(FileDataset):
     ) -> None:
         super().__init__(path, split, seed=seed)
         if combine not in ("rss", "coils"):
-            raise ValueError(f"unknown combine {combine!r}: {near(combine, ('rss', 'coils'))}")
+            raise ValueError(f"unknown combine {combine!r}: {suggest(combine, ('rss', 'coils'))}")
         self.combine = combine
         self._h5 = H5Files()
 

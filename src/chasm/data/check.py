@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm.common.files import write_text
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.data.base import DATASETS, Case, DataError, Facts, FileDataset, existing
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
@@ -63,7 +63,7 @@ def check(
     known = list(inspect.signature(cls.find).parameters)[1:]
     for option in options:
         if option not in known:
-            raise ValueError(f"checking {dataset!r} knows no option {option!r}: {near(option, known)}")
+            raise ValueError(f"checking {dataset!r} knows no option {option!r}: {suggest(option, known)}")
     root = existing(path)
     try:
         cases, rule = cls.find(root, **options)

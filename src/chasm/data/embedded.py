@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.data.base import Case, DataError, Slice, SliceDataset, fault, in_split, register_dataset
 from chasm.data.files import reading
 from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, draw, scan, signal_table
@@ -58,7 +58,7 @@ class Embedded(SliceDataset):
     ) -> None:
         for word, value, known in (("content", content, CONTENTS), ("contrast", contrast, CONTRASTS)):
             if value not in known:
-                raise ValueError(f"unknown {word} {value!r}: {near(value, known)}")
+                raise ValueError(f"unknown {word} {value!r}: {suggest(value, known)}")
         self.shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         if min(self.shape) < 16:
             raise ValueError(f"size {size}: expected at least 16 pixels each way")

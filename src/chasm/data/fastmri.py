@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.common.words import counted
 from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import H5Files, fit, h5_field, h5_slice, reading
@@ -70,7 +70,7 @@ class FastMRI(FileDataset):
         seed: int = 0,
     ) -> None:
         if target not in _KEYS:
-            raise ValueError(f"unknown target {target!r}: {near(target, _KEYS)}")
+            raise ValueError(f"unknown target {target!r}: {suggest(target, _KEYS)}")
         super().__init__(path, split, seed=seed)
         self.target = target
         self._h5 = H5Files()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.common.words import counted
 from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
 from chasm.data.files import finite, reading
@@ -49,7 +49,7 @@ class Proxy(FileDataset):
         if _RAW in files:
             files[_RAW_8CH] = files[_RAW]
         if part is not None and part not in files:
-            raise fault(path, "part", f"no {part!r}: {near(part, files)}" if files else "no .npz file here")
+            raise fault(path, "part", f"no {part!r}: {suggest(part, files)}" if files else "no .npz file here")
         cases = []
         for name in files if part is None else [part]:
             try:

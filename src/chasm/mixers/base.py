@@ -36,7 +36,7 @@ class Mixer(nn.Module):
     facts: ClassVar[Facts] = Facts("-", "-", "-")
 
 
-MIXERS = Registry("mixer", Mixer)
+MIXERS = Registry("mixer", Mixer, "chasm.mixers")
 register_mixer = MIXERS.register
 
 

@@ -24,7 +24,7 @@ from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.common.precision import autocast_dtype
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.mixers._cache import Cache, MadeFrom, watch
 from chasm.mixers._wrapper import POINTWISE, kernels_fit, ordinary, parameters
 from chasm.mixers.base import Facts, Mixer, register_mixer
@@ -336,7 +336,7 @@ def _versioned(theta: Tensor) -> bool:
 def _one_of(name: str, value: Any, allowed: Any) -> None:
     if value not in allowed:
         known = [str(a) for a in allowed]
-        raise ValueError(f"unknown {name}={value!r}: {near(str(value), known)}")
+        raise ValueError(f"unknown {name}={value!r}: {suggest(str(value), known)}")
 
 
 def _parse_axes(axes: str, ndim: int) -> list[list[str]]:

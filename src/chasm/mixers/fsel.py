@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.mixers._spectral import full_precision, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops._cost import counted_as
@@ -232,7 +232,7 @@ class FSEL(Mixer):
             ("part", part, ("f+s", "f+effn")),
         ):
             if value not in known:
-                raise ValueError(f"unknown {option} {value!r}: {near(value, known)}")
+                raise ValueError(f"unknown {option} {value!r}: {suggest(value, known)}")
         like = {"device": device, "dtype": dtype}
         self.channels, self.residual = channels, residual
         self.frequency = FrequencyAttention(channels, heads, inverse_axes, **like)

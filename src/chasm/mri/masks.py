@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 
 KINDS = ("equispaced", "random", "equispaced-plain", "random-plain", "file")
 Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name
@@ -129,7 +129,7 @@ def create_mask(
     `offset` moves the equispaced kinds and sets the line count `random` meets; `seed` draws the random kinds.
     """
     if kind not in KINDS:
-        raise ValueError(f"unknown mask kind {kind!r}: {near(kind, KINDS)}")
+        raise ValueError(f"unknown mask kind {kind!r}: {suggest(kind, KINDS)}")
     if kind == "file":
         if file is None:
             raise ValueError("mask kind 'file' needs the file: give file=PATH to a .npy or text of 0s and 1s")

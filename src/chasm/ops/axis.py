@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.ops import fused, reference
 from chasm.ops.chain import chain, mix
 from chasm.ops.circulants import LONGEST, Circulants, circulants, matrices, obstacle
@@ -86,7 +86,7 @@ def choose_form(
     no_place = "compiled or transformed code holds no kernels of ours" if transformed() else None
     if form != "auto":
         if form not in FORMS:
-            raise ValueError(f"unknown form {form!r}: {near(form, ['auto', *FORMS])}")
+            raise ValueError(f"unknown form {form!r}: {suggest(form, ['auto', *FORMS])}")
         if form in ("dft", "circulant", "triton", "fused", "product") and untied:
             raise ValueError(f"form {form!r} needs one basis for all frequencies, got an untied one: use 'fft'")
         if form in ("dft", "fused") and is_complex:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.common.words import counted
 from chasm.data.base import Case, DataError, FileDataset, Slice, fault
 from chasm.data.cc359 import CC359, _raw, _volume
@@ -171,7 +171,7 @@ class Scan:
 def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, mask: Path | None = None) -> Scan:
     """`phase`: complex images where there are any; `target`: the stored reconstruction to prefer, rss or esc."""
     if kind is not None and kind not in KINDS:
-        raise ValueError(f"--as {kind}: {near(kind, KINDS)}")
+        raise ValueError(f"--as {kind}: {suggest(kind, KINDS)}")
     form = _format(path)
     if form != "folder" and kind == "image":
         raise ValueError(f"{path}: holds k-space, not images: leave out --as image")

@@ -15,7 +15,7 @@ import torch
 
 from chasm.backbones import create_backbone
 from chasm.common.files import write_json
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.mixers import create_mixer
 from chasm.studies.catalogue import Study, get_study
 from chasm.studies.vocabulary import HOSTS, MULTIPLIERS, SCALES, SETTINGS, base_recipe, get_arm, image_size, needed_path
@@ -118,7 +118,7 @@ def make_plan(
     """
     for word, value, known in (("scale", scale, SCALES), ("protocol", protocol, PROTOCOLS)):
         if value not in known:
-            raise ValueError(f"unknown {word} {value!r}: {near(value, known)}")
+            raise ValueError(f"unknown {word} {value!r}: {suggest(value, known)}")
     for override in overrides:
         key = override.partition("=")[0]
         if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):

@@ -7,7 +7,7 @@ to the proxy bundle; `full` is the paper's protocol on its datasets. Sizes and s
 from dataclasses import dataclass, field
 from typing import Any
 
-from chasm.common.registry import OWN, near
+from chasm.common.registry import OWN_NAME_HINT, suggest
 from chasm.mixers import MIXERS
 from chasm.train.config import Part
 
@@ -143,13 +143,13 @@ def get_arm(name: str) -> Arm:
         spectral = bool(MIXERS.get(name).spectral_parameters)  # type: ignore[attr-defined]
         return Arm(name, Part(name=name), spectral=spectral)
     if name not in ARMS:
-        raise ValueError(f"unknown arm or mixer {name!r}: {near(name, {*ARMS, *MIXERS.list()})} {OWN}")
+        raise ValueError(f"unknown arm or mixer {name!r}: {suggest(name, {*ARMS, *MIXERS.list()})} {OWN_NAME_HINT}")
     return ARMS[name]
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
     if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}: {near(name, known)}")
+        raise ValueError(f"unknown {kind} {name!r}: {suggest(name, known)}")
     return known[name]
 
 

@@ -73,7 +73,7 @@ class Task(ABC):
         return {"protocol": self.protocol.name, "meaning": self.protocol.meaning}
 
 
-TASKS = Registry("task", Task)
+TASKS = Registry("task", Task, "chasm.tasks")
 register_task = TASKS.register
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.common.words import counted
 
 Rows = dict[str, Tensor]  # each (B, ...): one row per slice
@@ -193,7 +193,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit)
 
 def get_protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
-        raise ValueError(f"unknown metric protocol {name!r}: {near(name, PROTOCOLS)}")
+        raise ValueError(f"unknown metric protocol {name!r}: {suggest(name, PROTOCOLS)}")
     return PROTOCOLS[name]()
 
 
@@ -226,7 +226,7 @@ class Summary:
     def __getitem__(self, metric: str) -> Stat:
         first = next(iter(self.per_case.values()))
         if metric not in first:
-            raise ValueError(f"no score {metric!r} under protocol {self.protocol}: {near(metric, first)}")
+            raise ValueError(f"no score {metric!r} under protocol {self.protocol}: {suggest(metric, first)}")
         values = [scores[metric] for scores in self.per_case.values()]
         n = len(values)
         mean = sum(values) / n

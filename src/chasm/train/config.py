@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from chasm.backbones.base import BACKBONES
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS
 from chasm.mri import Sampling
@@ -134,7 +134,9 @@ def find_recipe(source: str | Path) -> Path:
     if str(source) in shipped:
         return shipped[str(source)]
     what = "a folder, no recipe" if path.is_dir() else "no such recipe"
-    raise FileNotFoundError(f"{source}: {what}: give a YAML file or the name of a recipe, {near(path.stem, shipped)}")
+    raise FileNotFoundError(
+        f"{source}: {what}: give a YAML file or the name of a recipe, {suggest(path.stem, shipped)}"
+    )
 
 
 def dump(config: RunConfig) -> str:
@@ -181,9 +183,9 @@ def _sampling(options: Any) -> Sampling:
         raise ValueError(f"task.options.sampling: expected keys ({', '.join(known)}), got {options!r}")
     for key in options:
         if key not in known:
-            raise ValueError(f"unknown key 'task.options.sampling.{key}': {near(str(key), known)}")
+            raise ValueError(f"unknown key 'task.options.sampling.{key}': {suggest(str(key), known)}")
     if options.get("kind", KINDS[0]) not in KINDS:
-        raise ValueError(f"unknown mask kind {options['kind']!r}: {near(str(options['kind']), KINDS)}")
+        raise ValueError(f"unknown mask kind {options['kind']!r}: {suggest(str(options['kind']), KINDS)}")
     chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     try:
         checked = TypeAdapter(Sampling).validate_python(chosen)
@@ -214,4 +216,4 @@ def _first(error: ValidationError) -> str:
     model: Any = RunConfig
     for key in problem["loc"][:-1]:
         model = model.model_fields[key].annotation
-    return f"unknown key {place!r}: {near(str(problem['loc'][-1]), model.model_fields)}"
+    return f"unknown key {place!r}: {suggest(str(problem['loc'][-1]), model.model_fields)}"

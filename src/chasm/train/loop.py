@@ -390,7 +390,10 @@ class Trainer:
         if self.step > 0 and path.is_file():
             first = read_json(path)
             last = (first.get("resumed") or [first])[-1]
-            if any(last.get(k) != now.get(k) for k in ("python", "versions", "device", "commit", "modified", "with")):
+            if any(
+                last.get(k) != now.get(k)
+                for k in ("python", "versions", "device", "commit", "modified", "with", "plugins")
+            ):
                 first["resumed"] = [*first.get("resumed", []), {"step": self.step, **now}]
             now = first
         write_json(path, now)

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
-from chasm.common.extensions import loaded
+from chasm.common.extensions import loaded, plugins
 from chasm.common.files import read_json
 from chasm.common.provenance import provenance
-from chasm.common.registry import Registry, near
+from chasm.common.registry import Registry, suggest
 from chasm.data import Batch, Resident, collate, open_dataset
 from chasm.data.base import DataError, SliceDataset
 from chasm.mixers import MIXERS
@@ -76,7 +76,7 @@ def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> 
     known = [option for option in registry.options(part.name) if option not in decided]
     for option in part.options:
         if option not in known:
-            raise ValueError(f"{registry.kind} {part.name!r} has no option {option!r}: {near(option, known)}")
+            raise ValueError(f"{registry.kind} {part.name!r} has no option {option!r}: {suggest(option, known)}")
 
 
 def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
@@ -173,4 +173,5 @@ def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...])
         "seed": config.seed,
         "image_shape": list(shape),
         **({"with": loaded()} if loaded() else {}),
+        **({"plugins": plugins()} if plugins() else {}),
     }

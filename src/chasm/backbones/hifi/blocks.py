@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from chasm.backbones.base import extend
 from chasm.backbones.hifi.kernels.norm import norm_gelu
 from chasm.backbones.hifi.ssm import ChannelNorm, Depthwise, ModulatedSSM, Pointwise
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.ops.kernels import observed, traced
 from chasm.ops.kernels.local import obstacle
 
@@ -167,7 +167,7 @@ class BlockOptions:
             raise ValueError(f"width must be even, since a block works on two halves, got {self.width}")
         for option, value, known in (("lowpass", self.lowpass, LOWPASS), ("gate", self.gate, GATES)):
             if value not in known:
-                raise ValueError(f"unknown {option} {value!r}: {near(value, known)}")
+                raise ValueError(f"unknown {option} {value!r}: {suggest(value, known)}")
 
 
 class HiFiBlock(nn.Module):

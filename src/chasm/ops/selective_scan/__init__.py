@@ -21,7 +21,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from chasm.common.registry import near
+from chasm.common.registry import suggest
 from chasm.ops._cost import counted_as
 from chasm.ops.selective_scan.op import scan
 from chasm.ops.selective_scan.reference import sequential_scan
@@ -83,7 +83,7 @@ def choose_form(u: Tensor, form: str = "auto") -> tuple[str, str]:
                 return fast, "the fastest form that runs here"
         return "chunked", "; ".join(f"{fast}: {obstacle}" for fast, obstacle in obstacles.items())
     if form not in FORMS:
-        raise ValueError(f"unknown selective scan form {form!r}: {near(form, ('auto', *FORMS))}")
+        raise ValueError(f"unknown selective scan form {form!r}: {suggest(form, ('auto', *FORMS))}")
     if obstacle := _obstacle(form, u):
         raise ValueError(f"selective scan form {form!r} cannot run: {obstacle}; use 'auto' or 'chunked'")
     return form, ASKED
