@@ -16,6 +16,7 @@ def test_every_part_is_seen_in_both_passes(found: dict) -> None:
     parts = {row["part"]: row for row in found["parts"]}
     named = {
         *profile.PARTS.values(),
+        "low-pass filter",
         "selective scan",
         "data consistency",
         "mixer slots",

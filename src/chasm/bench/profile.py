@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import chasm
 from chasm.backbones import HiFiMamba
-from chasm.backbones.hifi import blocks, consistency, ssm
+from chasm.backbones.hifi import blocks, consistency, layers, ssm
+from chasm.backbones.hifi.kernels import norm
 from chasm.bench import hosts
 from chasm.bench.clock import synchronize
 from chasm.mixers.chasm import batched_bases
@@ -27,10 +28,9 @@ MARK = "part: "
 REST = "rest of the host"
 PARTS: dict[type[nn.Module], str] = {
     blocks.InvertedBottleneck: "inverted bottlenecks",
-    blocks.SampleNorm: "norms of the inverted bottlenecks",
+    norm.NormGELU: "norms of the inverted bottlenecks",
     ssm.ModulatedSSM: "state-space layer around the scan",
-    ssm.ChannelNorm: "layer norms",
-    blocks.BinomialLowPass: "low-pass filter",
+    layers.ChannelNorm: "layer norms",
     blocks.ChannelGate: "channel gates",
     consistency.PatchEmbed: "patches in and out",
     consistency.ToImage: "patches in and out",
@@ -67,13 +67,15 @@ def mark(model: nn.Module) -> None:
 @contextmanager
 def marked_functions() -> Iterator[None]:
     """The parts that are no modules."""
-    scan, enforce = ssm.selective_scan, consistency.Measurement.enforce
+    scan, enforce, low_pass = ssm.selective_scan, consistency.Measurement.enforce, blocks.low_pass
     ssm.selective_scan = marked("selective scan", scan)
+    blocks.low_pass = marked("low-pass filter", low_pass)
     consistency.Measurement.enforce = marked("data consistency", enforce)  # type: ignore[method-assign]
     try:
         yield
     finally:
         ssm.selective_scan = scan
+        blocks.low_pass = low_pass
         consistency.Measurement.enforce = enforce  # type: ignore[method-assign]
 
 

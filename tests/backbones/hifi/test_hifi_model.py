@@ -13,16 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chasm.backbones import create_backbone
 from chasm.backbones.hifi.blocks import (
-    BinomialLowPass,
     BlockOptions,
     ChannelGate,
     DropPath,
-    HaarLowPass,
     HiFiBlock,
     InvertedBottleneck,
 )
 from chasm.backbones.hifi.consistency import Measurement, PatchEmbed, ToImage
 from chasm.backbones.hifi.experts import MixtureOfExperts, MoEBlock
+from chasm.backbones.hifi.layers import LOW_PASS, low_pass, low_pass_filters
 from chasm.backbones.hifi.ssm import ModulatedSSM
 from chasm.mixers import batched_bases
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
@@ -46,6 +45,10 @@ def randomised(module):
     return module.double().eval()
 
 
+def filtered(x, kind):
+    return low_pass(x, low_pass_filters(kind, x))
+
+
 # Parts
 
 
@@ -57,20 +60,26 @@ def test_binomial_low_pass_is_the_filter_of_the_paper():
     y = F.conv2d(y, taps.view(1, 1, 1, 5).repeat(3, 1, 1, 1), groups=3)
     y = F.conv2d(y, taps.view(1, 1, 5, 1).repeat(3, 1, 1, 1), groups=3, stride=2)
     expected = F.interpolate(y, scale_factor=2, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(BinomialLowPass().double()(x), expected)
+    torch.testing.assert_close(filtered(x, "binomial"), expected)
 
 
 def test_haar_low_pass_is_the_orthonormal_band():
     x = torch.randn(2, 3, 10, 12, dtype=torch.float64)
     ll = (x[..., ::2, ::2] + x[..., 1::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, 1::2]) / 2
     expected = F.interpolate(ll, scale_factor=2, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(HaarLowPass()(x), expected)
+    torch.testing.assert_close(filtered(x, "haar"), expected)
 
 
-@pytest.mark.parametrize(("lowpass", "gain"), [(BinomialLowPass(), 1), (HaarLowPass(), 2)])
+@pytest.mark.parametrize(("lowpass", "gain"), [("binomial", 1), ("haar", 2)])
 def test_constants_through_the_low_pass(lowpass, gain):
     x = torch.randn(1, 4, 1, 1).expand(1, 4, 8, 6)
-    torch.testing.assert_close(lowpass(x), gain * x)
+    torch.testing.assert_close(filtered(x, lowpass), gain * x)
+
+
+@pytest.mark.parametrize("lowpass", LOW_PASS)
+def test_filters_are_exact_in_bfloat16(lowpass):
+    for matrix in low_pass_filters(lowpass, torch.empty(1, 1, 4, 160)):
+        assert torch.equal(matrix.bfloat16().float(), matrix)
 
 
 def test_inverted_bottleneck():
@@ -145,7 +154,7 @@ def test_block_follows_the_paper(options):
     block = randomised(HiFiBlock(BlockOptions(width=8, state=4, **options), 0.3))
     x = torch.randn(2, 8, 4, 6, dtype=torch.float64)
     t = block.ib_low(x[:, 4:])
-    low = block.lowpass(t)
+    low = filtered(t, options.get("lowpass", "binomial"))
     high = block.ib_0(x[:, :4] + t - low)
 
     def norm(layer, v):
@@ -153,7 +162,8 @@ def test_block_follows_the_paper(options):
 
     scanned = ssm_by_hand(block.ssm, norm(block.norm_low, low), norm(block.norm_high, high))
     y = block.gate(torch.cat([block.ib_1(high), scanned], 1))
-    torch.testing.assert_close(block(x)[0], y)
+    filters = low_pass_filters(options.get("lowpass", "binomial"), x)
+    torch.testing.assert_close(block(x, filters)[0], y)
 
 
 def test_drop_path_keeps_the_mean_and_whole_samples():
@@ -206,7 +216,7 @@ def test_v2_block_follows_the_paper():
     s = se.excite(F.relu(se.squeeze(normed.mean((2, 3), keepdim=True)))).sigmoid()
     g = normed * s
     t = block.ib_low(g[:, 4:])
-    low = block.lowpass(t)
+    low = filtered(t, "binomial")
     residual = t - low
     high = g[:, :4] + residual
     cosine = (high * residual).sum(1, keepdim=True) / (high.norm(dim=1) * residual.norm(dim=1)).unsqueeze(1)
@@ -214,7 +224,7 @@ def test_v2_block_follows_the_paper():
     high = block.ib_0(w * residual + (1 - w) * high)
     low = block.ssm(block.norm_low(low), block.norm_high(high))
     y, balance = block.moe(block.merge(torch.cat([g, block.ib_1(high), low], 1)))
-    out, loss = block(x)
+    out, loss = block(x, low_pass_filters("binomial", x))
     torch.testing.assert_close(out, block.gate(y), rtol=1e-6, atol=1e-6)
     assert loss == balance
     assert MoEBlock(BlockOptions(), 0.0).log_gamma.exp().item() == pytest.approx(2)
@@ -412,9 +422,9 @@ def test_multiply_adds(name, giga):
 
 
 def test_each_version_has_its_parts():
-    main, v1, v2 = (create_backbone(name).groups[5].blocks[1] for name in VERSIONS)
-    assert isinstance(main.lowpass, BinomialLowPass)
-    assert isinstance(v1.lowpass, HaarLowPass)
+    hosts = [create_backbone(name) for name in VERSIONS]
+    assert [host.lowpass for host in hosts] == ["binomial", "haar", "binomial"]
+    main, v1, v2 = (host.groups[5].blocks[1] for host in hosts)
     assert [b.gate.pooled for b in (main, v1, v2)] == [True, False, True]
     assert [b.ib_0.body[0].out_channels // 48 for b in (main, v1, v2)] == [5, 6, 5]
     assert [b.ssm.sequence_convs[0].kernel_size for b in (main, v1, v2)] == [(7,), (7,), (11,)]
@@ -433,9 +443,10 @@ def test_slots_sit_before_data_consistency_or_after_every_gate():
     x = torch.randn(1, 16, 8, 12)
     measurement = Measurement.of(torch.randn(1, 2, 16, 24), centred_columns(24, 0.3), None, None)
     group = build().groups[0].eval()
-    y, _ = group(x, measurement, [None, None, Zero()], False)
+    filters = low_pass_filters("binomial", x)
+    y, _ = group(x, filters, measurement, [None, None, Zero()], False)
     assert torch.equal(y, group.embed(F.silu(measurement.enforce(torch.zeros(1, 2, 16, 24)))))
-    y, _ = group(x, measurement, [Zero(), Zero(), None], False)
+    y, _ = group(x, filters, measurement, [Zero(), Zero(), None], False)
     assert torch.equal(y, x + group.consistency(x, measurement))
     assert len(build(mixer="gfnet").slots) == 2
     per_block = build(mixer="gfnet", slot_per="block")

@@ -14,45 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chasm.backbones.base import extend
-from chasm.backbones.hifi.kernels.norm import norm_gelu
-from chasm.backbones.hifi.ssm import ChannelNorm, Depthwise, ModulatedSSM, Pointwise
+from chasm.backbones.hifi.kernels.norm import NormGELU
+from chasm.backbones.hifi.layers import (
+    LOW_PASS,
+    ChannelMap,
+    ChannelNorm,
+    Depthwise,
+    Filters,
+    Pointwise,
+    low_pass,
+)
+from chasm.backbones.hifi.ssm import ModulatedSSM
 from chasm.common.registry import suggest
-from chasm.ops.kernels import observed, traced
-from chasm.ops.kernels.local import obstacle
-
-
-class SampleNorm(nn.GroupNorm):
-    """GroupNorm with one group: a sample is normalised as a whole."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(1, width)
-
-    def forward(self, x: Tensor, gelu: bool = False) -> Tensor:
-        """With `gelu`, which is for those whom `joins` allows it, its GELU too, by kernels of our own."""
-        return norm_gelu(x, self.weight, self.bias, self.eps) if gelu else super().forward(x)
-
-    def joins(self, after: nn.Module, x: Tensor) -> bool:
-        """Whether what comes after is a GELU that can be one with the norm, with nobody looking in between."""
-        if type(after) is not nn.GELU or after.approximate != "none" or "forward" in vars(after):
-            return False
-        if observed(self) or observed(after) or traced(x) or traced(self.weight):
-            return False
-        return obstacle(x) is None and x.shape[1:2] == self.weight.shape
-
-
-class Layers(nn.Sequential):
-    """Layers one after another, a SampleNorm and its GELU as one where they join."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        layers = iter(self)
-        for layer in layers:
-            if isinstance(layer, SampleNorm):
-                after = next(layers, nn.Identity())
-                x = layer(x, gelu=True) if layer.joins(after, x) else after(layer(x))
-            else:
-                x = layer(x)
-        return x
 
 
 class InvertedBottleneck(nn.Module):
@@ -63,58 +36,12 @@ class InvertedBottleneck(nn.Module):
         inner = expansion * width
         depthwise = Depthwise(inner, bias=False)
         nn.init.trunc_normal_(depthwise.weight, std=0.02)
-        self.body = Layers(
-            Pointwise(width, inner),
-            SampleNorm(inner),
-            nn.GELU(),
-            depthwise,
-            SampleNorm(inner),
-            nn.GELU(),
-            Pointwise(inner, width),
-            nn.GELU(),
+        self.body = nn.Sequential(
+            Pointwise(width, inner), NormGELU(inner), depthwise, NormGELU(inner), Pointwise(inner, width), nn.GELU()
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)
-
-
-def double(x: Tensor, dim: int) -> Tensor:
-    """Bilinear x2 along one axis, half-pixel centres: (3 x[i] + x[i -+ 1]) / 4, borders repeated.
-
-    Equals F.interpolate, whose backward adds in no fixed order on CUDA.
-    """
-    n = x.shape[dim]
-    before = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, n - 1)], dim)
-    after = torch.cat([x.narrow(dim, 1, n - 1), x.narrow(dim, n - 1, 1)], dim)
-    pairs = torch.stack([torch.lerp(x, before, 0.25), torch.lerp(x, after, 0.25)], dim + 1)
-    return pairs.flatten(dim, dim + 1)
-
-
-class BinomialLowPass(nn.Module):
-    """[1 4 6 4 1] / 16 per axis with reflected borders, every second sample, bilinear back. H, W even.
-
-    The authors decimate both axes in the second convolution; decimating each in its own is the same map.
-    """
-
-    taps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("taps", torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        C = x.shape[1]
-        row = self.taps.to(x.dtype).view(1, 1, 1, 5).expand(C, 1, 1, 5)
-        x = F.conv2d(extend(x, 3, 2, 2), row, stride=(1, 2), groups=C)
-        x = F.conv2d(extend(x, 2, 2, 2), row.transpose(2, 3), stride=(2, 1), groups=C)
-        return double(double(x, 2), 3)
-
-
-class HaarLowPass(nn.Module):
-    """The orthonormal Haar LL band, (a + b + c + d) / 2 = twice the 2x2 mean, bilinear back. H, W even."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return double(double(2 * F.avg_pool2d(x, 2), 2), 3)
 
 
 class ChannelGate(nn.Module):
@@ -123,7 +50,7 @@ class ChannelGate(nn.Module):
     def __init__(self, width: int, pooled: bool) -> None:
         super().__init__()
         self.pooled = pooled
-        self.mix = nn.Conv2d(width, width, 1)
+        self.mix = ChannelMap(width, width, bias=True)
         self.depthwise = Depthwise(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +72,6 @@ class DropPath(nn.Module):
         return x * (keep / (1 - self.rate)).to(x.dtype)
 
 
-LOWPASS = {"binomial": BinomialLowPass, "haar": HaarLowPass}
 GATES = ("pooled", "full")
 
 
@@ -165,7 +91,7 @@ class BlockOptions:
     def __post_init__(self) -> None:
         if self.width % 2:
             raise ValueError(f"width must be even, since a block works on two halves, got {self.width}")
-        for option, value, known in (("lowpass", self.lowpass, LOWPASS), ("gate", self.gate, GATES)):
+        for option, value, known in (("lowpass", self.lowpass, LOW_PASS), ("gate", self.gate, GATES)):
             if value not in known:
                 raise ValueError(f"unknown {option} {value!r}: {suggest(value, known)}")
 
@@ -173,13 +99,13 @@ class BlockOptions:
 class HiFiBlock(nn.Module):
     """(B, C, H, W) with even H and W -> what the block adds to it, and its balance loss, which is zero here.
 
-    The host adds it through `drop_path`, so that a slot can come between.
+    `filters` are those of `low_pass_filters` for this size. The host adds the result through `drop_path`, so that a
+    slot can come between.
     """
 
     def __init__(self, options: BlockOptions, drop_path: float) -> None:
         super().__init__()
         half = options.width // 2
-        self.lowpass = LOWPASS[options.lowpass]()
         self.ib_low = InvertedBottleneck(half, options.expansion)
         self.ib_0 = InvertedBottleneck(half, options.expansion)
         self.ib_1 = InvertedBottleneck(half, options.expansion)
@@ -193,13 +119,13 @@ class HiFiBlock(nn.Module):
         """How the detail that the low-pass removed enters the high stream."""
         return high + residual
 
-    def streams(self, x: Tensor) -> Tensor:
+    def streams(self, x: Tensor, filters: Filters) -> Tensor:
         """(B, C, H, W) -> the two streams, high first, on the channels again."""
         high, low = x.chunk(2, 1)
         t = self.ib_low(low)
-        low = self.lowpass(t)
+        low = low_pass(t, filters)
         high = self.ib_0(self.fuse(high, t - low))
         return torch.cat([self.ib_1(high), self.ssm(self.norm_low(low), self.norm_high(high))], 1)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.gate(self.streams(x)), x.new_zeros((), dtype=torch.float32)
+    def forward(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+        return self.gate(self.streams(x, filters)), x.new_zeros((), dtype=torch.float32)

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from chasm.backbones.base import Size, pad_to_multiple
-from chasm.backbones.hifi.ssm import ChannelNorm, Pointwise
+from chasm.backbones.hifi.layers import ChannelNorm, Pointwise
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
-from chasm.backbones.hifi.ssm import ChannelNorm, Pointwise
+from chasm.backbones.hifi.layers import ChannelNorm, Filters, Pointwise
 
 
 class SqueezeExcite(nn.Module):
@@ -64,7 +64,7 @@ class MixtureOfExperts(nn.Module):
         routed = torch.cat([expert(tokens[r]) for expert, r in zip(self.experts, rows, strict=True)])
         back = torch.cat(rows).argsort()
         y = self.shared(tokens) + weight[:, None].to(routed.dtype) * routed[back]
-        return y.view(B, H, W, C).movedim(-1, 1).contiguous(), balance
+        return y.view(B, H, W, C).movedim(-1, 1), balance
 
 
 class MoEBlock(HiFiBlock):
@@ -85,7 +85,7 @@ class MoEBlock(HiFiBlock):
         w = torch.sigmoid(self.log_gamma.exp() * cosine)
         return w * residual + (1 - w) * high
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
         g = self.squeeze_excite(self.norm(x))
-        y, balance = self.moe(self.merge(torch.cat([g, self.streams(g)], 1)))
+        y, balance = self.moe(self.merge(torch.cat([g, self.streams(g, filters)], 1)))
         return self.gate(y), balance

@@ -31,7 +31,7 @@ from chasm.backbones.base import Backbone, Size, make_slots, padded_size, regist
 from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
 from chasm.backbones.hifi.consistency import Measurement, PatchEmbed, ToImage
 from chasm.backbones.hifi.experts import MoEBlock
-from chasm.backbones.hifi.ssm import ChannelNorm
+from chasm.backbones.hifi.layers import ChannelNorm, Filters, low_pass_filters
 
 
 class Group(nn.Module):
@@ -47,7 +47,12 @@ class Group(nn.Module):
         return self.embed(F.silu(measurement.enforce(self.to_image(x, measurement.size))))
 
     def forward(
-        self, x: Tensor, measurement: Measurement, slots: Sequence[nn.Module | None], recompute: bool
+        self,
+        x: Tensor,
+        filters: Filters,
+        measurement: Measurement,
+        slots: Sequence[nn.Module | None],
+        recompute: bool,
     ) -> tuple[Tensor, Tensor]:
         """Features, and the mean balance loss of the blocks.
 
@@ -59,10 +64,10 @@ class Group(nn.Module):
         balance = []
         block: Any
         for block, slot in zip(self.blocks, inside, strict=True):
-            y, loss = call(block, x)
+            y, loss = call(block, x, filters)
             x = x + block.drop_path(y if slot is None else slot(y))
             balance.append(loss)
-        x = x if last is None else last(x)
+        x = x if last is None else last(x).contiguous(memory_format=torch.channels_last)
         return x + call(self.consistency, x, measurement), torch.stack(balance).mean()
 
 
@@ -118,6 +123,7 @@ class HiFiMamba(Backbone):
         }
         own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options = replace(self.defaults, width=width, state=state, **own)
+        self.lowpass = options.lowpass
         self.blocks_per_group, self.slot_per, self.checkpoint = blocks, slot_per, checkpoint
         self.embed = PatchEmbed(width, patch)
         rates = [options.drop_path * i / max(1, groups * blocks - 1) for i in range(groups * blocks)]
@@ -140,14 +146,21 @@ class HiFiMamba(Backbone):
             return [None] * (d + 1)
         return [*slots[g * d : (g + 1) * d], None] if self.slot_per == "block" else [*[None] * d, slots[g]]
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the blocks in place: all of them share one graph, and mixers keep their own kernels."""
+        for module in self.modules():
+            if isinstance(module, HiFiBlock):
+                module.compile(*args, **kwargs)
+
     def run(
         self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         measurement = Measurement.of(x, mask, maps, measured)
         x = self.embed(x)
+        filters = low_pass_filters(self.lowpass, x)
         balance = []
         for g, group in enumerate(self.groups):
-            x, loss = group(x, measurement, self.slots_of(g), self.checkpoint and torch.is_grad_enabled())
+            x, loss = group(x, filters, measurement, self.slots_of(g), self.checkpoint and torch.is_grad_enabled())
             balance.append(loss)
         image = measurement.enforce(self.head(self.norm(x), measurement.size))
         # Half: every group is followed by a data-consistency layer whose balance loss is zero.

@@ -17,46 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chasm.backbones.hifi.kernels.depthwise import depthwise
-from chasm.common.precision import autocast_dtype
-from chasm.ops._cost import counted_as
-from chasm.ops.kernels import traced
-from chasm.ops.kernels.local import obstacle
+from chasm.backbones.hifi.layers import ChannelMap, Depthwise, Pointwise, along_sequence, over_channels
 from chasm.ops.selective_scan import selective_scan
-
-
-class Pointwise(nn.Conv2d):
-    """A linear map over the channels of (B, C, H, W), truncated normal of 0.02 at the start."""
-
-    def __init__(self, in_channels: int, out_channels: int, bias: bool = False) -> None:
-        super().__init__(in_channels, out_channels, 1, bias=bias)
-
-    def reset_parameters(self) -> None:
-        nn.init.trunc_normal_(self.weight, std=0.02)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-
-class Depthwise(nn.Conv2d):
-    """A 3x3 of every channel by itself, borders of zeros; on a GPU by kernels of our own."""
-
-    def __init__(self, channels: int, bias: bool = True) -> None:
-        super().__init__(channels, channels, 3, padding=1, groups=channels, bias=bias)
-
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        cast = autocast_dtype(x)
-        fits = not traced(x) and not traced(weight) and obstacle(x) is None and x.shape[1] == len(weight)
-        if not fits or (cast is None and weight.dtype != x.dtype) or x.shape[2:].numel() == 1:
-            return super()._conv_forward(x, weight, bias)
-        with counted_as("conv", macs=9 * x.numel()):
-            return depthwise(x.to(cast or x.dtype), weight, bias)
-
-
-class ChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of (B, C, H, W)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1).contiguous()
 
 
 class GatedMLP(nn.Module):
@@ -86,8 +48,8 @@ class ModulatedSSM(nn.Module):
         self.in_proj = Pointwise(width, 2 * inner)
         self.conv = Depthwise(inner)
         self.cond_proj = Pointwise(width, inner)
-        self.x_proj = nn.Conv2d(inner, sum(self.splits), 1, bias=False)
-        self.cond_x_proj = nn.Conv2d(inner, 2 * state, 1, bias=False)
+        self.x_proj = ChannelMap(inner, sum(self.splits))
+        self.cond_x_proj = ChannelMap(inner, 2 * state)
         self.modulate_B = GatedMLP(state)
         self.modulate_C = GatedMLP(state)
         self.sequence_convs = nn.ModuleList(
@@ -117,12 +79,13 @@ class ModulatedSSM(nn.Module):
         u = F.silu(self.conv(q))  # (B, D, H, W)
         delta, B, C = self.x_proj(u).split(self.splits, 1)
         B_cond, C_cond = self.cond_x_proj(self.cond_proj(high)).chunk(2, 1)
-        parts = (delta, B + self.modulate_B(B_cond), C + self.modulate_C(C_cond))
+        parts = torch.cat([delta, B + self.modulate_B(B_cond), C + self.modulate_C(C_cond)], 1)
+        taps = torch.cat([conv.weight for conv in self.sequence_convs])  # type: ignore[misc]
         # From here along the raster sequence: (B, R, L), (B, N, L), (B, N, L)
-        delta, B, C = (conv(part.flatten(2)) for conv, part in zip(self.sequence_convs, parts, strict=True))
+        delta, B, C = along_sequence(parts.flatten(2), taps, dilation=2).split(self.splits, 1)
         y = selective_scan(
             u.flatten(2),
-            self.delta_proj(delta),
+            over_channels(delta, self.delta_proj.weight),
             -torch.exp(self.A_log),
             B,
             C,
@@ -130,4 +93,4 @@ class ModulatedSSM(nn.Module):
             delta_bias=self.delta_bias,
             delta_softplus=True,
         )  # (B, D, L), float32 inside also under autocast
-        return self.dropout(self.out_proj(y.reshape(u.shape) * F.silu(z)))
+        return self.dropout(self.out_proj(y.unflatten(2, u.shape[2:]) * F.silu(z)))

@@ -103,19 +103,20 @@ def _obstacle(form: str, u: Tensor) -> str:
     return ""
 
 
-@cache
+_FOUND = {package: find_spec(package) is not None for package in ("mamba_ssm", "triton")}
+
+
 def _installed(package: str) -> bool:
-    if find_spec(package) is None:
-        return False
+    return _FOUND[package] and (torch.compiler.is_compiling() or _imports(package))
+
+
+@cache
+def _imports(package: str) -> bool:
     try:  # a package whose compiled part does not fit this torch is as good as none
         import_module(MAMBA_SSM if package == "mamba_ssm" else package)
     except ImportError:
         return False
     return True
-
-
-# What torch.compiler.assume_constant_result does, without the second that it takes to import the compiler.
-_installed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

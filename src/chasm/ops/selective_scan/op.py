@@ -36,9 +36,13 @@ def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     "chasm::selective_scan_backward", mutates_args=(), schema=f"(Tensor dy, Tensor states, {_INPUTS}) -> Tensor[]"
 )
 def scan_backward(*inputs: Any) -> list[Tensor]:
+    """-> the gradients of u, delta, B, C in the dtype of each, and of A, D, bias in that of the states."""
     *arguments, form = inputs
+    _, states, u, delta, _, B, C, *_ = arguments
     with torch.autocast(inputs[0].device.type, enabled=False):
-        return list(_implementation(form).backward(*arguments))
+        gradients = _implementation(form).backward(*arguments)
+    like = (u, delta, states, B, C, states, states)
+    return [g.to(x.dtype).contiguous() for g, x in zip(gradients, like, strict=True)]
 
 
 @scan.register_fake
@@ -51,9 +55,13 @@ def _(u: Tensor, delta: Tensor, A: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @scan_backward.register_fake
 def _(dy: Tensor, states: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, *rest: Any) -> list[Tensor]:
-    rows, columns = u.transpose(1, 2), B.transpose(1, 2)
-    shapes = (rows.shape, rows.shape, A.t().shape, columns.shape, columns.shape, A.shape[:1], A.shape[:1])
-    return [states.new_empty(shape) for shape in shapes]
+    (batch, channels, length), n = u.shape, A.shape[1]
+    rows, columns = (batch, length, channels), (batch, length, n)
+    return [
+        *(u.new_empty(rows), delta.new_empty(rows), states.new_empty(n, channels)),
+        *(B.new_empty(columns), rest[0].new_empty(columns)),
+        *(states.new_empty(channels), states.new_empty(channels)),
+    ]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

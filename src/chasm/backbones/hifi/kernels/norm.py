@@ -1,57 +1,91 @@
-"""GELU of a GroupNorm with one group, on (B, C, H, W), by Triton kernels with their own backward.
+"""GELU of a GroupNorm with one group, for maps with channels last in memory.
 
-Nothing of the size of the map is kept but x. torch's kernels sum a group in one thread block, so that one group leaves
-the device idle but for B blocks; and its norm and its GELU each read and write the map.
+One operator with Triton kernels behind it. torch's own kernel sums a group in a single thread block, and what
+torch.compile makes of the sums is slower still; here a norm and its GELU read the map twice and write it once.
+Gradients are of first order only.
 """
 
+import os
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from chasm.ops.kernels import applied, gradients
-from chasm.ops.kernels.layout import contiguous
-
-
-def norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """x (B, C, H, W) where `local.obstacle` finds none, parameters (C,). Arithmetic in float32, the result like x."""
-    if x.numel() == 0:
-        return _plain(x, weight, bias, eps)
-    y: Tensor = applied(_NormGELU, x, weight, bias, eps)[0]
-    return y
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HAS_TRITON = find_spec("triton") is not None
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The same by torch, differentiable any number of times."""
-    return F.gelu(F.group_norm(x, 1, weight.to(x.dtype), bias.to(x.dtype), eps))
+class NormGELU(nn.GroupNorm):
+    """GELU(GroupNorm(x)) with one group: every sample is normalised as a whole. The result has the dtype of x."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(1, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not has_kernels(x):
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            dtype = wide.dtype
+            return F.gelu(F.group_norm(wide, 1, self.weight.to(dtype), self.bias.to(dtype), self.eps)).to(x.dtype)
+        tokens = x.movedim(1, -1).contiguous()  # no copy where channels are last in memory
+        y, _ = norm_gelu(tokens.flatten(1, 2), self.weight, self.bias, self.eps)
+        return y.view(tokens.shape).movedim(-1, 1)
 
 
-class _NormGELU(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        from chasm.backbones.hifi.kernels import norm_triton
+def has_kernels(x: Tensor) -> bool:
+    """True if the kernels can run on x: on a GPU, or in Triton's interpreter."""
+    on_gpu = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return HAS_TRITON and on_gpu and x.dtype in DTYPES and x.numel() > 0
 
-        return norm_triton.forward(contiguous(x), weight.contiguous(), bias.contiguous(), eps)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.eps = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, output[1])
+_SCHEMA = "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor)"
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None, _: Any) -> Any:
-        from chasm.backbones.hifi.kernels import norm_triton
 
-        if g is None:
-            return None, None, None, None
-        x, weight, bias, statistics = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the kernels have no second derivative
-            y = _plain(x, weight, bias, ctx.eps)
-            return *gradients(y, g, (x, weight, bias), ctx.needs_input_grad[:3]), None
-        gx, gw, gb = norm_triton.backward(
-            contiguous(g.to(x.dtype)), contiguous(x), weight.contiguous(), bias.contiguous(), statistics
-        )
-        return gx, gw.to(weight.dtype), gb.to(bias.dtype), None
+@torch.library.custom_op("chasm::norm_gelu", mutates_args=(), schema=_SCHEMA)
+def norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x (B, P, C) -> y like x, and the statistics of the samples (B, 2), which only the backward reads."""
+    from chasm.backbones.hifi.kernels import norm_triton
+
+    if x.shape[-1] != len(weight):
+        raise RuntimeError(f"expected {len(weight)} channels, got {x.shape[-1]}")
+    return norm_triton.forward(x.contiguous(), weight.contiguous(), bias.contiguous(), eps)
+
+
+@norm_gelu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(len(x), 2, dtype=torch.float32)
+
+
+_BACKWARD_SCHEMA = "(Tensor g, Tensor x, Tensor weight, Tensor bias, Tensor statistics) -> (Tensor, Tensor, Tensor)"
+
+
+@torch.library.custom_op("chasm::norm_gelu_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
+def norm_gelu_backward(
+    g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-> the gradients of x, weight and bias, each in the dtype of what it belongs to."""
+    from chasm.backbones.hifi.kernels import norm_triton
+
+    g, x = g.to(x.dtype).contiguous(), x.contiguous()
+    gx, gw, gb = norm_triton.backward(g, x, weight.contiguous(), bias.contiguous(), statistics)
+    return gx, gw.to(weight.dtype), gb.to(bias.dtype)
+
+
+@norm_gelu_backward.register_fake
+def _(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, g: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if g is None:
+        return None, None, None, None
+    return *norm_gelu_backward(g, *ctx.saved_tensors), None
+
+
+norm_gelu.register_autograd(_backward, setup_context=_save)
