@@ -145,10 +145,10 @@ def test_reindexing_frequencies_permutes_rows_of_the_table(data: Any, C: int, n:
     K = n // 2 + 1
     sigma = data.draw(st.permutations(range(K)))
     inverse = [sigma.index(k) for k in range(K)]
-    before = matrices(mixer.theta["cl"], mixer.gain_table["cl"], n)
+    before = matrices(*mixer.axis_parameters("cl")[:2], n)
     with torch.no_grad():
         mixer.gain_table["cl"].copy_(mixer.gain_table["cl"][inverse])  # row k is the old row sigma^-1(k)
-    after = matrices(mixer.theta["cl"], mixer.gain_table["cl"], n)
+    after = matrices(*mixer.axis_parameters("cl")[:2], n)
     close(after, before[inverse])
     op = mixer.operators(n)["cl"]
     assert op.U is not None

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import math
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,7 +32,9 @@ def moved(mixer: CHASM, scale: float = 0.5) -> CHASM:
     torch.manual_seed(7)
     with torch.no_grad():
         for name, p in mixer.named_parameters():
-            p.add_(scale * (torch.rand_like(p) + 0.5 if "theta" in name else torch.randn_like(p)))
+            spectral = name.split(".")[0] in mixer.spectral_parameters
+            step = torch.rand_like(p) + 0.5 if "theta" in name else torch.randn_like(p)
+            p.add_(scale / (mixer.step_scale if spectral else 1) * step)
     return mixer
 
 
@@ -49,12 +53,11 @@ def oracle_core(mixer: CHASM, x: Tensor) -> Tensor:
     def one_axis(z: Tensor, axis: str) -> Tensor:
         dim = 2 + SPATIAL[mixer.ndim].index(axis)
         n = z.shape[dim]
+        theta, table, phase = mixer.axis_parameters(axis)
         U = torch.eye(mixer.channels, dtype=z.dtype)
         if mixer.basis != "identity":
-            theta = mixer.theta[axis]
             U = reference.basis(reference.interpolate(theta, n // 2 + 1) if mixer.basis == "untied" else theta)
-        phase = mixer.phase_table[axis] if mixer.gain == "complex" else None
-        return reference.axis_pass(z, U, reference.gains(mixer.gain_table[axis], n, mixer.gain, phase), dim)
+        return reference.axis_pass(z, U, reference.gains(table, n, mixer.gain, phase), dim)
 
     if "+" in mixer.axes:
         passes = mixer.axes.split("+")
@@ -309,7 +312,7 @@ def test_the_size_it_was_built_for_reads_the_table_directly() -> None:
     mixer = moved(CHASM(3, size=(12, 9), gain="signed"))
     ops = mixer.operators(12, 9)
     for axis in ("ch", "cw"):
-        assert torch.equal(ops[axis].gains, mixer.gain_table[axis])
+        assert torch.equal(ops[axis].gains, mixer.axis_parameters(axis).gain_table)
     assert mixer.operators(30, 31)["ch"].gains.shape == (16, 3)
 
 
@@ -548,9 +551,9 @@ def test_exports_with_free_height_and_width(options: dict[str, Any], named: bool
 def test_functional_call() -> None:
     for mixer in (moved(CHASM(3, size=(6, 5))), moved(CHASM(3, size=(6, 5))).eval()):
         x = features(2, 3, 6, 5)
-        other = {name: p.detach() + 0.1 for name, p in mixer.named_parameters()}
+        other = {name: p.detach() + 0.003 for name, p in mixer.named_parameters()}
         changed = copy.deepcopy(mixer)
-        changed.load_state_dict(other)
+        changed.load_state_dict(mixer.state_dict() | other)
         with torch.no_grad():
             mixer(x)
             assert relative(torch.func.functional_call(mixer, other, (x,)), changed(x)) <= 1e-6
@@ -569,6 +572,7 @@ def test_state_dict_names_and_round_trips(tmp_path: Any) -> None:
     assert set(mixer.state_dict()) == {
         *(f"{part}.{axis}" for part in ("theta", "gain_table", "phase_table") for axis in ("ch", "cw")),
         *(f"{part}.{kind}" for part in ("refine", "fuse") for kind in ("weight", "bias")),
+        "stored_step_scale",
     }
     x = features(2, 3, 6, 5)
     with torch.no_grad():
@@ -681,7 +685,7 @@ def test_in_a_network_it_learns() -> None:
     torch.manual_seed(0)
     target = moved(CHASM(4, size=(8, 8), local=False), 1.0).requires_grad_(False)
     student = CHASM(4, size=(8, 8), local=False)
-    optimiser = torch.optim.Adam(student.parameters(), lr=0.05)
+    optimiser = torch.optim.Adam(student.parameters(), lr=0.05 / student.step_scale)
     losses = []
     for _ in range(80):
         x = torch.randn(8, 4, 8, 8)
@@ -691,3 +695,57 @@ def test_in_a_network_it_learns() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
+
+
+# --- the step scale ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gain", GAINS)
+def test_a_step_moves_basis_and_gains_by_the_step_scale(gain: Any) -> None:
+    """One step of Adam moves every entry of theta, Gamma and phi by lr * s; one of SGD by lr * s * gradient."""
+    x, weight = features(2, 3, 6, 5), features(2, 3, 6, 5)
+
+    def stepped_by(optimiser: Any, s: float) -> dict[str, Tensor]:
+        mixer = moved(CHASM(3, size=(6, 5), gain=gain, step_scale=s).double())
+        before = torch.cat([t.flatten() for a in ("ch", "cw") for t in mixer.axis_parameters(a) if t is not None])
+        step = optimiser(mixer.parameters())
+        (mixer(x.double()) * weight).sum().backward()
+        step.step()
+        after = torch.cat([t.flatten() for a in ("ch", "cw") for t in mixer.axis_parameters(a) if t is not None])
+        return (after - before).detach()
+
+    adam, sgd = partial(torch.optim.Adam, lr=1e-3), partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+    moves = stepped_by(adam, 30.0)
+    assert torch.allclose(moves.abs()[moves != 0], torch.tensor(0.03).double(), rtol=1e-3)
+    torch.testing.assert_close(stepped_by(sgd, 30.0), 30 * stepped_by(sgd, 1.0))
+
+
+def test_weight_decay_pulls_to_the_identity() -> None:
+    mixer = moved(CHASM(3, size=(6, 5), local=False).double())
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.zero_()
+    x = features(2, 3, 6, 5).double()
+    torch.testing.assert_close(mixer(x), x)
+
+
+def test_weights_of_another_step_scale_load_as_the_same_operator() -> None:
+    written = moved(CHASM(3, size=(6, 5), gain="complex", step_scale=7.3)).eval()
+    read = nn.ModuleList([CHASM(3, size=(6, 5), gain="complex", step_scale=100)]).eval()
+    state = {f"0.{k}": v for k, v in written.state_dict().items()}
+    kept = {k: v.clone() for k, v in state.items()}
+    read.load_state_dict(state)
+    x = features(2, 3, 6, 5)
+    with torch.no_grad():
+        assert relative(read[0](x), written(x)) <= 1e-6
+    assert read[0].step_scale == read.state_dict()["0.stored_step_scale"] == 100
+    assert all(torch.equal(state[k], v) for k, v in kept.items())  # the caller's dict is left alone
+    del state["0.stored_step_scale"]
+    with pytest.raises(RuntimeError, match="stored_step_scale"):
+        read.load_state_dict(state)
+
+
+@pytest.mark.parametrize("scale", [0, -1, math.nan, math.inf, "30", None])
+def test_a_step_scale_must_be_a_positive_number(scale: Any) -> None:
+    with pytest.raises(ValueError, match="positive step_scale"):
+        CHASM(3, step_scale=scale)

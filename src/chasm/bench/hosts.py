@@ -133,7 +133,7 @@ def host(name: str, mixer: str, size: int, device: torch.device, **options: Any)
         for module in model.modules():
             if isinstance(module, CHASM):
                 for p in (*module.theta.values(), *module.gain_table.values()):
-                    p.add_(0.3 * torch.randn_like(p))
+                    p.add_(0.3 / module.step_scale * torch.randn_like(p))
     return model.to(device)
 
 

@@ -20,8 +20,10 @@ class LiteralBlock(torch.nn.Module):
         with full_precision(x):  # cuFFT takes no bfloat16, so under autocast too the core is float32
             z = x.to(torch.promote_types(x.dtype, torch.float32))
             for dim, axis in ((2, "ch"), (3, "cw")):
-                U = reference.basis(self.mixer.theta[axis])
-                table = self.mixer.gain_table[axis].T[None]  # (1, C, B)
+                theta, gain_table, _ = self.mixer.axis_parameters(axis)
+                assert theta is not None
+                U = reference.basis(theta)
+                table = gain_table.T[None]  # (1, C, B)
                 bins = x.shape[dim] // 2 + 1
                 gains = softplus(interpolate(table, bins, mode="linear", align_corners=True)[0].T)
                 z = reference.axis_pass(z, U, gains, dim)

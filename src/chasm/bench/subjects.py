@@ -48,7 +48,7 @@ def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
     with torch.no_grad():
         for name, p in mixer.named_parameters():
             if "theta" in name or "table" in name:
-                p.add_(0.3 * torch.randn_like(p))
+                p.add_(0.3 / mixer.step_scale * torch.randn_like(p))
         assert mixer.fuse is not None
         mixer.fuse.weight *= 4
     return mixer.to(device)

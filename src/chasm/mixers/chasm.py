@@ -1,22 +1,27 @@
 """CHASM: cross-frequency harmonized axis-separable mixing.
 
     M(k) = U diag(lambda_k) U^T                    one operator per frequency of an axis, U shared by all of them
-    U = exp(A),  A skew-symmetric, from theta      C(C-1)/2 scalars, zero at init: U = I
-    lambda_k = softplus(Interp(Gamma))_k           table Gamma of B bins, gain 1 at init
+    U = exp(A),  A = s theta, skew-symmetric       C(C-1)/2 scalars, zero at init: U = I
+    lambda_k = softplus(Interp(Gamma))_k           Gamma = Gamma_0 + s gamma, B bins, zero at init: gain 1
     Phi = Phi_CW o Phi_CH,   Phi_a = irfft M rfft  along height, then along width
     Y = X + P_fuse(L(Phi(X)))                      L: depthwise 3x3 and GELU, P_fuse: 1x1
 
 Intrinsic: the residual, L and P_fuse. The variants are those of the paper's ablations. Readings: "CH+CW" is the mean
 of the two passes; "untied" is one theta per frequency bin through the same exponential; "complex" gains are
 softplus(Gamma) e^{i phi} with phi = 0 at init, at DC and at Nyquist.
+
+The step scale s is ours. Adam moves a parameter by about the learning rate per step, whatever its gradient, and at
+5e-4 a gain that should go from 1 to 3 does not get there. So the parameters are stored divided by s, and get the
+gradients of A and Gamma (see `stepped`). `step_scale=1` is the paper's parameterisation.
 """
 
+import math
 import re
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +42,17 @@ from chasm.ops.kernels.local import local_block
 from chasm.ops.replay import Replays
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
+STEP_SCALE = 30.0
 Basis = Literal["shared", "identity", "untied"]
 Gain = Literal["positive", "signed", "complex"]
+
+
+class AxisParameters(NamedTuple):
+    """What the equations of one axis are made from: theta (entries,) or (B, entries); Gamma and phi (B, C)."""
+
+    theta: Tensor | None
+    gain_table: Tensor
+    phase_table: Tensor | None
 
 
 @register_mixer("chasm")
@@ -56,6 +70,9 @@ class CHASM(Mixer):
         residual: add X. Default: yes, except without `local`.
         local: the depthwise 3x3, GELU and 1x1 around the core; False leaves the bare spectral core.
         ndim: number of spatial axes: 1, 2 or 3.
+        step_scale: how far an optimiser's step moves basis and gains, as a multiple of what it moves a parameter.
+            1 is the paper's parameterisation. State dicts carry their scale, and load into a mixer of another one
+            as the same operator.
         form: how the core is computed; "auto" chooses, `explain` says what and why. All forms are equal.
     """
 
@@ -83,6 +100,7 @@ class CHASM(Mixer):
         residual: bool | None = None,
         local: bool = True,
         ndim: int = 2,
+        step_scale: float = STEP_SCALE,
         form: str = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -95,9 +113,12 @@ class CHASM(Mixer):
         _one_of("form", form, ("auto", *ops.FORMS))
         if not isinstance(channels, int) or channels < 1:
             raise ValueError(f"expected a whole number of channels, 1 or more, got channels={channels!r}")
+        if not (isinstance(step_scale, int | float) and 0 < step_scale < math.inf):
+            raise ValueError(f"expected a positive step_scale, got {step_scale!r}: 1 is the paper's parameterisation")
         if basis == "untied" and gain == "complex":
             raise ValueError("basis='untied' takes gain='positive' or 'signed', got 'complex': choose one variant")
         self.channels, self.ndim, self.basis, self.gain, self.form = channels, ndim, basis, gain, form
+        self.step_scale = float(step_scale)
         self.axes = ">".join(AXES[ndim]) if axes is None else axes
         self.residual = local if residual is None else residual
         self.chains = _parse_axes(self.axes, ndim)
@@ -113,14 +134,15 @@ class CHASM(Mixer):
                 self.theta[axis] = nn.Parameter(torch.zeros(entries, **factory))
             elif basis == "untied":
                 self.theta[axis] = nn.Parameter(torch.zeros(n_bins[axis], entries, **factory))
-            start = 1.0 if gain == "signed" else ops.UNIT_GAIN
-            self.gain_table[axis] = nn.Parameter(torch.full((n_bins[axis], channels), start, **factory))
+            self.gain_table[axis] = nn.Parameter(torch.zeros(n_bins[axis], channels, **factory))
             if gain == "complex":
                 self.phase_table[axis] = nn.Parameter(torch.zeros(n_bins[axis], channels, **factory))
 
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
         self.refine = conv(channels, channels, 3, padding=1, groups=channels, **factory) if local else None
         self.fuse = POINTWISE[ndim](channels, channels, 1, **factory) if local else None
+        # In the state dict, so that weights written with another scale are never taken for the same numbers.
+        self.register_buffer("stored_step_scale", torch.tensor(self.step_scale, **factory))
         self._cache = Cache()
         self._replays = Replays()
 
@@ -160,6 +182,16 @@ class CHASM(Mixer):
         y, again = found[0]
         return y, again if z is x else x
 
+    def axis_parameters(self, axis: str) -> AxisParameters:
+        """theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
+        return self._unscaled(self.theta.get(axis), self.gain_table[axis], self.phase_table.get(axis))
+
+    def _unscaled(self, theta: Tensor | None, table: Tensor, phase: Tensor | None) -> AxisParameters:
+        start = 1.0 if self.gain == "signed" else ops.UNIT_GAIN
+        theta, offset, phase = (stepped(p, self.step_scale) for p in (theta, table, phase))
+        assert offset is not None
+        return AxisParameters(theta, start + offset, phase)
+
     def operators(self, *spatial: int) -> dict[str, AxisOperator]:
         """Basis and gains of every axis in use, for features of this spatial size. Differentiable."""
         return self._operators(spatial, self._spectral())
@@ -168,12 +200,13 @@ class CHASM(Mixer):
         """The same, of tensors in place of the parameters, in the order of `_spectral`."""
         each = iter(params)
         theta, tables, phases = ({a: next(each) for a in d} for d in (self.theta, self.gain_table, self.phase_table))
-        bases = self._given(theta) or self._bases(spatial, theta)
+        values = {axis: self._unscaled(theta.get(axis), t, phases.get(axis)) for axis, t in tables.items()}
+        bases = self._given(theta) or self._bases(spatial, {axis: values[axis].theta for axis in theta})
         found = {}
-        for axis, table in tables.items():
+        for axis, (_, table, phase) in values.items():
             i = AXES[self.ndim].index(axis)
-            if self.gain == "complex":
-                gains = ops.complex_gains(table, phases[axis], spatial[i])
+            if phase is not None:
+                gains = ops.complex_gains(table, phase, spatial[i])
             else:
                 gains = (ops.positive_gains if self.gain == "positive" else ops.signed_gains)(table, spatial[i])
             found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
@@ -190,7 +223,8 @@ class CHASM(Mixer):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.channels}, axes={self.axes!r}, basis={self.basis!r}, gain={self.gain!r}, residual={self.residual}"
+            f"{self.channels}, axes={self.axes!r}, basis={self.basis!r}, gain={self.gain!r}, residual={self.residual}, "
+            f"step_scale={self.step_scale:g}"
         )
 
     # --- plumbing ---------------------------------------------------------------------------------
@@ -207,7 +241,18 @@ class CHASM(Mixer):
                 f"CHASM expected spatial axes of length 1 or more, got {tuple(x.shape)}: drop empty inputs"
             )
 
-    def _bases(self, spatial: tuple[int, ...], theta: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Rescales what was written with another step scale, so that it loads as the same operator."""
+        written = state_dict.get(f"{prefix}stored_step_scale")
+        if written is not None and written != torch.tensor(self.step_scale).to(written):
+            factor = float(written) / self.step_scale
+            spectral = tuple(f"{prefix}{name}." for name in self.spectral_parameters)
+            for key in [key for key in state_dict if key.startswith(spectral)]:
+                state_dict[key] = factor * state_dict[key]
+            state_dict[f"{prefix}stored_step_scale"] = torch.full_like(written, self.step_scale)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _bases(self, spatial: tuple[int, ...], theta: dict[str, Any]) -> dict[str, Tensor]:
         if self.basis == "shared":
             return dict(zip(theta, ops.orthogonal_basis(torch.stack(list(theta.values()))), strict=True))
         at = dict(zip(AXES[self.ndim], spatial, strict=True))
@@ -314,7 +359,8 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
             if all(_versioned(t) and (graph or not t.is_cuda) for t in thetas.values()):
                 mixers[module] = MadeFrom(thetas.values())
                 for axis, theta in thetas.items():
-                    groups[theta.shape, theta.dtype, theta.device].append((mixers[module], axis, theta))
+                    scaled = stepped(theta, module.step_scale)
+                    groups[theta.shape, theta.dtype, theta.device].append((mixers[module], axis, scaled))
     for members in groups.values():
         bases = ops.orthogonal_basis(torch.stack([theta for *_, theta in members]))
         for (given, axis, _), U in zip(members, bases, strict=True):
@@ -326,6 +372,17 @@ def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
     finally:
         for module in mixers:
             module._cache.given = None
+
+
+def stepped(parameter: Tensor | None, scale: float) -> Any:
+    """scale * parameter, with the gradient of the product handed to the parameter as it is.
+
+    A step of any first-order optimiser then moves the product `scale` times as far as it would move the product
+    itself: Adam and Lion step by the learning rate whatever the gradient, SGD in proportion to it.
+    """
+    if parameter is None or scale == 1:
+        return parameter
+    return parameter + (scale - 1) * parameter.detach()
 
 
 def _versioned(theta: Tensor) -> bool:

@@ -85,7 +85,8 @@ def fill(folder: Path, config: dict[str, Any], gain: float, source: str, size: i
             for axis in ("ch", "cw"):
                 tensors[f"slots.{slot}.theta.{axis}"] = 0.15 * torch.randn(C * (C - 1) // 2)
                 lean = torch.linspace(-0.5, 0.5, B)[:, None] * torch.randn(C)
-                tensors[f"slots.{slot}.gain_table.{axis}"] = 0.5413 + lean
+                tensors[f"slots.{slot}.gain_table.{axis}"] = lean
+            tensors[f"slots.{slot}.stored_step_scale"] = torch.tensor(1.0)
         save_file({**tensors, "head.weight": torch.zeros(2)}, folder / "weights.safetensors")
 
 
@@ -371,7 +372,7 @@ def test_what_was_learned_is_what_the_mixer_computes(tmp_path: Path) -> None:
     mixer = chasm.CHASM(6, size=(12, 16))
     with torch.no_grad():
         for parameter in mixer.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+            parameter += 0.3 / mixer.step_scale * torch.randn_like(parameter)
     save_file({f"slots.2.{k}": v for k, v in mixer.state_dict().items()}, tmp_path / "w.safetensors")
     found = {x.axis: x for x in learned.read(tmp_path / "w.safetensors")}
     operators = mixer.operators(12, 16)

@@ -11,7 +11,7 @@ import torch
 from chasm import ops
 from chasm.studies.report.figures import FOCUS, INK, _plain, new_figure, source
 
-_KEY = re.compile(r"^slots\.(\d+)\.(?:.*\.)?(theta|gain_table|phase_table)\.(\w+)$")
+_KEY = re.compile(r"^slots\.(\d+)\.((?:.*\.)?)(theta|gain_table|phase_table)\.(\w+)$")
 _AXIS = {"ch": "height", "cw": "width"}
 SHOWN = 3  # slots drawn; the table has all
 
@@ -48,16 +48,18 @@ def read(weights: Path, gain: str = "positive") -> list[Learned]:
     from safetensors.torch import load_file
 
     found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
-    for key, value in load_file(weights).items():
+    stored = load_file(weights)
+    for key, value in stored.items():
         if match := _KEY.match(key):
-            slot, name, axis = match.groups()
-            found.setdefault((int(slot), axis), {})[name] = value
+            slot, prefix, name, axis = match.groups()
+            scale = stored[f"slots.{slot}.{prefix}stored_step_scale"]
+            found.setdefault((int(slot), axis), {})[name] = scale * value
     learned = []
     for (slot, axis), tensors in sorted(found.items()):
         if "gain_table" not in tensors:
             continue
-        table, theta = tensors["gain_table"].float(), tensors.get("theta")
-        gains = table if gain == "signed" else torch.nn.functional.softplus(table)
+        offset, theta = tensors["gain_table"].float(), tensors.get("theta")
+        gains = 1 + offset if gain == "signed" else torch.nn.functional.softplus(ops.UNIT_GAIN + offset)
         basis = ops.orthogonal_basis(theta).numpy() if theta is not None and theta.ndim == 1 else None
         learned.append(Learned(slot, axis, basis, gains.numpy()))
     return learned
