@@ -361,7 +361,7 @@ def test_fastmri_header_without_a_number(tmp_path: Path) -> None:
     edit_h5(tmp_path / "singlecoil_train" / "a.h5", "ismrmrd_header", np.bytes_("<a><encoding/></a>"))
     data = open_dataset("fastmri", tmp_path)
     with pytest.raises(DataError, match=r"a\.h5: ismrmrd_header: no number at encoding/encodedSpace/matrixSize/x"):
-        data.raw(0)
+        data.raw_slice(0)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +377,6 @@ def test_fastmri_wrong_mask(tmp_path: Path, mask: np.ndarray, expected: str) -> 
     edit_h5(tmp_path / "singlecoil_test" / "a.h5", "mask", mask)
     data = open_dataset("fastmri", tmp_path, split="challenge", target="kspace")
     with pytest.raises(DataError, match=rf"a\.h5: mask: {expected}"):
-        data.raw(0)
+        data.raw_slice(0)
     (finding,) = check(tmp_path, "fastmri").findings
     assert f"a.h5: mask: {expected}" in finding

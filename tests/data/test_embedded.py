@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from chasm.data.base import DataError, open_dataset
+from chasm.data import DataError, open_dataset
 from chasm.data.embedded import CONTENTS, Embedded
 from chasm.data.phantom import CONTRASTS, SIGNAL, TISSUES, Head, draw, scan, signal_table
 from chasm.mri import create_mask, fft2c, ifft2c

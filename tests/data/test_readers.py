@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import h5py
 import nibabel
 import numpy as np
 import pytest
@@ -55,6 +56,33 @@ def test_cc359_slices_and_magnitudes(tmp_path: Path) -> None:
     np.testing.assert_allclose(first.image[0] / 16, images[30], atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(12, 10), (11, 9)])
+def test_cc359_raw_slices_are_centred_and_keep_their_zeros(tmp_path: Path, size: tuple[int, int]) -> None:
+    images = write_cc359_multi(tmp_path / "a.h5", slices=3, size=size)
+    with h5py.File(tmp_path / "a.h5", "r+") as f:
+        f["kspace"][:, :, 2] = 0  # a column that was not measured
+    data = open_dataset("cc359", tmp_path / "a.h5", split="all", skip=0, combine="coils")
+    raw = data.raw_slice(1)
+    assert (raw.case, raw.index, raw.size, raw.mask) == ("a", 1, size, None)
+    wanted = centred_fft(images[1]) * np.sqrt(size[0] * size[1])  # the file holds numpy's unscaled k-space
+    empty = (2 + size[1] // 2) % size[1]
+    wanted[..., empty] = 0
+    np.testing.assert_allclose(raw.kspace, wanted, atol=1e-5 * np.abs(wanted).max())
+    assert (raw.kspace[..., empty] == 0).all()
+    assert (raw.kspace != 0).any(0).any(0).sum() == size[1] - 1
+
+
+def test_rows_are_known_without_reading(tmp_path: Path) -> None:
+    for name in "ab":
+        write_cc359(tmp_path / "Train" / f"{name}.npy", slices=62)
+    data = open_dataset("cc359", tmp_path)
+    assert data.rows_by_case() == {"a": [0, 1], "b": [2, 3]}
+    case, k = data.locate(3)
+    assert (case.name, k, case.files) == ("b", 31, (tmp_path / "Train" / "b.npy",))
+    assert data.files() == [tmp_path / "Train" / f"{name}.npy" for name in "ab"]
+    assert data.affine("a") is None
+
+
 def test_cc359_validation_is_halved_only_without_a_test_folder(tmp_path: Path) -> None:
     for name in "abcde":
         write_cc359(tmp_path / "Val" / f"{name}.npy", slices=62)
@@ -100,12 +128,27 @@ def test_fastmri_kspace_gives_the_stored_reconstruction(tmp_path: Path) -> None:
 def test_fastmri_raw_slice_and_header(tmp_path: Path) -> None:
     images = write_fastmri(tmp_path / "singlecoil_train" / "a.h5")
     data = open_dataset("fastmri", tmp_path, target="esc")
-    raw = data.raw(0)
+    raw = data.raw_slice(0)
     assert raw.kspace.shape == (1, 24, 14)
     np.testing.assert_allclose(raw.kspace[0], centred_fft(images[2]), atol=1e-5)
     assert raw.mask is None
-    assert (raw.header.encoded, raw.header.recon) == ((24, 14), (12, 12))
-    assert raw.header.padding == (7 - 6, 7 - 6 + 11 + 1)  # enc_y // 2 - center, + maximum + 1
+    header = data.header_of(data.locate(0)[0])
+    assert (header.encoded, header.recon, raw.size) == ((24, 14), (12, 12), (12, 12))
+    assert header.padding == (7 - 6, 7 - 6 + 11 + 1)  # enc_y // 2 - center, + maximum + 1
+
+
+def test_fastmri_without_a_header_can_be_read_when_asked(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "a.h5", coils=2, fov=(24, 36, 5))
+    affine = open_dataset("fastmri", tmp_path / "a.h5", split="all").affine("a")
+    assert affine.diagonal().tolist() == [3, 2, 5, 1]
+    with h5py.File(tmp_path / "a.h5", "r+") as f:
+        del f["ismrmrd_header"]
+    with pytest.raises(DataError, match="ismrmrd_header: missing"):
+        open_dataset("fastmri", tmp_path / "a.h5", split="all").raw_slice(0)
+    data = open_dataset("fastmri", tmp_path / "a.h5", split="all", target="kspace", header=False)
+    assert data.raw_slice(0).size == (12, 12)  # of the stored reconstruction
+    assert data[0].image.shape == (2, 12, 12)
+    assert data.affine("a") is None
 
 
 def test_fastmri_challenge_files_bring_their_mask(tmp_path: Path) -> None:
@@ -113,7 +156,7 @@ def test_fastmri_challenge_files_bring_their_mask(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.h5: reconstruction_rss: .*target='kspace'"):
         open_dataset("fastmri", tmp_path, split="challenge")
     data = open_dataset("fastmri", tmp_path, split="challenge", target="kspace")
-    raw = data.raw(0)
+    raw = data.raw_slice(0)
     assert raw.mask is not None
     assert raw.mask.tolist() == [True, False] * 7
     assert raw.kspace[..., ~raw.mask].abs().max() == 0
@@ -407,3 +450,12 @@ def test_proxy_unknown_part(tmp_path: Path) -> None:
     write_proxy(tmp_path)
     with pytest.raises(DataError, match="did you mean 'brain_siat_t2'"):
         open_dataset("proxy", tmp_path, part="brain_siat")
+
+
+def test_pictures_of_a_folder_can_be_one_volume(tmp_path: Path) -> None:
+    for i in (2, 10, 1):
+        Image.fromarray(np.full((8, 8), i, np.uint8)).save(tmp_path / f"s{i}.png")
+    assert open_dataset("folder", tmp_path, split="all").cases == ["s1.png", "s10.png", "s2.png"]
+    volume = open_dataset("folder", tmp_path, split="all", stack=True)
+    assert volume.cases == [tmp_path.name]
+    assert [int(volume[k].image.max()) for k in range(3)] == [1, 2, 10]

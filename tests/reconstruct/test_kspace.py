@@ -15,7 +15,7 @@ from runs import as_trained, brains, columns, make_run, zero_filled
 
 from chasm.data.folder import Folder
 from chasm.reconstruct import reconstruct
-from chasm.reconstruct.inputs import looks_like_kspace
+from chasm.reconstruct.columns import looks_like_kspace
 
 
 def test_kspace_is_told_from_images() -> None:

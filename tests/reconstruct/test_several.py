@@ -85,7 +85,7 @@ def test_no_memory_for_one_of_several_inputs(tmp_path: Path, monkeypatch: pytest
     result = _Work.result
 
     def full(work: _Work, row: int, meters: Any) -> Any:
-        if "b" in work.scan.cases:
+        if "b" in work.scan.data.cases:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return result(work, row, meters)
 

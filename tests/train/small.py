@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from chasm.data import SPLITS, Slice, SliceDataset, register_dataset
-from chasm.data.base import check_split
+from chasm.data.records import check_split
 from chasm.train import RunConfig, load_recipe, loop
 
 

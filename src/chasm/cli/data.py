@@ -12,7 +12,7 @@ from chasm.common.progress import ProgressBar
 from chasm.common.words import counted
 
 if TYPE_CHECKING:
-    from chasm.data.check import Report
+    from chasm.data.check import CheckReport
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: list the formats, check a download, look at it.")
 _OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. seed=1. Repeatable."
@@ -93,7 +93,7 @@ def _options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def _print(report: "Report") -> None:
+def _print(report: "CheckReport") -> None:
     cases = sum(map(len, report.cases.values()))
     size = sum(max(f["size"], 0) for f in report.files.values())
     typer.echo(

@@ -2,12 +2,9 @@
 
 from chasm.data.base import (
     DATASETS,
-    SPLITS,
-    Batch,
-    DataError,
-    Slice,
+    FileDataset,
+    KSpaceDataset,
     SliceDataset,
-    collate,
     list_datasets,
     open_dataset,
     register_dataset,
@@ -19,6 +16,7 @@ from chasm.data.fastmri import FastMRI
 from chasm.data.folder import Folder
 from chasm.data.images import Images
 from chasm.data.proxy import Proxy
+from chasm.data.records import SPLITS, Batch, Case, CaseFacts, DataError, RawSlice, Slice, collate, fault
 from chasm.data.resident import Resident
 
 __all__ = [
@@ -27,16 +25,22 @@ __all__ = [
     "SPLITS",
     "Batch",
     "BraTS",
+    "Case",
+    "CaseFacts",
     "DataError",
     "Embedded",
     "FastMRI",
+    "FileDataset",
     "Folder",
     "Images",
+    "KSpaceDataset",
     "Proxy",
+    "RawSlice",
     "Resident",
     "Slice",
     "SliceDataset",
     "collate",
+    "fault",
     "list_datasets",
     "open_dataset",
     "register_dataset",

@@ -1,124 +1,46 @@
 """What a dataset is here: a map-style torch Dataset of 2-D slices, cut into splits by case.
 
-A reader of files subclasses `FileDataset`: it finds its cases without opening image data (`find`), reads one
-slice (`read`), and can read a whole case to judge it (`probe`, for `chasm data check`). Readers return what
-the file holds; normalisation, masks and FFTs belong to the task, on the batch's device.
+A reader of files subclasses `FileDataset`. It finds its cases without opening image data (`find`), reads one slice
+(`read`), and can read a whole case to judge it (`probe`, for `chasm data check`). A reader of raw k-space subclasses
+`KSpaceDataset` and also returns what was measured (`raw_slice`). Readers return what the file holds; normalisation,
+masks and FFTs belong to the task, on the batch's device.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
-from chasm.common.registry import Registry, suggest
+from chasm.common.registry import Registry
+from chasm.data.records import Case, CaseFacts, RawSlice, Slice, in_split
 
 if TYPE_CHECKING:
     from chasm.data.resident import Resident
 
-SPLITS = ("train", "val", "test")
-
-
-class DataError(ValueError):
-    """Something is wrong with the data: one line that names the file and the field."""
-
-
-def fault(file: Path | str, field: str, problem: str) -> DataError:
-    """The one-line error of a damaged, missing or odd file."""
-    return DataError(f"{file}: {field}: {' '.join(str(problem).split())}")
-
-
-@dataclass(slots=True)
-class Slice:
-    """One 2-D sample."""
-
-    image: Tensor  # (M,H,W): real magnitude or complex; M = modalities, coils or colours
-    label: Tensor | None  # (H,W) int64
-    case: str  # volume, patient or photo: the unit of splits and of statistics
-    index: int  # position within the case
-    source: str  # where it came from, for tables and captions
-
-
-@dataclass(slots=True)
-class Batch:
-    """Stacked slices."""
-
-    image: Tensor  # (B,M,H,W)
-    label: Tensor | None  # (B,H,W) int64
-    case: list[str]
-    index: list[int]
-    source: str
-
-    def __len__(self) -> int:
-        return len(self.case)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        label = None if self.label is None else self.label.to(device, non_blocking=non_blocking)
-        return replace(self, image=self.image.to(device, non_blocking=non_blocking), label=label)
-
-    def pin_memory(self) -> "Batch":  # the DataLoader looks for this name
-        label = None if self.label is None else self.label.pin_memory()
-        return replace(self, image=self.image.pin_memory(), label=label)
-
-
-def collate(slices: Sequence[Slice]) -> Batch:
-    """Stack slices of one shape into a batch: the `collate_fn` of a DataLoader."""
-    first = slices[0]
-    for s in slices:
-        if s.image.shape != first.image.shape:
-            raise DataError(
-                f"case {s.case} slice {s.index}: image: shape {tuple(s.image.shape)} differs from "
-                f"{tuple(first.image.shape)} of case {first.case}: a batch needs one shape"
-            )
-        if (s.label is None) != (first.label is None):
-            raise DataError(f"case {s.case} slice {s.index}: label: only some slices of the batch have a label")
-    labels = [s.label for s in slices if s.label is not None]
-    return Batch(
-        image=torch.stack([s.image for s in slices]),
-        label=torch.stack(labels) if labels else None,
-        case=[s.case for s in slices],
-        index=[s.index for s in slices],
-        source=first.source,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One unit of a split, before it is opened."""
-
-    name: str
-    split: str
-    files: tuple[Path, ...]
-    group: str = ""  # patient: cases of one group must share a split; empty = the case itself
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What reading a whole case showed."""
-
-    shape: tuple[int, ...]  # of one slice, (M,H,W)
-    slices: int  # slices in the file
-    dtype: str
-    low: float
-    high: float
-    group: str = ""  # patient, where only the file's content tells
-    kind: str = ""  # acquisition or similar, counted in the report
-    varies: bool = False  # shapes differ between sound cases of this kind
-
 
 class SliceDataset(Dataset[Slice]):
-    """Base of every reader: `cls(path, split=..., **options)`, then `len`, `[]`, `cases`, `split`."""
+    """Base of every dataset: `cls(path, split=..., **options)`, then `len`, `[]`, `cases` and `split`.
 
-    name: ClassVar[str] = ""  # set by register_dataset
-    summary: ClassVar[str] = ""  # one line for `chasm data list`
+    Attributes:
+        name: the registered name; `register_dataset` sets it.
+        summary: one line for `chasm data list`.
+        needs_path: False for a dataset that reads no files.
+        domain: "mri" or "photo", which decides what task and preview fit.
+        split_rule: how the cases got their splits, for reports.
+        fixed: False if a slice changes between epochs, as random crops do.
+        split: the split that was opened.
+        cases: the names of its cases.
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     needs_path: ClassVar[bool] = True
-    domain: str = "mri"  # "mri" or "photo": which task and preview fit
-    split_rule: str = ""  # how cases got their split, for reports
-    fixed: bool = True  # False: a slice changes between epochs (random crops)
+    domain: str = "mri"
+    split_rule: str = ""
+    fixed: bool = True
 
     split: str
     cases: list[str]
@@ -130,30 +52,47 @@ class SliceDataset(Dataset[Slice]):
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Called before each epoch; only datasets with `fixed = False` listen."""
+        """Prepare for an epoch. Only datasets with `fixed = False` use it."""
 
     def to_memory(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Resident":
-        """Every slice read once into resident tensors on `device`; an error if they would not fit."""
+        """Read every slice once into tensors on a device.
+
+        Args:
+            device: where the tensors are kept.
+            dtype: of the images; default: as they are. `torch.uint8` suits photographs.
+
+        Raises:
+            DataError: when they would not fit into memory.
+        """
         from chasm.data.resident import Resident
 
         return Resident(self, device=device, dtype=dtype)
 
 
 class FileDataset(SliceDataset):
-    """Base of the readers of files: cases found below a path, then rows of (case, slice within the case)."""
+    """Base of the readers of files: cases below a path, then rows of (case, slice within the case).
 
-    published: ClassVar[str] = ""  # how many there should be, for the check to print
+    A subclass calls `super().__init__` and then `list_slices`, and defines `find`, `read` and `probe`.
+
+    Args:
+        path: the folder or file of the dataset.
+        split: "train", "val", "test", "all", or another name that `find` gives.
+        find: options of the reader's `find`.
+    """
+
+    published: ClassVar[str] = ""  # how many cases there should be, for the check to print
 
     def __init__(self, path: str | Path, split: str, **find: Any) -> None:
         self.root = existing(path)
-        found, self.split_rule = self.find(self.root, **find)
+        cases, self.split_rule = self.find(self.root, **find)
         self.split = split
-        self._cases = in_split(found, split, self.root)
+        self._cases = in_split(cases, split, self.root)
 
-    def _list(self, slices: Callable[[Case], Iterable[int]]) -> None:
-        """Fix the rows. An array, not a list of tuples: forked workers then share its pages for good."""
+    def list_slices(self, slices: Callable[[Case], Iterable[int]]) -> None:
+        """Fix the rows of the dataset: the numbers of the slices of each case that it uses."""
         numbers = [list(slices(case)) for case in self._cases]
         rows = [(c, k) for c, ks in enumerate(numbers) for k in ks]
+        # An array and not a list of tuples: forked workers then share its memory pages for good.
         self._rows = np.array(rows, dtype=np.int32).reshape(-1, 2)
         self.cases = [case.name for case, ks in zip(self._cases, numbers, strict=True) if ks]
 
@@ -161,26 +100,60 @@ class FileDataset(SliceDataset):
         return len(self._rows)
 
     def __getitem__(self, i: int) -> Slice:
+        return self.read(*self.locate(i))
+
+    def locate(self, i: int) -> tuple[Case, int]:
+        """Return the case of row i and the number of its slice within the case. Reads nothing."""
         case, k = self._rows[i]
-        return self.read(self._cases[case], int(k))
+        return self._cases[case], int(k)
+
+    def rows_by_case(self) -> dict[str, list[int]]:
+        """Return the rows of every case, by its name, in order. Reads nothing."""
+        rows: dict[str, list[int]] = {}
+        for row, (case, _) in enumerate(self._rows):
+            rows.setdefault(self._cases[case].name, []).append(row)
+        return rows
+
+    def files(self) -> list[Path]:
+        """Return the files of all cases of the split."""
+        return [file for case in self._cases for file in case.files]
+
+    def affine(self, case: str) -> np.ndarray | None:
+        """Return the 4 x 4 matrix from voxels (column, row from below, slice) of a case to millimetres.
+
+        The millimetres count to the right, to the front and up. None if the files do not say.
+        """
+        return None
 
     def read(self, case: Case, k: int) -> Slice:
-        """Slice k of a case."""
+        """Read slice k of a case."""
         raise NotImplementedError
 
     @classmethod
     def find(cls, *path: Any, **options: Any) -> tuple[list[Case], str]:
-        """`find(path, ...)`: all cases of all splits, and the rule that split them; opens no image data."""
+        """`find(path, ...)`: return all cases of all splits, and the rule that split them. Opens no image data."""
         raise NotImplementedError
 
     @classmethod
-    def probe(cls, case: Case) -> Facts:
-        """Read all of a case; a DataError says what is wrong with it."""
+    def probe(cls, case: Case) -> CaseFacts:
+        """Read all of a case.
+
+        Raises:
+            DataError: when something is wrong with it.
+        """
+        raise NotImplementedError
+
+
+class KSpaceDataset(FileDataset):
+    """Base of the readers of raw k-space."""
+
+    def raw_slice(self, i: int) -> RawSlice:
+        """Read the measured k-space of row i."""
         raise NotImplementedError
 
 
 DATASETS = Registry("dataset", SliceDataset, "chasm.datasets")
-_WHERE = (
+_PATH_ADVICE = (
     "give the folder it was downloaded to: data.path in a recipe (--set data.path=FOLDER), "
     "chasm eval --data FOLDER, chasm study --path NAME=FOLDER"
 )
@@ -188,7 +161,7 @@ T = TypeVar("T", bound=type[SliceDataset])
 
 
 def register_dataset(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a reader known to `open_dataset` under `name`."""
+    """Return a class decorator that makes a reader known to `open_dataset` under a new name."""
 
     def add(cls: T) -> T:
         cls.name = name
@@ -198,40 +171,47 @@ def register_dataset(name: str) -> Callable[[T], T]:
 
 
 def list_datasets(pattern: str = "*") -> list[str]:
+    """Return the names of the datasets that match a shell-style pattern, sorted.
+
+    >>> list_datasets("cc*")
+    ['cc359']
+    """
     return DATASETS.list(pattern)
 
 
 def open_dataset(name: str, path: str | Path | None = None, split: str = "train", **options: Any) -> Any:
-    """The named dataset at `path`: `open_dataset("cc359", "~/cc359", split="val")`."""
+    """Open a dataset by name.
+
+    Args:
+        name: a name of `list_datasets()`.
+        path: the folder or file it was downloaded to, if it reads files.
+        split: "train", "val", "test" or "all".
+        options: of the reader; `help(chasm.data.CC359)` names those of "cc359".
+
+    Raises:
+        ValueError: with one line, when a name, option or path is wrong.
+
+    Example:
+        >>> open_dataset("embedded", split="val", size=32)[0].image.shape
+        torch.Size([1, 32, 32])
+    """
     cls: type[SliceDataset] = DATASETS.get(name)
     if not cls.needs_path:
         if path is not None:
             raise ValueError(f"dataset {name!r} reads no files: leave out the path {path} (data.path, --data)")
         return DATASETS.create(name, split=split, **options)
     if path is None:
-        raise ValueError(f"dataset {name!r} reads files: {_WHERE}")
-    return DATASETS.create(name, path=existing(path, f": {_WHERE}"), split=split, **options)
+        raise ValueError(f"dataset {name!r} reads files: {_PATH_ADVICE}")
+    return DATASETS.create(name, path=existing(path, f": {_PATH_ADVICE}"), split=split, **options)
 
 
 def existing(path: str | Path, advice: str = "") -> Path:
-    """The path, expanded; a one-line error if nothing is there."""
+    """Return the path with ~ expanded.
+
+    Raises:
+        FileNotFoundError: with one line that ends in `advice`, when nothing is there.
+    """
     p = Path(path).expanduser()
     if not p.exists():
         raise FileNotFoundError(f"{p}: no such file or folder{advice}")
     return p
-
-
-def check_split(split: str, known: Iterable[str] = SPLITS) -> str:
-    if split not in known:
-        raise ValueError(f"unknown split {split!r}: {suggest(split, known)}")
-    return split
-
-
-def in_split(cases: Sequence[Case], split: str, path: Path) -> list[Case]:
-    """The cases of one split, or of "all"; when there are none, an error that says what there is."""
-    check_split(split, {*SPLITS, "all", *(c.split for c in cases)})
-    chosen = [c for c in cases if split in (c.split, "all")]
-    if not chosen:
-        have = ", ".join(f"{s} {sum(c.split == s for c in cases)}" for s in sorted({c.split for c in cases}))
-        raise DataError(f"{path}: split {split!r} has no case (cases found: {have or 'none'})")
-    return chosen

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
-from chasm.data.files import finite, need_folder, reading
-from chasm.data.splits import assign
+from chasm.data.base import FileDataset, register_dataset
+from chasm.data.files import reading, require_finite, require_folder
+from chasm.data.records import Case, CaseFacts, Slice, fault
+from chasm.data.splits import assign_splits
 
 MODALITIES = ("t1", "t1ce", "t2", "flair")
 REGIONS = ("WT", "TC", "ET")
@@ -24,19 +25,29 @@ _SCHEMES = {"_": ("t1", "t1ce", "t2", "flair"), "-": ("t1n", "t1c", "t2w", "t2f"
 
 
 def regions(label: Tensor) -> Tensor:
-    """Classes (..., H, W) -> whole tumour, tumour core, enhancing tumour: bool (..., 3, H, W)."""
+    """Return the regions of classes (..., H, W): whole tumour, tumour core, enhancing tumour, bool (..., 3, H, W).
+
+    >>> regions(torch.tensor([[0, 1, 2, 3]])).int().tolist()
+    [[[0, 1, 1, 1]], [[0, 1, 0, 1]], [[0, 0, 0, 1]]]
+    """
     whole, core, enhancing = label > 0, (label == 1) | (label == 3), label == 3
     return torch.stack([whole, core, enhancing], dim=-3)
 
 
 @register_dataset("brats")
 class BraTS(FileDataset):
-    """Axial slices with brain: image (4,240,240) in [0,1], t1, t1ce, t2, flair; label (240,240) of classes.
+    """Axial slices that show brain: image (4, 240, 240) in [0, 1] of t1, t1ce, t2 and flair; label (240, 240).
 
-    Each volume is clipped to the 0.5 and 99.5 percentile of its brain and scaled to [0,1]. `step` takes every
-    n-th slice; `min_tumour` keeps slices with at least that share of tumour pixels. Patients are split
-    70/10/20 by `seed`. A slice costs the decompression of its case (about a second), of which the last one is
-    kept: read in order, or use `to_memory`.
+    Each volume is clipped to the 0.5 and 99.5 percentile of its brain and scaled to [0, 1]. Patients are split
+    70/10/20. To read a slice its case is decompressed, which takes about a second, and the last case is kept: read
+    slices in order, or use `to_memory`.
+
+    Args:
+        path: the folder of the download.
+        split: "train", "val", "test" or "all".
+        step: take every step-th slice.
+        min_tumour: keep slices with at least this share of tumour pixels.
+        seed: of the split.
     """
 
     summary: ClassVar[str] = "BraTS glioma: case folders with four NIfTI modalities and a segmentation"
@@ -46,7 +57,7 @@ class BraTS(FileDataset):
         self, path: str | Path, split: str = "train", *, step: int = 1, min_tumour: float = 0.0, seed: int = 0
     ) -> None:
         super().__init__(path, split, seed=seed)
-        self._last: tuple[str, Tensor, Tensor] | None = None
+        self._last_case: tuple[str, Tensor, Tensor] | None = None
 
         def used(case: Case) -> list[int]:
             flair = _volume(case.files[3])
@@ -57,26 +68,26 @@ class BraTS(FileDataset):
 
         with ThreadPoolExecutor(8) as pool:  # decompression runs outside the interpreter lock
             numbers = dict(zip(self._cases, pool.map(used, self._cases), strict=True))
-        self._list(numbers.__getitem__)
+        self.list_slices(numbers.__getitem__)
 
     @classmethod
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
         cases = [_case(folder, files) for folder, files in _folders(path)]
-        cases, rule = assign(cases, seed)
+        cases, rule = assign_splits(cases, seed)
         return cases, rule.replace("case name", "patient")
 
     def read(self, case: Case, k: int) -> Slice:
-        if self._last is None or self._last[0] != case.name:
+        if self._last_case is None or self._last_case[0] != case.name:
             images, label = _load(case)
-            self._last = (case.name, torch.from_numpy(images), torch.from_numpy(label))
-        _, volumes, classes = self._last
+            self._last_case = (case.name, torch.from_numpy(images), torch.from_numpy(label))
+        _, volumes, classes = self._last_case
         return Slice(volumes[k].clone(), classes[k].to(torch.int64), case.name, k, "BraTS")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+        return {**self.__dict__, "_last_case": None}
 
     @classmethod
-    def probe(cls, case: Case) -> Facts:
+    def probe(cls, case: Case) -> CaseFacts:
         missing = [f.name for f in case.files if not f.is_file()]
         if missing:
             raise fault(case.files[0].parent, "modality", f"missing {', '.join(missing)}")
@@ -85,12 +96,12 @@ class BraTS(FileDataset):
         low, high = min(float(v.min()) for v in raw), max(float(v.max()) for v in raw)
         x, y, n = raw[0].shape
         scheme = "2023 names" if case.files[4].name.removesuffix(".gz").endswith("-seg.nii") else "2021 names"
-        return Facts((4, y, x), n, str(raw[0].dtype), low, high, kind=scheme)
+        return CaseFacts((4, y, x), n, str(raw[0].dtype), low, high, kind=scheme)
 
 
 def _folders(path: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Folders below `path` (at most three deep, or `path` itself) that hold NIfTI files."""
-    need_folder(path)
+    """Folders at most three below `path`, or `path` itself, that hold NIfTI files."""
+    require_folder(path)
     below = sorted(p for depth in ("*", "*/*", "*/*/*") for p in path.glob(depth) if p.is_dir())
     for folder in [path, *below]:
         files = sorted(f for f in folder.iterdir() if f.name.endswith((".nii", ".nii.gz")))
@@ -99,13 +110,13 @@ def _folders(path: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _case(folder: Path, files: list[Path]) -> Case:
-    """The five files of a case in fixed order; a missing one gets the name it should have."""
+    """The case of a folder: its five files in fixed order; a missing one gets the name it should have."""
     stems = {f.name.removesuffix(".gz").removesuffix(".nii"): f for f in files}
     scheme = "-" if any(s.endswith(("-t1n", "-t1c", "-t2w", "-t2f", "-seg")) for s in stems) else "_"
     wanted = [f"{folder.name}{scheme}{word}" for word in (*_SCHEMES[scheme], "seg")]
-    chosen = tuple(stems.get(stem, folder / f"{stem}.nii.gz") for stem in wanted)
+    paths = tuple(stems.get(stem, folder / f"{stem}.nii.gz") for stem in wanted)
     patient = folder.name.rpartition("-")[0] if scheme == "-" else folder.name
-    return Case(folder.name, "", chosen, patient)
+    return Case(folder.name, "", paths, patient)
 
 
 def _volume(file: Path) -> np.ndarray:
@@ -118,7 +129,7 @@ def _volume(file: Path) -> np.ndarray:
         volume = np.asarray(nibabel.load(file).dataobj)
     if volume.ndim != 3 or 0 in volume.shape:
         raise fault(file, "volume", f"expected 3 dimensions (x, y, slices), got shape {volume.shape}")
-    return finite(volume, file, "volume")
+    return require_finite(volume, file, "volume")
 
 
 def _label(file: Path) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Calgary-Campinas brain k-space (CC359).
 
 Single channel: one .npy per volume, (slices, 256, 256, 2), real and imaginary part of hybrid k-space (already
-transformed along the slices) with the zero frequency at index 0: a plain inverse FFT gives the image.
-Several channels: one .h5 per volume, `kspace` (slices, 218, 170..180, 2 * coils), real and imaginary parts
-interleaved, uncentred as well. Folders Train/ and Val/ (and Test/, where one has it); Val alone is halved.
+transformed along the slices) with the zero frequency at index 0: a plain inverse FFT gives the image. Several channels:
+one .h5 per volume, `kspace` (slices, 218, 170 to 180, 2 * coils), real and imaginary parts interleaved, with the zero
+frequency at index 0 as well. Folders Train/ and Val/, and Test/ in some releases; Val without Test is halved.
 """
 
 from pathlib import Path
@@ -15,16 +15,23 @@ from torch import Tensor
 
 from chasm.common.registry import suggest
 from chasm.common.words import counted
-from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
-from chasm.data.files import H5Files, finite, h5_field, open_npy, reading
-from chasm.data.splits import assign, role_folders
+from chasm.data.base import KSpaceDataset, register_dataset
+from chasm.data.files import H5Files, h5_field, open_npy, reading, require_finite
+from chasm.data.records import Case, CaseFacts, RawSlice, Slice, fault
+from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
+from chasm.mri.fft import exchange_image_halves
 
 
 @register_dataset("cc359")
-class CC359(FileDataset):
-    """`combine="rss"`: magnitude (1,H,W), as in the published protocol; `"coils"`: complex (coils,H,W).
+class CC359(KSpaceDataset):
+    """CC359 slices: magnitudes (1, H, W), as in the published protocol, or complex coil images (coils, H, W).
 
-    `skip` slices are left out at either end of a volume: they show little but neck and air.
+    Args:
+        path: the folder of the download, or one .npy or .h5 file.
+        split: "train", "val", "test" or "all".
+        skip: the number of slices left out at either end of a volume, which show little but neck and air.
+        combine: "rss" for the root-sum-of-squares magnitude, "coils" for complex images.
+        seed: of the split, where folders do not decide it.
     """
 
     summary: ClassVar[str] = "CC359 brain: single-channel .npy or multi-channel .h5 volumes of hybrid k-space"
@@ -40,37 +47,45 @@ class CC359(FileDataset):
         self._h5 = H5Files()
 
         def used(case: Case) -> range:
-            n = len(_volume(case.files[0], self._h5))
+            n = len(_open_volume(case.files[0], self._h5))
             if n <= 2 * skip:
                 raise fault(case.files[0], "shape", f"{counted(n, 'slice')}, and skip={skip} leaves none: lower skip")
             return range(skip, n - skip)
 
-        self._list(used)
+        self.list_slices(used)
 
     @classmethod
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+        if path.is_file():
+            return [Case(path.stem, "train", (path,))], SINGLE_FILE
         cases = []
         for role, folders in role_folders(path).items():
             for folder in folders:
                 files = sorted([*folder.glob("*.npy"), *folder.glob("*.h5")])
                 cases += [Case(f.stem, role, (f,)) for f in files]
-        return assign(cases, seed)
+        return assign_splits(cases, seed)
 
     def read(self, case: Case, k: int) -> Slice:
         file = case.files[0]
-        image = _image(_raw(_volume(file, self._h5), k, file))
+        image = _image(_kspace(_open_volume(file, self._h5), k, file))
         if self.combine == "rss":
             image = image.abs().square().sum(0, keepdim=True).sqrt()
         channels = "single" if file.suffix == ".npy" else "multi"
         return Slice(image, None, case.name, k, f"CC359 {channels}-channel")
 
+    def raw_slice(self, i: int) -> RawSlice:
+        case, k = self.locate(i)
+        stored = _kspace(_open_volume(case.files[0], self._h5), k, case.files[0])
+        centred = exchange_image_halves(torch.fft.fftshift(stored, dim=(-2, -1)))
+        return RawSlice(centred, None, (stored.shape[-2], stored.shape[-1]), case.name, k)
+
     @classmethod
-    def probe(cls, case: Case) -> Facts:
+    def probe(cls, case: Case) -> CaseFacts:
         file, files = case.files[0], H5Files()
-        volume = _volume(file, files)
+        volume = _open_volume(file, files)
         low, high = np.inf, 0.0
         for k in range(len(volume)):  # one slice at a time: a volume may be 3 GB
-            magnitude = _image(_raw(volume, k, file)).abs()
+            magnitude = _image(_kspace(volume, k, file)).abs()
             low, high = min(low, magnitude.min().item()), max(high, magnitude.max().item())
         if high == 0.0:
             raise fault(file, "kspace", "every value is zero")
@@ -78,10 +93,10 @@ class CC359(FileDataset):
         files.close()
         multi = file.suffix == ".h5"  # there the width differs between sound volumes
         kind = counted(pairs // 2, "channel") if multi else "single-channel"
-        return Facts((pairs // 2, h, w), n, dtype, low, high, kind=kind, varies=multi)
+        return CaseFacts((pairs // 2, h, w), n, dtype, low, high, kind=kind, varies=multi)
 
 
-def _volume(file: Path, h5: H5Files) -> Any:
+def _open_volume(file: Path, h5: H5Files) -> Any:
     """The stored array (slices, H, W, 2 * coils), checked, not yet read."""
     single = file.suffix == ".npy"
     item = open_npy(file) if single else h5_field(h5[file], file, "kspace", (4,))
@@ -94,14 +109,13 @@ def _volume(file: Path, h5: H5Files) -> Any:
     return item
 
 
-def _raw(volume: Any, k: int, file: Path) -> np.ndarray:
+def _kspace(volume: Any, k: int, file: Path) -> Tensor:
+    """Slice k as stored, (coils, H, W) complex, zero frequency at index 0."""
     with reading(file, "kspace"):
-        raw = np.array(volume[k], dtype=np.float32)
-    return finite(raw, file, f"kspace slice {k}")
+        stored = np.array(volume[k], dtype=np.float32)
+    pairs = torch.from_numpy(require_finite(stored, file, f"kspace slice {k}"))
+    return torch.view_as_complex(pairs.unflatten(-1, (-1, 2))).permute(2, 0, 1)  # (H, W, coils) -> (coils, H, W)
 
 
-def _image(raw: np.ndarray) -> Tensor:
-    """(H, W, 2 * coils) interleaved k-space -> complex images (coils, H, W)."""
-    pairs = torch.from_numpy(raw)
-    k = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))  # (H, W, coils)
-    return torch.fft.ifft2(k.permute(2, 0, 1), norm="ortho").contiguous()
+def _image(kspace: Tensor) -> Tensor:
+    return torch.fft.ifft2(kspace, norm="ortho").contiguous()

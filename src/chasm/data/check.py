@@ -1,4 +1,4 @@
-"""Is a downloaded dataset complete and sound? Read all of it, say what is wrong, keep hashes."""
+"""Check that a downloaded dataset is complete and sound: read all of it, report what is wrong, keep hashes."""
 
 import hashlib
 import inspect
@@ -13,7 +13,8 @@ from typing import Any
 
 from chasm.common.files import write_text
 from chasm.common.registry import suggest
-from chasm.data.base import DATASETS, Case, DataError, Facts, FileDataset, existing
+from chasm.data.base import DATASETS, FileDataset, existing
+from chasm.data.records import Case, CaseFacts, DataError
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
 _UNFINISHED = (".part", ".partial", ".crdownload", ".download", ".tmp", ".aria2")
@@ -21,26 +22,40 @@ _FORMAT = "chasm-manifest-1"
 
 
 @dataclass
-class Report:
-    """What a check found."""
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        dataset: the registered name of the format.
+        root: the folder or file that was read.
+        split_rule: how the cases got their splits.
+        cases: split -> names of its cases.
+        slices: split -> number of slices.
+        shapes: "kind (M, H, W) dtype" -> number of cases.
+        ranges: kind -> lowest and highest value.
+        files: relative path -> {"size", "sha256"}.
+        findings: what is wrong, each in one line: file, field, problem.
+        notes: what is worth knowing and not wrong.
+    """
 
     dataset: str
     root: Path
     split_rule: str
-    cases: dict[str, list[str]] = field(default_factory=dict)  # split -> case names
-    slices: Counter[str] = field(default_factory=Counter)  # split -> slices
-    shapes: Counter[str] = field(default_factory=Counter)  # "kind (M,H,W) dtype" -> cases
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # kind -> lowest, highest value
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> size, sha256
-    findings: list[str] = field(default_factory=list)  # each one line: file, field, problem
-    notes: list[str] = field(default_factory=list)  # worth knowing, no fault
+    cases: dict[str, list[str]] = field(default_factory=dict)
+    slices: Counter[str] = field(default_factory=Counter)
+    shapes: Counter[str] = field(default_factory=Counter)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
+        """True if nothing is wrong."""
         return not self.findings
 
     def manifest(self) -> dict[str, Any]:
-        """Everything but the place it lies in: the same data elsewhere gives the same manifest."""
+        """Return all but the folder: the same data in another place gives the same manifest."""
         return {
             "format": _FORMAT,
             "dataset": self.dataset,
@@ -55,8 +70,16 @@ class Report:
 
 def check(
     path: str | Path, dataset: str, jobs: int | None = None, progress: Progress | None = None, **options: Any
-) -> Report:
-    """Read every case of the dataset at `path`; `options` are those of its `find`: seed, splits, part."""
+) -> CheckReport:
+    """Read every case of a dataset, and report what is wrong with it.
+
+    Args:
+        path: the folder or file of the dataset.
+        dataset: the name of its format.
+        jobs: cases read at the same time; default: one per core.
+        progress: called with (cases done, cases in all).
+        options: of the reader's `find`, such as seed, splits or part.
+    """
     cls = DATASETS.get(dataset)
     if not issubclass(cls, FileDataset):
         raise ValueError(f"dataset {dataset!r} reads no files: nothing to check")
@@ -68,8 +91,8 @@ def check(
     try:
         cases, rule = cls.find(root, **options)
     except DataError as e:
-        return Report(dataset, root, "", findings=[str(e)])
-    report = Report(dataset, root, rule)
+        return CheckReport(dataset, root, "", findings=[str(e)])
+    report = CheckReport(dataset, root, rule)
     if cls.published:
         report.notes.append(f"the published set has {cls.published}")
     if not cases:
@@ -77,16 +100,16 @@ def check(
     facts = _read(report, cls, cases, jobs or os.cpu_count() or 1, progress)
     _odd_shapes(report, facts)
     _leaks(report, cases, facts)
-    _strangers(report, cases)
+    _other_files(report, cases)
     return report
 
 
 def _read(
-    report: Report, cls: type[FileDataset], cases: list[Case], jobs: int, progress: Progress | None
-) -> list[tuple[Case, Facts]]:
-    """Probe every case and hash every file, a few at a time."""
+    report: CheckReport, cls: type[FileDataset], cases: list[Case], jobs: int, progress: Progress | None
+) -> list[tuple[Case, CaseFacts]]:
+    """Probe every case and hash every file, some at a time; return the facts of the sound cases."""
 
-    def one(case: Case) -> Facts | DataError:
+    def one(case: Case) -> CaseFacts | DataError:
         try:
             return cls.probe(case)
         except DataError as e:
@@ -99,7 +122,7 @@ def _read(
         except OSError:  # the probe says why
             return {"size": -1, "sha256": ""}
 
-    good: list[tuple[Case, Facts]] = []
+    good: list[tuple[Case, CaseFacts]] = []
     with ThreadPoolExecutor(jobs) as pool:
         for start in range(0, len(cases), 256):
             some = cases[start : start + 256]
@@ -119,8 +142,8 @@ def _read(
     return good
 
 
-def _odd_shapes(report: Report, facts: list[tuple[Case, Facts]]) -> None:
-    """Count shapes and ranges; a case whose shape differs from most of its kind is a finding."""
+def _odd_shapes(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> None:
+    """Count shapes and ranges. A case whose shape differs from most of its kind is a finding."""
     common: dict[str, Counter[tuple[int, ...]]] = {}
     for _, f in facts:
         common.setdefault(f.kind, Counter())[f.shape] += 1
@@ -133,13 +156,13 @@ def _odd_shapes(report: Report, facts: list[tuple[Case, Facts]]) -> None:
             report.findings.append(f"{case.files[0]}: shape: {f.shape}, most have {usual}")
 
 
-def _leaks(report: Report, cases: Iterable[Case], facts: list[tuple[Case, Facts]]) -> None:
-    """Patients, or cases of identical files, in two splits. (Single files may well be alike: a blank slice.)"""
-    told = {(c.name, c.split): f.group for c, f in facts if f.group}
+def _leaks(report: CheckReport, cases: Iterable[Case], facts: list[tuple[Case, CaseFacts]]) -> None:
+    """Find patients, or cases of identical files, in two splits. (Single files may be identical: a blank slice.)"""
+    stored_groups = {(c.name, c.split): f.group for c, f in facts if f.group}
     groups: dict[str, dict[str, Case]] = {}
     copies: dict[tuple[str, ...], dict[str, set[str]]] = {}  # hashes of a case -> split -> its first file
     for case in cases:
-        group = told.get((case.name, case.split)) or case.group or case.name
+        group = stored_groups.get((case.name, case.split)) or case.group or case.name
         groups.setdefault(group, {}).setdefault(case.split, case)
         names = [_relative(report.root, file) for file in case.files]
         digest = tuple(sorted(report.files.get(name, {}).get("sha256", "") for name in names))
@@ -160,8 +183,8 @@ def _leaks(report: Report, cases: Iterable[Case], facts: list[tuple[Case, Facts]
             report.notes.append(f"{names[0]}: identical to {', '.join(names[1:])}")
 
 
-def _strangers(report: Report, cases: Iterable[Case]) -> None:
-    """Files that belong to no case: unfinished downloads are findings, the rest is counted."""
+def _other_files(report: CheckReport, cases: Iterable[Case]) -> None:
+    """Find files that belong to no case: unfinished downloads are findings, the rest is counted."""
     if report.root.is_file():
         return
     known = {file for case in cases for file in case.files}
@@ -182,12 +205,12 @@ def _strangers(report: Report, cases: Iterable[Case]) -> None:
 
 
 def _read_sums(file: Path) -> dict[str, str]:
-    """The format of the sha256sum program: hash, then the file's name."""
+    """Read the format of the sha256sum program: hash, then the name of the file."""
     pairs = [line.split(maxsplit=1) for line in file.read_text().splitlines() if line.strip()]
     return {name.strip().lstrip("*"): digest for digest, name in pairs}
 
 
-def _compare(report: Report, expected: dict[str, str], source: str) -> None:
+def _compare(report: CheckReport, expected: dict[str, str], source: str) -> None:
     for name, digest in expected.items():
         if name in report.files and report.files[name]["sha256"] != digest:
             report.findings.append(f"{report.root / name}: sha256: differs from {source}")
@@ -195,8 +218,8 @@ def _compare(report: Report, expected: dict[str, str], source: str) -> None:
             report.findings.append(f"{report.root / name}: file: missing, but listed in {source}")
 
 
-def verify(report: Report, manifest: str | Path) -> None:
-    """Add to the report what differs from an earlier manifest."""
+def verify(report: CheckReport, manifest: str | Path) -> None:
+    """Add to the report what differs from an earlier manifest, which `write_manifest` wrote."""
     file = existing(manifest)
     try:
         stored = json.loads(file.read_text())
@@ -215,8 +238,8 @@ def verify(report: Report, manifest: str | Path) -> None:
                 report.findings.append(f"{name}: split: {split}, but {moved[name]} in {file.name}")
 
 
-def write_manifest(report: Report, file: str | Path) -> None:
-    """Write the manifest; an interrupted write leaves what was there before."""
+def write_manifest(report: CheckReport, file: str | Path) -> None:
+    """Write the manifest of a report: hashes, sizes, splits and findings as JSON."""
     write_text(Path(file).expanduser(), json.dumps(report.manifest(), indent=1, sort_keys=True))
 
 

@@ -1,8 +1,9 @@
 """Data that needs no file and no network: drawn brains, drawn tumours, and the photographs scikit-image ships.
 
-`brain`: complex slices (1,H,W) of one contrast, whole head. `tumour`: four contrasts (4,H,W) in [0,1] with the skull
-stripped, and classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour, as BraTS has them. `photos`: RGB crops
-(3,H,W) in [0,1]. A slice depends on the options, its case and its index alone, in whatever order slices are asked for.
+`brain`: complex slices (1, H, W) of one contrast, with the whole head. `tumour`: four contrasts (4, H, W) in [0, 1]
+with the skull stripped, and classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour, as BraTS has them.
+`photos`: RGB crops (3, H, W) in [0, 1]. A slice depends only on the options, its case and its index, in whatever order
+slices are read.
 """
 
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 import torch
 
 from chasm.common.registry import suggest
-from chasm.data.base import Case, DataError, Slice, SliceDataset, fault, in_split, register_dataset
+from chasm.data.base import SliceDataset, register_dataset
 from chasm.data.files import reading
 from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, draw, scan, signal_table
+from chasm.data.records import Case, DataError, Slice, fault, in_split
 from chasm.data.splits import ranked_split
 
 CONTENTS = ("brain", "tumour", "photos")
-# In every scikit-image wheel, so that nothing is ever downloaded. The two views of one motorcycle are one case.
+# Files of every scikit-image wheel, so that nothing is downloaded. The two views of one motorcycle are one case.
 _PHOTOS = {
     "astronaut": ("train", "astronaut.png"),
     "brick": ("train", "brick.png"),
@@ -38,9 +40,21 @@ _PHOTOS = {
 
 @register_dataset("embedded")
 class Embedded(SliceDataset):
-    """`content` is brain, tumour or photos; `size` a number or (height, width); `cases` drawn subjects over all
-    splits, 70/10/20; `slices` per subject from the basal ganglia upwards (tumour: through the tumour), or the most
-    crops per photograph. Slices are made on first use and kept."""
+    """Slices that are drawn, or cut from bundled photographs, on first use and then kept.
+
+    Args:
+        split: "train", "val", "test" or "all"; subjects are split 70/10/20.
+        content: "brain", "tumour" or "photos".
+        contrast: of brains: "t1", "t1ce", "t2" or "flair".
+        size: of a slice: a number, or (height, width).
+        cases: the number of subjects in all splits together.
+        slices: per subject, from the basal ganglia upwards or through the tumour; the most crops per photograph.
+        seed: of the subjects and the split.
+
+    Example:
+        >>> Embedded("val", content="tumour", size=32)[0].image.shape
+        torch.Size([4, 32, 32])
+    """
 
     summary: ClassVar[str] = "drawn brains and tumours, and bundled photographs: no file, no network"
     needs_path: ClassVar[bool] = False
@@ -50,7 +64,7 @@ class Embedded(SliceDataset):
         split: str = "train",
         *,
         content: str = "brain",
-        contrast: str = "t2",  # of brain
+        contrast: str = "t2",
         size: int | tuple[int, int] = 256,
         cases: int = 20,
         slices: int = 12,
@@ -67,31 +81,32 @@ class Embedded(SliceDataset):
         self.split, self.content, self.contrast, self.slices, self.seed = split, content, contrast, slices, seed
         self.domain = "photo" if content == "photos" else "mri"
         if content == "photos":
-            found, self.split_rule = _photo_cases(), "fixed, by photograph"
+            all_cases, self.split_rule = _photo_cases(), "fixed, by photograph"
         else:
             names = [f"{content}{i:03d}" for i in range(cases)]
             splits = ranked_split(names, seed)
-            found = [Case(name, splits[name], ()) for name in names]
+            all_cases = [Case(name, splits[name], ()) for name in names]
             self.split_rule = f"70/10/20 by hash of the case name, seed {seed}"
-        self._cases = in_split(found, split, Path("embedded"))
+        self._cases = in_split(all_cases, split, Path("embedded"))
         self.cases = [case.name for case in self._cases]
         counts = [slices if content != "photos" else len(self._crops(case)) for case in self._cases]
         self._rows = [(case, k) for case, n in zip(self._cases, counts, strict=True) for k in range(n)]
         self._heads: dict[str, Head] = {}
-        self._kept: dict[int, Slice] = {}
+        self._slices: dict[int, Slice] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, i: int) -> Slice:
         i = range(len(self))[i]
-        if i not in self._kept:
+        if i not in self._slices:
             case, k = self._rows[i]
-            self._kept[i] = self._crop(case, k) if self.content == "photos" else self._section(case, k)
-        return self._kept[i]
+            self._slices[i] = self._crop(case, k) if self.content == "photos" else self._section(case, k)
+        return self._slices[i]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_heads": {}, "_kept": {}}  # cheaper made again than sent to a worker
+        # A worker draws its slices again: that is cheaper than sending them.
+        return {**self.__dict__, "_heads": {}, "_slices": {}}
 
     def _section(self, case: Case, k: int) -> Slice:
         number, tumour = int(case.name.removeprefix(self.content)), self.content == "tumour"
@@ -100,7 +115,7 @@ class Embedded(SliceDataset):
         head = self._heads[case.name]
         low, high = LOWEST, HIGHEST
         if head.mass is not None:
-            reach = 1.2 * head.mass.radius + 8
+            reach = 1.2 * head.mass.radius + 8  # mm above and below the centre of the tumour
             low, high = max(low, head.mass.z - reach), min(high, head.mass.z + reach)
         z = low + (high - low) * (k + 0.5) / self.slices
         table = signal_table(*(CONTRASTS if tumour else [self.contrast]))
@@ -113,8 +128,11 @@ class Embedded(SliceDataset):
         return Slice(scanned.abs().clamp_(max=1) * inside, torch.from_numpy(classes), case.name, k, source)
 
     def _crops(self, case: Case) -> list[tuple[Path, int, int, int, int]]:
-        """(file, height, width, top, left): crops that do not overlap, of photographs reduced until about two fit
-        along the short side, so that small crops have detail too; where there are too many, evenly chosen ones."""
+        """Places (file, height, width, top, left) of crops that do not overlap.
+
+        The photograph is reduced to height x width, so that about two crops fit along its short side and small ones
+        show detail too. If there are more than `slices`, they are chosen evenly.
+        """
         from PIL import Image
 
         (h, w), places = self.shape, []

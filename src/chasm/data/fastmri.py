@@ -1,10 +1,10 @@
 """fastMRI volumes, single- and multi-coil: one .h5 each.
 
-`kspace` (slices, [coils,] H, W) complex, centred; `reconstruction_rss` and, for single coil,
-`reconstruction_esc` (slices, 320, 320); `ismrmrd_header` (XML); attributes `acquisition`, `max`, `norm`,
-`patient_id`. Files of the challenge's test set hold undersampled `kspace` and its `mask`, no reconstruction.
-Folders end in _train, _val and _test; the last is the split "challenge" here, and the validation folder is
-halved into "val" and "test" by patient (a reading: the paper does not name its test set).
+`kspace` (slices, [coils,] H, W) complex, centred; `reconstruction_rss` and, for single coil, `reconstruction_esc`
+(slices, 320, 320); `ismrmrd_header` (XML); attributes `acquisition`, `max`, `norm`, `patient_id`. Files of the
+challenge's test set hold undersampled `kspace` and its `mask`, and no reconstruction. Folders end in _train, _val and
+_test. The last is the split "challenge" here, and the validation folder is halved into "val" and "test" by patient
+(a reading: the paper does not name its test set).
 """
 
 import xml.etree.ElementTree as ET
@@ -14,46 +14,53 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from chasm.common.registry import suggest
 from chasm.common.words import counted
-from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
-from chasm.data.files import H5Files, fit, h5_field, h5_slice, reading
-from chasm.data.splits import assign, role_folders
+from chasm.data.base import KSpaceDataset, register_dataset
+from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, reading
+from chasm.data.records import Case, CaseFacts, DataError, RawSlice, Slice, fault
+from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.mri.fft import ifft2c
 
-_KEYS = {"rss": "reconstruction_rss", "esc": "reconstruction_esc", "kspace": "kspace"}
+STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}  # target -> key of the stored images
+_KEYS = {**STORED, "kspace": "kspace"}
 _GRID = ("fieldOfView_mm", "matrixSize")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the ISMRMRD header says about the grid."""
+    """What the ISMRMRD header says about the grid.
 
-    encoded: tuple[int, int]  # (H, W) of the k-space: readout, phase encoding
-    recon: tuple[int, int]  # (H, W) of the image
-    padding: tuple[int, int]  # first and one-past-last acquired column
-    voxel: tuple[float, float, float] | None = None  # mm along H, W and slices (their thickness, without gaps)
+    Attributes:
+        encoded: (H, W) of the k-space: readout, phase encoding.
+        recon: (H, W) of the image.
+        padding: the first acquired column, and the one after the last.
+        voxel: millimetres along H, W and the slices (their thickness, without gaps), if the header says.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class RawSlice:
-    """Measured data of one slice."""
-
-    kspace: Tensor  # (coils,H,W) complex, centred
-    mask: Tensor | None  # (W,) bool: the lines a test file holds
-    header: Header
-    case: str
-    index: int
+    encoded: tuple[int, int]
+    recon: tuple[int, int]
+    padding: tuple[int, int]
+    voxel: tuple[float, float, float] | None = None
 
 
 @register_dataset("fastmri")
-class FastMRI(FileDataset):
-    """Slices of `target`: "rss" or "esc" magnitude (1,320,320), or "kspace": complex coil images, cropped.
+class FastMRI(KSpaceDataset):
+    """fastMRI slices: stored magnitudes (1, 320, 320), or complex coil images (coils, H, W) from the k-space.
 
-    Default as published for the single-coil knee: fat-suppressed volumes only, 20 central slices each, RSS.
-    `acquisition=None` takes all, `slices=None` whole volumes. `raw(i)` gives the measured k-space.
+    The defaults are those published for the single-coil knee: fat-suppressed volumes only, the 20 central slices of
+    each, root-sum-of-squares images.
+
+    Args:
+        path: the folder of the download, or one .h5 file.
+        split: "train", "val", "test", "challenge" or "all".
+        target: "rss" or "esc" for the stored image of that name, "kspace" for coil images, cropped to the image size.
+        acquisition: only volumes with this attribute; None takes all.
+        slices: the number of central slices of each volume; None takes all.
+        seed: of the split, where folders do not decide it.
+        header: whether a file without an ISMRMRD header is an error. False takes the size of the image from the stored
+            reconstruction, or from the k-space.
     """
 
     summary: ClassVar[str] = "fastMRI: single- and multi-coil .h5 volumes, reconstructions or raw k-space"
@@ -68,18 +75,19 @@ class FastMRI(FileDataset):
         acquisition: str | None = "CORPDFS_FBK",
         slices: int | None = 20,
         seed: int = 0,
+        header: bool = True,
     ) -> None:
         if target not in _KEYS:
             raise ValueError(f"unknown target {target!r}: {suggest(target, _KEYS)}")
         super().__init__(path, split, seed=seed)
-        self.target = target
+        self.target, self.needs_header = target, header
         self._h5 = H5Files()
-        seen: dict[str, int] = {}
+        acquisitions: dict[str, int] = {}
 
         def used(case: Case) -> range:
             file = case.files[0]
             kind = _text(self._h5[file].attrs.get("acquisition", ""))
-            seen[kind] = seen.get(kind, 0) + 1
+            acquisitions[kind] = acquisitions.get(kind, 0) + 1
             if acquisition is not None and kind != acquisition:
                 return range(0)
             n = self._field(file).shape[0]
@@ -87,24 +95,26 @@ class FastMRI(FileDataset):
             start = n // 2 - count // 2
             return range(start, start + count)
 
-        self._list(used)
+        self.list_slices(used)
         if not self.cases:
-            have = ", ".join(f"{kind or 'none'} {n}" for kind, n in sorted(seen.items()))
-            which = f"none is {acquisition!r} (found: {have})"
-            raise DataError(f"{self.root}: acquisition: {which}: choose one, or null (in Python: None) for all")
+            counts = ", ".join(f"{kind or 'none'} {n}" for kind, n in sorted(acquisitions.items()))
+            problem = f"none is {acquisition!r} (found: {counts})"
+            raise DataError(f"{self.root}: acquisition: {problem}: choose one, or null (in Python: None) for all")
 
     @classmethod
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+        if path.is_file():
+            return [Case(path.stem, "train", (path,))], SINGLE_FILE
         cases, challenge = [], []
         for role, folders in role_folders(path).items():
             for folder in folders:
                 for file in sorted(folder.glob("*.h5")):
                     if role == "test":
                         challenge.append(Case(file.stem, "challenge", (file,)))
-                    else:  # the patient matters where we cut: a validation folder, or one without a role
+                    else:  # the patient matters only where cases are split: in a validation folder, or without roles
                         group = "" if role == "train" else _patient(file)
                         cases.append(Case(file.stem, role, (file,), group))
-        cases, rule = assign(cases, seed)
+        cases, rule = assign_splits(cases, seed)
         return cases + challenge, rule
 
     def _field(self, file: Path) -> Any:
@@ -119,40 +129,50 @@ class FastMRI(FileDataset):
         file = case.files[0]
         if self.target == "kspace":
             raw = self._raw(case, k)
-            h, w = raw.header.recon
-            image = fit(ifft2c(raw.kspace), (min(h, raw.kspace.shape[-2]), min(w, raw.kspace.shape[-1])))
+            size = (min(raw.size[0], raw.kspace.shape[-2]), min(raw.size[1], raw.kspace.shape[-1]))
+            image = crop_or_pad(ifft2c(raw.kspace), size)
         else:
             array = h5_slice(self._field(file), k, file, _KEYS[self.target])
             image = torch.from_numpy(array.astype(np.float32))[None]
         return Slice(image, None, case.name, k, f"fastMRI {_KEYS[self.target]}")
 
-    def raw(self, i: int) -> RawSlice:
-        """The measured k-space of slice i, its mask (test files), and the header's grid."""
-        case, k = self._rows[i]
-        return self._raw(self._cases[case], int(k))
+    def raw_slice(self, i: int) -> RawSlice:
+        return self._raw(*self.locate(i))
 
     def _raw(self, case: Case, k: int) -> RawSlice:
         file = case.files[0]
         handle = self._h5[file]
         kspace = h5_slice(h5_field(handle, file, "kspace", (3, 4), complex_=True), k, file, "kspace")
         coils = torch.from_numpy(kspace.astype(np.complex64).reshape(-1, *kspace.shape[-2:]))
-        mask = None
-        if "mask" in handle:
-            mask = torch.from_numpy(column_mask(handle, file, kspace.shape[-1]))
-        return RawSlice(coils, mask, self._header(handle, file), case.name, k)
+        mask = torch.from_numpy(column_mask(handle, file, kspace.shape[-1])) if "mask" in handle else None
+        return RawSlice(coils, mask, self.header_of(case).recon, case.name, k)
 
-    def _header(self, handle: Any, file: Path) -> Header:
-        return header(handle, file)
+    def header_of(self, case: Case) -> Header:
+        """Read the header of a case's file."""
+        file = case.files[0]
+        handle = self._h5[file]
+        if self.needs_header or "ismrmrd_header" in handle:
+            return read_header(handle, file)
+        size = handle["kspace"].shape[-2:]
+        recon = next((handle[key].shape[-2:] for key in STORED.values() if key in handle), size)
+        return Header(size, recon, (0, size[1]))
+
+    def affine(self, case: str) -> np.ndarray | None:
+        try:
+            voxel = self.header_of(self.locate(self.rows_by_case()[case][0])[0]).voxel
+        except DataError:  # the images can be read without it
+            return None
+        return None if voxel is None else np.diag([voxel[1], voxel[0], voxel[2], 1.0])
 
     @classmethod
-    def probe(cls, case: Case) -> Facts:
+    def probe(cls, case: Case) -> CaseFacts:
         file, files = case.files[0], H5Files()
         handle = files[file]
         kspace = h5_field(handle, file, "kspace", (3, 4), complex_=True)
-        head = header(handle, file)
+        header = read_header(handle, file)
         if "mask" in handle:
             column_mask(handle, file, kspace.shape[-1])
-        targets = [key for key in ("reconstruction_rss", "reconstruction_esc") if key in handle]
+        targets = [key for key in STORED.values() if key in handle]
         if not targets and "mask" not in handle:
             raise fault(file, "reconstruction_rss", "missing, and without a mask this is no test file")
         low, high = np.inf, 0.0
@@ -167,16 +187,20 @@ class FastMRI(FileDataset):
                 low, high = min(low, float(image.min())), max(high, float(image.max()))
         kind = _text(handle.attrs.get("acquisition", "")) or "no acquisition attribute"
         coils = 1 if kspace.ndim == 3 else kspace.shape[1]
-        shape = (coils, *(handle[targets[0]].shape[1:] if targets else head.recon))
+        shape = (coils, *(handle[targets[0]].shape[1:] if targets else header.recon))
         low = low if targets else 0.0
-        varies = not kind.startswith("COR")  # knees are all alike, brains are not
-        facts = Facts(shape, kspace.shape[0], str(kspace.dtype), low, high, _patient(file), kind, varies)
+        varies = not kind.startswith("COR")  # knees all have one shape, brains do not
+        facts = CaseFacts(shape, kspace.shape[0], str(kspace.dtype), low, high, _patient(file), kind, varies)
         files.close()
         return facts
 
 
-def header(handle: Any, file: Path) -> Header:
-    """The matrix sizes and the acquired columns from the ISMRMRD header of an open file."""
+def read_header(handle: Any, file: Path) -> Header:
+    """Read the matrix sizes, the acquired columns and the voxel size from the ISMRMRD header of an open file.
+
+    Raises:
+        DataError: when the header, or a number in it, is missing.
+    """
     if "ismrmrd_header" not in handle:
         raise fault(file, "ismrmrd_header", f"missing; the file has {', '.join(sorted(handle))}")
     with reading(file, "ismrmrd_header"):
@@ -200,7 +224,7 @@ def header(handle: Any, file: Path) -> Header:
 
 
 def _voxel(encoding: ET.Element | None) -> tuple[float, float, float] | None:
-    """Field of view / matrix of the image; None where the header does not say."""
+    """Field of view / matrix of the image; None if the header does not say."""
     space = None if encoding is None else encoding.find("{*}reconSpace")
     if space is None:
         return None
@@ -213,7 +237,11 @@ def _voxel(encoding: ET.Element | None) -> tuple[float, float, float] | None:
 
 
 def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:
-    """The stored mask of an open file, (W,) bool."""
+    """Read the mask of an open file: (W,) bool, True for measured columns.
+
+    Raises:
+        DataError: when it is not one 0 or 1 for each of `width` columns, or keeps none.
+    """
     with reading(file, "mask"):
         mask = np.asarray(handle["mask"][()])
     if mask.shape != (width,):
@@ -230,7 +258,7 @@ def _text(value: Any) -> str:
 
 
 def _patient(file: Path) -> str:
-    """The patient a file belongs to; its own name when it cannot say (then the check reports why)."""
+    """The patient of a file, or the file's name if it does not say; `probe` reports what is wrong with such a file."""
     files = H5Files()
     try:
         return _text(files[file].attrs.get("patient_id", "")) or file.stem

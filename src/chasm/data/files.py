@@ -11,12 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.data.base import DataError, fault
+from chasm.data.records import DataError, fault
 
 
 @contextmanager
 def reading(file: Path, field: str = "file") -> Iterator[None]:
-    """Whatever a library raises while it reads `file` becomes a one-line DataError."""
+    """Turn whatever a library raises while it reads a file into a one-line DataError.
+
+    Args:
+        file: the file that the block reads.
+        field: the part of it, such as "header".
+    """
     try:
         yield
     except DataError:
@@ -31,33 +36,39 @@ def reading(file: Path, field: str = "file") -> Iterator[None]:
         raise fault(file, field, "the file is empty" if size == 0 else f"cannot be read ({problem})") from e
 
 
-def need_folder(path: Path) -> None:
+def require_folder(path: Path) -> None:
+    """Raise a DataError unless the path is a folder."""
     if not path.is_dir():
         raise fault(path, "path", "expected a folder, got a file")
 
 
-def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """(..., H, W) cropped or zero-padded about its centre to `size`."""
-    for axis, n in zip((-2, -1), size, strict=True):
-        have = image.shape[axis]
-        if have > n:
-            image = image.narrow(axis, (have - n) // 2, n)
-        elif have < n:
-            before = (n - have) // 2
-            pad = (before, n - have - before)
-            image = torch.nn.functional.pad(image, pad if axis == -1 else (0, 0, *pad))
-    return image.contiguous()
-
-
-def finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
+def require_finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
+    """Return the array; raise a DataError that counts its values if any is NaN or infinite."""
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         bad = int((~np.isfinite(array)).sum())
         raise fault(file, field, f"{bad} of {array.size} values are NaN or infinite")
     return array
 
 
+def crop_or_pad(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return (..., H, W) cropped or zero-padded about its centre to a size.
+
+    >>> crop_or_pad(torch.ones(1, 2, 6), (4, 4)).sum().item()
+    8.0
+    """
+    for axis, n in zip((-2, -1), size, strict=True):
+        length = image.shape[axis]
+        if length > n:
+            image = image.narrow(axis, (length - n) // 2, n)
+        elif length < n:
+            before = (n - length) // 2
+            pad = (before, n - length - before)
+            image = torch.nn.functional.pad(image, pad if axis == -1 else (0, 0, *pad))
+    return image.contiguous()
+
+
 def open_npy(file: Path) -> np.ndarray:
-    """A memory-mapped .npy array: only what is indexed is read."""
+    """Open a .npy array memory-mapped: only what is indexed is read. Nothing is unpickled."""
     with reading(file, "header"):
         with open(file, "rb") as f:
             magic = f.read(6)
@@ -70,9 +81,12 @@ def open_npy(file: Path) -> np.ndarray:
 
 
 class H5Files:
-    """HDF5 files opened on first use in each process, at most `keep` at a time, and closed.
+    """HDF5 files by path, opened on first use in each process.
 
     A handle must not cross a fork or a pickle: after either, the copy starts with none.
+
+    Args:
+        keep: the number of files that stay open; the one not used for longest is closed first.
     """
 
     def __init__(self, keep: int = 8) -> None:
@@ -94,6 +108,7 @@ class H5Files:
         return self._open[file]
 
     def close(self) -> None:
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -109,7 +124,18 @@ class H5Files:
 
 
 def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_: bool = False) -> Any:
-    """A dataset of an open HDF5 file; an error when it is missing, or of another rank or type."""
+    """Return a dataset of an open HDF5 file, not yet read.
+
+    Args:
+        handle: the open file.
+        file: its path, for messages.
+        key: the name of the dataset.
+        ndim: the numbers of dimensions it may have.
+        complex_: whether its numbers must be complex, or must be real.
+
+    Raises:
+        DataError: when it is missing, empty, or of another rank or type.
+    """
     if key not in handle:
         raise fault(file, key, f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
     item = handle[key]
@@ -125,7 +151,7 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
 
 
 def h5_slice(item: Any, k: int, file: Path, key: str) -> np.ndarray:
-    """Slice k along the first axis, checked."""
+    """Read slice k along the first axis; raise a DataError if it holds NaN or infinity."""
     with reading(file, key):
         array = np.asarray(item[k])
-    return finite(array, file, f"{key} slice {k}")
+    return require_finite(array, file, f"{key} slice {k}")

@@ -1,8 +1,8 @@
 """Photographs: ADE20K, ImageNet, or any folder of images, as RGB squares.
 
-Short side resized to `size` (Pillow's bicubic, antialiased), then a square: the centre, or for training a
-random crop and flip drawn from (seed, epoch, index), so that a run can be repeated. Splits are the folders
-train(ing), val(idation) and test; without a test folder every second validation image is the test set.
+The short side is resized to `size` (Pillow's bicubic, antialiased), then a square is cut: the centre, or for training a
+random crop and flip drawn from (seed, epoch, index), so that a run can be repeated. Splits are the folders train(ing),
+val(idation) and test; without a test folder every second validation image is in the test split.
 """
 
 import hashlib
@@ -15,22 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.data.base import Case, Facts, FileDataset, Slice, fault, register_dataset
+from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading
-from chasm.data.splits import assign, role_folders
+from chasm.data.records import Case, CaseFacts, Slice, fault
+from chasm.data.splits import assign_splits, role_folders
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 _ANNOTATION = re.compile(r"_(seg|parts_\d+)\.png$")  # label maps that ADE20K keeps beside its photographs
-# Where the split folders are: right here, ADE20K (challenge or full release), ImageNet.
+# Where the split folders may lie: in the folder itself, in ADE20K (challenge or full release), in ImageNet.
 _LAYOUTS = (".", "images", "images/ADE", "ADEChallengeData2016/images", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
 
 
 @register_dataset("images")
 class Images(FileDataset):
-    """Image (3,size,size) in [0,1]; one image is one case.
+    """Photographs (3, size, size) in [0, 1]; one photograph is one case.
 
-    `files` is a text file with one path per line, relative to the folder: exactly these images, in order.
-    `limit` takes a fixed subset of that many, chosen by `seed`.
+    Args:
+        path: the folder of the download.
+        split: "train", "val", "test" or "all".
+        size: the side of the square.
+        augment: random crops and flips; default: for the training split only.
+        files: a text file with one path per line, relative to the folder: exactly these images, in this order.
+        limit: take a fixed subset of this many, chosen by `seed`.
+        seed: of the subset, the split and the crops.
     """
 
     summary: ClassVar[str] = "ADE20K, ImageNet or any folder of photographs, as RGB squares"
@@ -43,7 +50,7 @@ class Images(FileDataset):
         split: str = "train",
         *,
         size: int = 256,
-        augment: bool | None = None,  # default: the training split
+        augment: bool | None = None,
         files: str | Path | None = None,
         limit: int | None = None,
         seed: int = 0,
@@ -55,8 +62,9 @@ class Images(FileDataset):
         self.size, self.seed = size, seed
         self.augment = split == "train" if augment is None else augment
         self.fixed = not self.augment
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # living workers must see it change
-        self._list(lambda case: (0,))
+        # in shared memory, so that loader processes that already run see it change
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.list_slices(lambda case: (0,))
 
     @classmethod
     def find(
@@ -78,27 +86,24 @@ class Images(FileDataset):
             for folder in folders:
                 for file in _walk(folder):
                     cases.append(Case(file.relative_to(path).as_posix(), role, (file,)))
-        return assign(cases, seed)
+        return assign_splits(cases, seed)
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
 
     def __getitem__(self, i: int) -> Slice:
-        case = self._cases[int(self._rows[i][0])]
+        case, _ = self.locate(i)
         rng = np.random.default_rng([self.seed, int(self._epoch), i % len(self)]) if self.augment else None
         return Slice(_square(case.files[0], self.size, rng), None, case.name, 0, "images")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
-
     @classmethod
-    def probe(cls, case: Case) -> Facts:
+    def probe(cls, case: Case) -> CaseFacts:
         pixels = np.asarray(_rgb(case.files[0]))
         if pixels.max() == pixels.min():
             raise fault(case.files[0], "pixels", f"every value is {pixels.max()}")
         h, w, _ = pixels.shape
         kind = "short side under 256: will be enlarged" if min(h, w) < 256 else ""
-        return Facts((3, h, w), 1, "uint8", float(pixels.min()), float(pixels.max()), kind=kind, varies=True)
+        return CaseFacts((3, h, w), 1, "uint8", float(pixels.min()), float(pixels.max()), kind=kind, varies=True)
 
 
 def _walk(folder: Path) -> list[Path]:
@@ -119,7 +124,7 @@ def _rgb(file: Path) -> Any:
 
 
 def _square(file: Path, size: int, rng: np.random.Generator | None) -> Tensor:
-    """(3,size,size) in [0,1]: short side resized, then the centre, or a random place and side with `rng`."""
+    """(3, size, size) in [0, 1]: the short side resized, then the centre, or with `rng` a random crop and flip."""
     from PIL import Image
 
     image = _rgb(file)

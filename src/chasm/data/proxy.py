@@ -19,8 +19,9 @@ from torch import Tensor
 
 from chasm.common.registry import suggest
 from chasm.common.words import counted
-from chasm.data.base import Case, DataError, Facts, FileDataset, Slice, fault, register_dataset
-from chasm.data.files import finite, reading
+from chasm.data.base import FileDataset, register_dataset
+from chasm.data.files import reading, require_finite
+from chasm.data.records import Case, CaseFacts, DataError, Slice, fault
 from chasm.mri.fft import ifft2c
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
@@ -41,7 +42,7 @@ class Proxy(FileDataset):
         self.domain = "photo" if part.startswith("natural") else "mri"
         file = self._cases[0].files[0]
         self._stacks = {name: _stack(file, part, name) for name in {c.split for c in self._cases}}
-        self._list(lambda case: self._stacks[case.split].rows(case.name))
+        self.list_slices(lambda case: self._stacks[case.split].rows(case.name))
 
     @classmethod
     def find(cls, path: Path, part: str | None = None) -> tuple[list[Case], str]:
@@ -68,7 +69,7 @@ class Proxy(FileDataset):
         return Slice(stack.image(k), label, case.name, k, f"proxy:{self.part}")
 
     @classmethod
-    def probe(cls, case: Case) -> Facts:
+    def probe(cls, case: Case) -> CaseFacts:
         file = case.files[0]
         part = case.name.split("/")[0]
         if case.split == _UNREADABLE:
@@ -83,7 +84,7 @@ class Proxy(FileDataset):
         if low == high:
             raise fault(file, case.name, f"every value is {low:g}")
         dtype = str(images[0].dtype).removeprefix("torch.")
-        return Facts(shapes.pop(), len(rows), dtype, low, high, kind=part)
+        return CaseFacts(shapes.pop(), len(rows), dtype, low, high, kind=part)
 
 
 class _Stack(NamedTuple):
@@ -193,7 +194,7 @@ def _complex(file: Path) -> np.ndarray:
 
 def _multichannel(file: Path) -> np.ndarray:
     """(1,coils,H,W) complex64 coil images of the k-space, put back on its full grid."""
-    stored = finite(_field(file, "brain8ch_kspace_f16", np.floating, ndim=4), file, "brain8ch_kspace_f16")
+    stored = require_finite(_field(file, "brain8ch_kspace_f16", np.floating, ndim=4), file, "brain8ch_kspace_f16")
     scale, first, width = (
         _field(file, f"brain8ch_{word}").item() for word in ("scale", "first_column", "full_columns")
     )

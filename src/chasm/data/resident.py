@@ -1,4 +1,4 @@
-"""A dataset that fits, read once: all slices as tensors in memory or on the GPU, batches by indexing."""
+"""A dataset that fits into memory: all slices are read once, and batches are gathered by indexing."""
 
 import os
 from collections.abc import Sequence
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from chasm.common.words import counted
-from chasm.data.base import Batch, DataError, Slice, SliceDataset
+from chasm.data.base import SliceDataset
+from chasm.data.records import Batch, DataError, Slice
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be taken on the device now."""
+    """Return the memory that can be allocated on the device now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -25,7 +26,19 @@ def free_bytes(device: torch.device) -> int:
 class Resident(SliceDataset):
     """All slices of a dataset as tensors: `resident.batch(rows)` costs one gather.
 
-    `dtype=torch.uint8` keeps photographs, whose values are k / 255, in a quarter of the memory.
+    Args:
+        data: the dataset to read.
+        device: where the tensors are kept.
+        dtype: of the images. `torch.uint8` keeps photographs, whose values are k / 255, in a quarter of the memory.
+
+    Raises:
+        DataError: when the slices do not fit, differ in shape, or change between epochs.
+
+    Example:
+        >>> from chasm.data import open_dataset
+        >>> resident = open_dataset("embedded", split="val", size=32).to_memory()
+        >>> resident.batch([0, 3, 5]).image.shape
+        torch.Size([3, 1, 32, 32])
     """
 
     def __init__(
@@ -38,11 +51,11 @@ class Resident(SliceDataset):
         if dtype == torch.uint8 and data.domain != "photo":
             raise ValueError(f"only photographs fit 8 bits: keep {data.name!r} as {first.image.dtype}")
         per_slice = first.image.numel() * dtype.itemsize + (0 if first.label is None else first.label.numel())
-        need, have = n * per_slice, free_bytes(where)
-        if need > 0.8 * have:  # the rest is for the model and for everybody else
+        need, free = n * per_slice, free_bytes(where)
+        if need > 0.8 * free:  # the rest is for the model and for other processes
             raise DataError(
                 f"dataset {data.name!r} ({data.split}, {counted(n, 'slice')}) needs {need / 2**30:.1f} GiB on {where}, "
-                f"{have / 2**30:.1f} GiB are free: read it from disk, or take fewer slices"
+                f"{free / 2**30:.1f} GiB are free: read it from disk, or take fewer slices"
             )
         self.split, self.cases, self.source = data.split, data.cases, first.source
         self.domain, self.split_rule = data.domain, data.split_rule
@@ -75,10 +88,10 @@ class Resident(SliceDataset):
         return Slice(_unit(self.images[i]), label, self.case_ids[i], self.indices[i], self.source)
 
     def batch(self, rows: Sequence[int] | Tensor) -> Batch:
-        """The batch of these rows, gathered on the tensors' own device."""
-        where = torch.as_tensor(rows, dtype=torch.int64)
-        at = where.to(self.images.device, non_blocking=True)
-        chosen = where.tolist()
+        """Return the batch of these rows, gathered on the device of the tensors."""
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        at = index.to(self.images.device, non_blocking=True)
+        chosen = index.tolist()
         return Batch(
             image=_unit(self.images.index_select(0, at)),
             label=None if self.labels is None else self.labels.index_select(0, at).long(),

@@ -5,33 +5,52 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chasm.data.base import SPLITS, Case, check_split, fault
-from chasm.data.files import need_folder
+from chasm.data.files import require_folder
+from chasm.data.records import SPLITS, Case, check_split, fault
 
 _ROLES = {
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+SINGLE_FILE = "a single file"  # the split rule of a path that is no folder
 
 
 def role_of(folder: str) -> str:
-    """The split a folder's name stands for ("Train", "singlecoil_val", "validation"), or ""."""
+    """Return the split that a folder's name stands for, or "".
+
+    >>> role_of("Train"), role_of("singlecoil_val"), role_of("other")
+    ('train', 'val', '')
+    """
     return _ROLES.get(folder.lower().rpartition("_")[2], "")
 
 
 def role_folders(path: Path) -> dict[str, list[Path]]:
-    """Folders directly in `path` by the split they stand for; where none does, `path` itself."""
-    need_folder(path)
-    found: dict[str, list[Path]] = {}
+    """Return the folders directly in `path` by the split they stand for; if none does, `path` itself."""
+    require_folder(path)
+    folders: dict[str, list[Path]] = {}
     for folder in sorted(p for p in path.iterdir() if p.is_dir()):
         if role_of(folder.name):
-            found.setdefault(role_of(folder.name), []).append(folder)
-    return found or {role_of(path.name): [path]}
+            folders.setdefault(role_of(folder.name), []).append(folder)
+    return folders or {role_of(path.name): [path]}
 
 
 def ranked_split(groups: Iterable[str], seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, str]:
-    """Group -> split, 70/10/20 by rank of a seeded hash: the same everywhere, none empty from 3 groups on."""
+    """Split groups by the rank of a seeded hash of their names: the same on every machine.
+
+    Args:
+        groups: names of patients, or of cases.
+        seed: another one gives another split.
+        val: the share of the validation split; with three groups or more it is not empty.
+        test: the share of the test split; with three groups or more it is not empty.
+
+    Returns:
+        The split of each group.
+
+    Example:
+        >>> ranked_split(["a", "b", "c"])
+        {'a': 'test', 'c': 'val', 'b': 'train'}
+    """
     ranked = sorted(set(groups), key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
     n = len(ranked)
     n_test, n_val = (max(round(n * share), int(n >= 3)) for share in (test, val))
@@ -39,18 +58,26 @@ def ranked_split(groups: Iterable[str], seed: int = 0, val: float = 0.1, test: f
     return dict(zip(ranked, order, strict=False))
 
 
-def assign(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str]:
-    """Give each case its split; comes in with `split` = the role of its folder, or "" where there is none.
+def assign_splits(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str]:
+    """Give each case its split.
 
-    A validation folder without a test folder is halved: even groups (in sorted order) stay, odd ones are the
-    test set, so that the numbers reported never come from the cases a model was selected on.
+    Cases of folders that stand for no split are split 70/10/20 by hash. A validation folder without a test folder is
+    halved: even groups, in sorted order, stay, and odd ones are the test split, so that reported numbers never come
+    from the cases a model was selected on.
+
+    Args:
+        cases: with the role of their folder as split, or "".
+        seed: of the hash.
+
+    Returns:
+        The cases with their splits, and the rule in words.
     """
-    have = {c.split for c in cases}
-    if have <= {""}:
+    roles = {c.split for c in cases}
+    if roles <= {""}:
         split = ranked_split((c.group or c.name for c in cases), seed)
         cases = [replace(c, split=split[c.group or c.name]) for c in cases]
         return cases, f"70/10/20 by hash of the case name, seed {seed}"
-    if "val" in have and "test" not in have:
+    if "val" in roles and "test" not in roles:
         groups = sorted({c.group or c.name for c in cases if c.split == "val"})
         odd = set(groups[1::2])
         cases = [replace(c, split="test") if c.split == "val" and (c.group or c.name) in odd else c for c in cases]
@@ -58,8 +85,16 @@ def assign(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str]:
     return list(cases), "folder names"
 
 
-def listed(cases: Sequence[Case], file: str | Path) -> tuple[list[Case], str]:
-    """Splits from a text file with a case and its split per line ("case07 train"); others are left out."""
+def splits_from_list(cases: Sequence[Case], file: str | Path) -> tuple[list[Case], str]:
+    """Give each case the split that a text file lists for it; cases that are not listed are left out.
+
+    Args:
+        cases: all cases.
+        file: with a case and its split on each line ("case07 train"); # starts a comment.
+
+    Returns:
+        The listed cases with their splits, and the rule in words.
+    """
     path = Path(file).expanduser()
     split: dict[str, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):

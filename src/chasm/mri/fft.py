@@ -5,6 +5,8 @@
 True
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,25 @@ def ifft2c(k: Tensor) -> Tensor:
     with full_precision(k):
         k = torch.fft.ifftshift(as_complex(k), dim=_HW)
         return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
+
+
+def exchange_image_halves(k: Tensor) -> Tensor:
+    """Return the k-space of ifftshift(image), from that of the image: (..., H, W) centred, both.
+
+    Only phases change, so zeros stay exactly zero: which columns were measured can still be told.
+
+    >>> x = torch.randn(1, 5, 8, dtype=torch.complex64)
+    >>> shifted = torch.fft.ifftshift(x, dim=(-2, -1))
+    >>> torch.allclose(exchange_image_halves(fft2c(x)), fft2c(shifted), atol=1e-5)
+    True
+    """
+    for axis in _HW:
+        n = k.shape[axis]
+        turns = torch.arange(n, device=k.device) - n // 2
+        angle = (turns * (n // 2) % n).double() * (2 * math.pi / n)
+        phase = torch.polar(torch.ones_like(angle), angle).to(k.dtype)
+        k = k * (phase if axis == -1 else phase[:, None])
+    return k
 
 
 def to_channels(x: Tensor) -> Tensor:

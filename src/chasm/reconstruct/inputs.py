@@ -1,13 +1,8 @@
-"""What a file or folder given to `chasm reconstruct` holds, and which columns of its k-space were measured.
-
-The columns are those of the file's `mask`; without one, those of a mask file, or those that hold anything, when columns
-are empty between others. (Empty columns at the edges alone are the zero-padding of fully sampled data.) They are read
-off the middle slice, and must be those of every other. K-space that lacks other things than whole columns is refused.
-"""
+"""What a file or folder given to `chasm reconstruct` holds."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,183 +10,138 @@ from torch import Tensor
 
 from chasm.common.registry import suggest
 from chasm.common.words import counted
-from chasm.data.base import Case, DataError, FileDataset, Slice, fault
-from chasm.data.cc359 import CC359, _raw, _volume
-from chasm.data.fastmri import FastMRI, Header, RawSlice, column_mask
+from chasm.data import CC359, Case, FastMRI, FileDataset, Folder, KSpaceDataset, RawSlice, Slice, fault
+from chasm.data.fastmri import STORED, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
-from chasm.data.folder import FORMATS, Folder, affine, ordered, readable, single_image
-from chasm.mri import Mask, create_mask, fft2c, ifft2c, mask_from_array
+from chasm.data.formats import FORMATS, is_readable
+from chasm.mri import Mask, ifft2c, mask_from_array
+from chasm.mri.fft import exchange_image_halves
+from chasm.reconstruct.columns import (
+    between,
+    has_exchanged_halves,
+    is_filled,
+    is_undersampled,
+    looks_like_kspace,
+    measured_columns,
+)
 
 KINDS = ("kspace", "image")
-_VOLUMES = (".h5", ".hdf5")
-_STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}
+MIN_SCORED = 7  # pixels each way: the window of SSIM
+_HDF5 = (".h5", ".hdf5")
 
 
-class _FastMRIFile(FastMRI):
-    @classmethod
-    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
-        return [Case(path.stem, "test", (path,))], "one file"
+@dataclass
+class Scan:
+    """Slices to reconstruct.
 
-    def _header(self, handle: Any, file: Path) -> Header:
-        if "ismrmrd_header" in handle:
-            return super()._header(handle, file)
-        size = handle["kspace"].shape[-2:]
-        recon = next((handle[key].shape[-2:] for key in _STORED.values() if key in handle), size)
-        return Header(size, recon, (0, size[1]))
+    Attributes:
+        data: the reader.
+        read_as: what the input was taken for, in words.
+        measured: the columns that were measured, for undersampled k-space; None for fully sampled data.
+        scored: whether there is a target to score against.
+        notes: lines that the user should see.
+        guessed: whether `measured` are the columns of the middle slice that hold anything.
+    """
+
+    data: FileDataset
+    read_as: str
+    measured: Mask | None = None
+    scored: bool = True
+    notes: list[str] = field(default_factory=list)
+    guessed: bool = False
+
+    def raw(self, row: int) -> RawSlice:
+        """Read the k-space of one slice of undersampled data.
+
+        Raises:
+            DataError: unless it holds the columns that are taken as measured.
+        """
+        assert isinstance(self.data, KSpaceDataset)
+        assert self.measured is not None
+        raw = self.data.raw_slice(row)
+        columns = np.asarray(is_filled(raw.kspace).any(0))
+        inside = between(columns)  # the rest is zero-padding
+        kept = np.isin(np.arange(len(columns)), self.measured.columns)
+        wrong = kept & inside & ~columns | (columns & ~kept if self.guessed else False)
+        if wrong.any():
+            which = f"{counted(int(wrong.sum()), 'column')}, first {int(wrong.argmax())}"
+            advice = "give slices of another mask in a file of their own" if self.guessed else "check the mask"
+            file = self.data.locate(row)[0].files[0]
+            raise fault(file, f"kspace slice {raw.index}", f"does not hold what the mask keeps ({which}): {advice}")
+        return raw
 
 
-class _CC359File(CC359):
-    @classmethod
-    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
-        return [Case(path.stem, "test", (path,))], "one file"
+class KSpaceFolder(Folder, KSpaceDataset):
+    """Complex arrays of k-space, (H, W) or (slices, H, W), in the files of a folder.
 
-    def stored(self, i: int) -> np.ndarray:
-        """(coils, H, W) with the zero frequency in the middle."""
-        case, k = self._rows[i]
-        file = self._cases[case].files[0]
-        pairs = _raw(_volume(file, self._h5), int(k), file)  # (H, W, 2 * coils)
-        return np.fft.fftshift(pairs.view(np.complex64).transpose(2, 0, 1), axes=(-2, -1))
-
-    def raw(self, i: int) -> RawSlice:
-        return _transformed(self[i])
-
-
-class _Images(Folder):
-    """As for training; but PNG and TIFF slices right in the folder that was given are one volume."""
-
-    @classmethod
-    def find(cls, path: Path, splits: str | Path | None = None, seed: int = 0) -> tuple[list[Case], str]:
-        cases, how = super().find(path, splits, seed)
-        loose = [case for case in cases if case.files[0].parent == path and single_image(case.files[0])]
-        if len(loose) < 2:
-            return cases, how
-        volume = Case(path.resolve().name, "train", tuple(ordered([case.files[0] for case in loose])))
-        return [volume, *(case for case in cases if case not in loose)], how
-
-
-class _Arrays(Folder):
-    """Complex arrays that are k-space, (H,W) or (slices,H,W).
-
-    They may have been shifted or not in either domain: both are put such that most of the energy is in the middle.
+    The zero frequency may be in the middle or in the corner, and so may the centre of the image. Both are put where
+    most of the energy is in the middle.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("kspace", *Folder.arrays)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "all")
-        self.shift_k = self.shift_image = False
-        self.full = False  # said to be fully sampled
+        self.exchange_kspace = self.exchange_image = False
+        self.fully_sampled = False  # set after the middle slice was seen: every slice must then be
         if len(self):
             middle = len(self) // 2
-            self.shift_k = _outside(torch.from_numpy(self.stored(middle)))
-            self.shift_image = _outside(self[middle].image)
+            self.exchange_kspace = has_exchanged_halves(self.raw_slice(middle).kspace)
+            self.exchange_image = has_exchanged_halves(self[middle].image)
 
-    def stored(self, i: int) -> np.ndarray:
-        """(1, H, W) with the zero frequency in the middle."""
-        case, k = self._rows[i]
-        return self._stored(self._cases[case], int(k)).numpy()
+    def raw_slice(self, i: int) -> RawSlice:
+        case, k = self.locate(i)
+        kspace = self._kspace(case, k)
+        return RawSlice(kspace, None, (kspace.shape[-2], kspace.shape[-1]), case.name, k)
 
-    def _stored(self, case: Case, k: int) -> Tensor:
+    def read(self, case: Case, k: int) -> Slice:
+        kspace = self._kspace(case, k)
+        if self.fully_sampled and is_undersampled(is_filled(kspace)):
+            problem = "undersampled, and the middle of all slices is not: give the files, not the folder"
+            raise fault(case.files[0], f"kspace slice {k}", problem)
+        return Slice(ifft2c(kspace), None, case.name, k, "k-space array")
+
+    def _kspace(self, case: Case, k: int) -> Tensor:
         values = super().read(case, k).image
         if not values.is_complex():
             raise fault(case.files[0], "dtype", f"k-space is complex, got {values.dtype}: is it an image? (--as image)")
-        return torch.fft.fftshift(values, dim=(-2, -1)) if self.shift_k else values
-
-    def read(self, case: Case, k: int) -> Slice:
-        stored = self._stored(case, k)
-        if self.full and _lacks(_there(stored.numpy())):
-            what = "undersampled, and the middle of all slices is not: give the files, not the folder"
-            raise fault(case.files[0], f"kspace slice {k}", what)
-        image = ifft2c(stored)
-        if self.shift_image:
-            image = torch.fft.ifftshift(image, dim=(-2, -1))
-        return Slice(image, None, case.name, k, "k-space array")
-
-    def raw(self, i: int) -> RawSlice:
-        return _transformed(self[i])
-
-
-def _transformed(s: Slice) -> RawSlice:
-    size = (s.image.shape[-2], s.image.shape[-1])
-    return RawSlice(fft2c(s.image), None, Header(size, size, (0, size[1])), s.case, s.index)
-
-
-@dataclass
-class Scan:
-    """Slices to reconstruct. With `measured`, `raw` gives k-space; without, the data is full and gives images."""
-
-    data: FileDataset
-    read_as: str
-    measured: Mask | None = None
-    scored: bool = True  # is there a target
-    notes: list[str] = field(default_factory=list)
-    guessed: bool = False  # is `measured` what the middle slice holds, and nobody said it
-
-    @property
-    def cases(self) -> dict[str, list[int]]:
-        """The rows of every case, known without reading a slice."""
-        rows: dict[str, list[int]] = {}
-        for row, (case, _) in enumerate(self.data._rows):
-            rows.setdefault(self.data._cases[case].name, []).append(row)
-        return rows
-
-    @property
-    def files(self) -> list[Path]:
-        return [file for case in self.data._cases for file in case.files]
-
-    def raw(self, row: int) -> RawSlice:
-        """K-space of one slice; an error unless it holds the columns that are taken as measured."""
-        assert isinstance(self.data, _FastMRIFile | _CC359File | _Arrays)
-        assert self.measured is not None
-        raw = self.data.raw(row)
-        stored = raw.kspace.numpy() if isinstance(self.data, _FastMRIFile) else self.data.stored(row)
-        filled = np.asarray(_there(stored).any(0))
-        inside = _between(filled, 0)  # beyond is zero-padding
-        kept = np.isin(np.arange(len(filled)), self.measured.columns)
-        wrong = kept & inside & ~filled | (filled & ~kept if self.guessed else False)
-        if wrong.any():
-            columns = f"{counted(int(wrong.sum()), 'column')}, first {int(wrong.argmax())}"
-            advice = "give slices of another mask in a file of their own" if self.guessed else "check the mask"
-            file = self.data._cases[self.data._rows[row][0]].files[0]
-            raise fault(file, f"kspace slice {raw.index}", f"does not hold what the mask keeps ({columns}): {advice}")
-        return raw
-
-    def affine(self, name: str) -> np.ndarray | None:
-        """From voxels (column, row from below, slice) of a case to millimetres; None where its files do not say."""
-        files = next(case.files for case in self.data._cases if case.name == name)
-        if isinstance(self.data, FastMRI):
-            try:
-                voxel = self.data._header(self.data._h5[files[0]], files[0]).voxel
-            except DataError:  # not needed for anything else
-                return None
-            return None if voxel is None else np.diag([voxel[1], voxel[0], voxel[2], 1.0])
-        return affine(files) if isinstance(self.data, Folder) else None
+        if self.exchange_kspace:
+            values = torch.fft.fftshift(values, dim=(-2, -1))
+        return exchange_image_halves(values) if self.exchange_image else values
 
 
 def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, mask: Path | None = None) -> Scan:
-    """`phase`: complex images where there are any; `target`: the stored reconstruction to prefer, rss or esc."""
+    """Open a file or folder for reconstruction.
+
+    Args:
+        path: a fastMRI .h5, a CC359 .npy or .h5, or a file or folder of images or k-space arrays.
+        phase: whether the model takes complex images; they are read if there are any.
+        target: the stored reconstruction to prefer, "rss" or "esc".
+        kind: what complex arrays are, "image" (default) or "kspace".
+        mask: a file with the mask that undersampled k-space was measured with.
+    """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"--as {kind}: {suggest(kind, KINDS)}")
     form = _format(path)
     if form != "folder" and kind == "image":
         raise ValueError(f"{path}: holds k-space, not images: leave out --as image")
     if form == "fastmri":
-        scan = _fastmri(path, phase, target, mask)
+        scan = _open_fastmri(path, phase, target, mask)
     elif form == "cc359":
-        scan = _cc359(path, phase, mask)
+        scan = _open_cc359(path, phase, mask)
     else:
-        scan = _folder(path, kind, mask)
-    shape = scan.data[len(scan.data) // 2].image.shape
-    if scan.scored and min(shape[-2:]) < 7:
-        raise fault(path, "image", f"slices of {shape[-2]} x {shape[-1]} cannot be scored: SSIM needs 7 x 7 or more")
-    cases = len(scan.cases)
-    many = f"{cases} cases, " if cases > 1 else ""
-    scan.read_as += f" ({many}{counted(len(scan.data), 'slice')}, {shape[-2]} x {shape[-1]})"
+        scan = _open_folder(path, kind, mask)
+    h, w = scan.data[len(scan.data) // 2].image.shape[-2:]
+    if scan.scored and min(h, w) < MIN_SCORED:
+        raise fault(path, "image", f"slices of {h} x {w} cannot be scored: SSIM needs {MIN_SCORED} x {MIN_SCORED}")
+    cases = len(scan.data.cases)
+    several = f"{cases} cases, " if cases > 1 else ""
+    scan.read_as += f" ({several}{counted(len(scan.data), 'slice')}, {h} x {w})"
     return scan
 
 
 def _format(path: Path) -> str:
-    if path.is_file() and path.suffix.lower() in _VOLUMES:
+    if path.is_file() and path.suffix.lower() in _HDF5:
         files = H5Files()
         handle = files[path]
         if "kspace" not in handle:
@@ -205,137 +155,76 @@ def _format(path: Path) -> str:
     return "folder"
 
 
-def _cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
-    data = _CC359File(path, "all", skip=0, combine="coils")
+def _open_cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
+    data = CC359(path, "all", skip=0, combine="coils")
     notes: list[str] = []
-    measured = _columns(data.stored(len(data) // 2), path, mask, notes)
+    measured = measured_columns(data.raw_slice(len(data) // 2).kspace, path, mask, notes)
     if measured is None:
-        return Scan(_CC359File(path, "all", skip=0, combine="coils" if phase else "rss"), "CC359 k-space")
+        return Scan(CC359(path, "all", skip=0, combine="coils" if phase else "rss"), "CC359 k-space")
     return Scan(data, "CC359 k-space, as measured", measured, False, notes, mask is None)
 
 
-def _fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
+def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
     files = H5Files()
     handle = files[path]
     kspace = h5_field(handle, path, "kspace", (3, 4), complex_=True)
-    middle = h5_slice(kspace, len(kspace) // 2, path, "kspace")
     notes: list[str] = []
     if "mask" not in handle:
-        measured = _columns(middle, path, mask, notes)
+        middle = torch.from_numpy(h5_slice(kspace, len(kspace) // 2, path, "kspace"))
+        measured = measured_columns(middle, path, mask, notes)
     elif mask is None:
         measured = mask_from_array(column_mask(handle, path, kspace.shape[-1]))
     else:
         raise ValueError(f"{path}: holds undersampled k-space with its own mask: leave out --mask")
-    known = ("rss", "esc") if kspace.ndim == 3 else ("rss",)  # esc is one coil's
-    stored = next((t for t in (target, *known) if t in known and _STORED[t] in handle), "kspace")
+    targets = ("rss", "esc") if kspace.ndim == 3 else ("rss",)  # esc belongs to one coil
+    stored = next((t for t in (target, *targets) if t in targets and STORED[t] in handle), "kspace")
     if measured is None and (phase or target == "kspace"):
         stored = "kspace"
-    if stored in _STORED:
-        slices = len(h5_field(handle, path, _STORED[stored], (3,)))
+    if stored in STORED:
+        slices = len(h5_field(handle, path, STORED[stored], (3,)))
         if slices != len(kspace):
-            have = f"{counted(slices, 'slice')}, but kspace has {len(kspace)}"
-            raise fault(path, _STORED[stored], f"{have}: which belong together is not known")
-    data = _FastMRIFile(path, "all", target=stored, acquisition=None, slices=None)
+            problem = f"{counted(slices, 'slice')}, but kspace has {len(kspace)}"
+            raise fault(path, STORED[stored], f"{problem}: which belong together is not known")
+    data = FastMRI(path, "all", target=stored, acquisition=None, slices=None, header=False)
     if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
-        h, w = data._header(handle, path).recon
-        notes.append(f"no ismrmrd_header: the image is {h} x {w}, as {_STORED.get(stored, 'the k-space')} is")
+        h, w = data.header_of(data.locate(0)[0]).recon
+        notes.append(f"no ismrmrd_header: the image is {h} x {w}, as {STORED.get(stored, 'the k-space')} is")
     coils = f"fastMRI {'single' if kspace.ndim == 3 else 'multi'}-coil"
     if measured is None:
-        read_as = f"{coils} {_STORED.get(stored, 'k-space')}, fully sampled"
+        read_as = f"{coils} {STORED.get(stored, 'k-space')}, fully sampled"
     else:
-        read_as = f"{coils} k-space, as measured" + (f", scored by {_STORED[stored]}" if stored in _STORED else "")
+        read_as = f"{coils} k-space, as measured" + (f", scored by {STORED[stored]}" if stored in STORED else "")
     guessed = "mask" not in handle and mask is None
     files.close()
-    return Scan(data, read_as, measured, measured is None or stored in _STORED, notes, guessed)
+    return Scan(data, read_as, measured, measured is None or stored in STORED, notes, guessed)
 
 
-def _folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
+def _open_folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     notes: list[str] = []
     if path.is_dir():
-        volumes = sum(file.suffix.lower() in _VOLUMES for file in path.rglob("*"))
-        if not any(map(readable, path.rglob("*"))):
-            give = f"{counted(volumes, '.h5 file')}: give the files, {path}/*.h5"
-            raise fault(path, "folder", give if volumes else f"no file that is read ({FORMATS})")
+        volumes = sum(file.suffix.lower() in _HDF5 for file in path.rglob("*"))
+        if not any(map(is_readable, path.rglob("*"))):
+            advice = f"{counted(volumes, '.h5 file')}: give the files, {path}/*.h5"
+            raise fault(path, "folder", advice if volumes else f"no file that is read ({FORMATS})")
         if volumes:
             notes.append(f"left out of the folder: {counted(volumes, '.h5 file')}: give those as files")
-    data = _Arrays(path) if kind == "kspace" else _Images(path, "all")
+    data = KSpaceFolder(path) if kind == "kspace" else Folder(path, "all", stack=True)
     if not len(data):
         raise fault(path, "slices", "there is none")
-    middle = len(data) // 2
-    if isinstance(data, _Arrays):
-        measured = _columns(data.stored(middle), path, mask, notes)
-        data.full = measured is None
-        if measured is not None and len(data.cases) > 1:
-            raise ValueError(
-                f"{path}: several undersampled arrays, which may differ in mask: give the files, not the folder"
-            )
-        read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
-        return Scan(data, read_as, measured, measured is None, notes, mask is None)
-    image = data[middle].image
-    scan = Scan(data, f"{'complex' if image.is_complex() else 'magnitude'} images", notes=notes)
+    if isinstance(data, KSpaceFolder):
+        return _as_kspace(data, path, mask, notes)
+    image = data[len(data) // 2].image
     if kind is None and image.is_complex() and looks_like_kspace(image):
-        scan.notes.append("taken for images, but its energy is in few values, as in k-space: is it? then --as kspace")
-    return scan
+        notes.append("taken for images, but its energy is in few values, as in k-space: is it? then --as kspace")
+    return Scan(data, f"{'complex' if image.is_complex() else 'magnitude'} images", notes=notes)
 
 
-def _columns(kspace: np.ndarray, path: Path, mask: Path | None, notes: list[str]) -> Mask | None:
-    """The measured columns of the middle slice (.., H, W) of k-space that has no mask stored; None: all of them."""
-    there = _there(kspace)
-    filled, rows = np.asarray(there.any(0)), np.asarray(there.any(1))
-    inside = _between(filled, 0)  # beyond is zero-padding
-    if not filled.any():
-        raise fault(path, "kspace", "every value of the middle slice is zero")
-    if (filled == inside).all():
-        if _lacks(there):
-            what = "undersampled, but not in whole columns (the last axis), which is all that is known here"
-            turn = ": rows are empty, turn the arrays by 90 degrees" if (_between(rows, 0) & ~rows).any() else ""
-            raise fault(path, "kspace", what + turn)
-        return None
-    if mask is None:
-        notes.append("no mask in the file: the columns that hold anything are taken as measured")
-        return mask_from_array(filled)
-    chosen = create_mask("file", len(filled), file=mask)
-    empty = [c for c in chosen.columns if inside[c] and not filled[c]]
-    if empty:
-        raise ValueError(f"{mask}: keeps columns that are empty in the data ({len(empty)}, first {empty[0]})")
-    return chosen
-
-
-def _there(kspace: np.ndarray) -> np.ndarray:
-    """(.., H, W) -> (H, W): is anything there, in any coil."""
-    there: np.ndarray = (kspace != 0).reshape(-1, *kspace.shape[-2:]).any(0)
-    return there
-
-
-def _between(there: np.ndarray, axis: int) -> np.ndarray:
-    """Is something there at, or both before and after, each place along the axis?"""
-    before = np.logical_or.accumulate(there, axis)
-    after = np.flip(np.logical_or.accumulate(np.flip(there, axis), axis), axis)
-    both: np.ndarray = before & after
-    return both
-
-
-def _lacks(there: np.ndarray) -> bool:
-    """Is much of (H, W) empty between others, along either axis? Of a padded or a round k-space next to nothing is."""
-    hull = _between(there, 0) | _between(there, 1)
-    return bool(there.sum() < 0.9 * hull.sum())
-
-
-def looks_like_kspace(values: Tensor) -> bool:
-    """Complex (..., H, W): k-space has its energy in few values, and an image in few values of its transform."""
-
-    def held(x: Tensor) -> float:
-        energy = x.abs().square().flatten()
-        return energy.topk(max(1, len(energy) // 64)).values.sum().item()
-
-    return held(values) > held(fft2c(values))
-
-
-def _outside(values: Tensor) -> bool:
-    """Is there less energy in the middle half of (1, H, W), both ways, than with the halves exchanged?"""
-
-    def middle(x: Tensor) -> float:
-        h, w = x.shape[-2:]
-        return x[..., h // 4 : h - h // 4, w // 4 : w - w // 4].abs().square().sum().item()
-
-    return middle(torch.fft.fftshift(values, dim=(-2, -1))) > middle(values)
+def _as_kspace(data: KSpaceFolder, path: Path, mask: Path | None, notes: list[str]) -> Scan:
+    measured = measured_columns(data.raw_slice(len(data) // 2).kspace, path, mask, notes)
+    data.fully_sampled = measured is None
+    if measured is not None and len(data.cases) > 1:
+        raise ValueError(
+            f"{path}: several undersampled arrays, which may differ in mask: give the files, not the folder"
+        )
+    read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
+    return Scan(data, read_as, measured, measured is None, notes, mask is None)

@@ -25,7 +25,7 @@ from chasm.common.files import json_safe, write_json
 from chasm.common.precision import tf32
 from chasm.common.words import counted
 from chasm.data.base import existing
-from chasm.data.files import fit
+from chasm.data.files import crop_or_pad
 from chasm.mri import Operator, estimate_maps, fft2c, ifft2c, to_channels, to_complex
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.outputs import Place, Result, names, plan, side_by_side, spare, suffix_of, write
@@ -159,15 +159,15 @@ def _reconstruct(
     """All cases of a scan. `inputs` are not to be written over, nor what was `written` for other scans."""
     started = time.monotonic()
     work = _Work(scan, trained, device)
-    places = plan(out, {case: len(rows) for case, rows in scan.cases.items()})
-    spare(places.values(), inputs + scan.files)
+    places = plan(out, {case: len(rows) for case, rows in scan.data.rows_by_case().items()})
+    spare(places.values(), inputs + scan.data.files())
     ours = {file for place in places.values() for file in place.all}
     if ours & written:
         raise ValueError(f"{min(ours & written)}: holds another input of this call: give this one by itself")
     if path.is_dir() and out.parent.resolve().is_relative_to(path.resolve()):
         raise ValueError(f"{out}: in the folder that is read, where it would be taken for a scan: give another --out")
     volumes: list[Volume] = []
-    for case, rows in scan.cases.items():
+    for case, rows in scan.data.rows_by_case().items():
         before = sum(v.slices for v in volumes)
         say = partial(_forward, on_slice, before, len(scan.data))
         try:
@@ -241,9 +241,9 @@ class _Work:
         """The lines that were measured. The readout is cropped first: the mask is the same in every row."""
         raw, chosen = self.scan.raw(row), self.scan.measured
         assert chosen is not None
-        H, W = (min(a, b) for a, b in zip(raw.header.recon, raw.kspace.shape[-2:], strict=True))
+        H, W = (min(a, b) for a, b in zip(raw.size, raw.kspace.shape[-2:], strict=True))
         mask = chosen.tensor(self.device)
-        coils = fit(ifft2c(raw.kspace[None].to(self.device)), (H, raw.kspace.shape[-1]))
+        coils = crop_or_pad(ifft2c(raw.kspace[None].to(self.device)), (H, raw.kspace.shape[-1]))
         y = mask * fft2c(coils)
         maps = estimate_maps(y, chosen.center) if y.shape[1] > 1 else None
         plain = Operator(mask, maps).adjoint(y)
@@ -252,18 +252,18 @@ class _Work:
         measured = None if maps is None else y / scale
         with tf32(self.run.config.train.tf32):
             output = self.run.model(to_channels(plain / scale), mask=mask, maps=maps, measured=measured).float()
-        image, plain = (fit(x, (H, W)) for x in (to_complex(output).abs() * scale, plain.abs()))
+        image, plain = (crop_or_pad(x, (H, W)) for x in (to_complex(output).abs() * scale, plain.abs()))
         if not self.scan.scored:
             return Result(_array(image), _array(plain))
         target = self.scan.data[row].image[None].to(self.device)
         for meter, x in zip(meters, (image, plain), strict=True):
             meter.add(self._rows(x, target), [raw.case])
-        return Result(_array(image), _array(plain), _array(fit(target, (H, W))))
+        return Result(_array(image), _array(plain), _array(crop_or_pad(target, (H, W))))
 
     def _rows(self, image: Tensor, target: Tensor) -> Rows:
         """Scores of an image (1, 1, H, W) against a stored one, where both are, scaled as the protocol has it."""
         size = (min(image.shape[-2], target.shape[-2]), min(image.shape[-1], target.shape[-1]))
-        image, target = fit(image, size), fit(target, size)
+        image, target = crop_or_pad(image, size), crop_or_pad(target, size)
         task = self.run.task
         if not isinstance(task.protocol, FastMRI):  # that one speaks of the data's own units
             _, low, scale = min_max(target)
@@ -309,7 +309,7 @@ def _volume(work: _Work, case: str, rows: list[int], place: Place, on_slice: Cal
             yield result.image
 
     replaced = any(file.exists() for file in place.files)
-    affine = scan.affine(case) if place.nifti else None
+    affine = scan.data.affine(case) if place.nifti else None
     if place.nifti and affine is None and UNKNOWN not in scan.notes:
         scan.notes.append(UNKNOWN)
     write(place, results(), affine)

@@ -11,7 +11,7 @@ from torch import Tensor
 from chasm.common.files import write_atomic
 from chasm.common.precision import tf32
 from chasm.common.provenance import device_name
-from chasm.data.base import Slice, SliceDataset, collate
+from chasm.data import Slice, SliceDataset, collate
 from chasm.mri import to_complex
 from chasm.surgery.count import count, count_parameters
 from chasm.tasks import Summary, TaskBatch

@@ -18,8 +18,7 @@ from chasm.common.extensions import loaded, plugins
 from chasm.common.files import read_json
 from chasm.common.provenance import provenance
 from chasm.common.registry import Registry, suggest
-from chasm.data import Batch, Resident, collate, open_dataset
-from chasm.data.base import DataError, SliceDataset
+from chasm.data import Batch, DataError, Resident, SliceDataset, collate, open_dataset
 from chasm.mixers import MIXERS
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe

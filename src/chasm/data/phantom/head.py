@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from chasm.data.phantom_shapes import (
+from chasm.data.phantom.shapes import (
     Array,
     Field,
     Knots,
@@ -24,7 +24,7 @@ from chasm.data.phantom_shapes import (
     splat,
     tube,
 )
-from chasm.data.phantom_sulci import Strand, draw_sulci, hemisphere, wiggled
+from chasm.data.phantom.sulci import Strand, draw_sulci, hemisphere, wiggled
 
 CONTRASTS = ("t1", "t1ce", "t2", "flair")
 # Signal of each tissue relative to the brightest, in the order of CONTRASTS: typical of spin-echo protocols at 3 T.

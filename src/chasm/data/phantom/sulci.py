@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from chasm.data.phantom_shapes import Array, Plane, resample, spline
+from chasm.data.phantom.shapes import Array, Plane, resample, spline
 
 LEVELS = 8  # spline knots of a sulcus over the height of the head, 16 mm apart
 ROOM = 7.8  # mm between sulci: two sheets of cortex
