@@ -15,7 +15,8 @@ import writers
 from runs import call, make_run
 
 from chasm.data.folder import Folder
-from chasm.reconstruct.run import _Work, reconstruct
+from chasm.reconstruct import reconstruct
+from chasm.reconstruct.slices import Reconstructor
 from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
 
@@ -121,15 +122,15 @@ def test_a_failure_says_what_was_written_before_it(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_so_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, made = _Work.result, list[int]()
+    original, made = Reconstructor.result, list[int]()
 
-    def interrupted(self: _Work, row: int, meters: Any) -> Any:
+    def interrupted(self: Reconstructor, row: int, meters: Any) -> Any:
         made.append(row)
         if len(made) == 3:
             raise KeyboardInterrupt
         return original(self, row, meters)
 
-    monkeypatch.setattr(_Work, "result", interrupted)
+    monkeypatch.setattr(Reconstructor, "result", interrupted)
     np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 4, 16, 16))
     found = call(tmp_path / "scan.npy", "--run", make_run(tmp_path / "run"), "-o", tmp_path / "out" / "x.h5")
     assert found.exit_code == 130

@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 from runs import call, make_run
 
-from chasm.reconstruct.outputs import names
-from chasm.reconstruct.run import _name, _Work, reconstruct, reconstruct_each
+from chasm.reconstruct.outputs import name_outputs
+from chasm.reconstruct.run import _name, reconstruct, reconstruct_each
+from chasm.reconstruct.slices import Reconstructor
 from chasm.train.run import load_run
 
 
@@ -82,14 +83,14 @@ def test_several_inputs_keep_out_of_each_others_way(tmp_path: Path, monkeypatch:
 def test_no_memory_for_one_of_several_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         writers.write_fastmri(tmp_path / f"{name}.h5", slices=2)
-    result = _Work.result
+    result = Reconstructor.result
 
-    def full(work: _Work, row: int, meters: Any) -> Any:
+    def full(work: Reconstructor, row: int, meters: Any) -> Any:
         if "b" in work.scan.data.cases:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return result(work, row, meters)
 
-    monkeypatch.setattr(_Work, "result", full)
+    monkeypatch.setattr(Reconstructor, "result", full)
     files = [tmp_path / f"{name}.h5" for name in ("a", "b", "c")]
     found = call(*files, "--run", make_run(tmp_path / "run"), "-o", tmp_path / "out.h5")
     assert found.exit_code == 3
@@ -103,7 +104,7 @@ def test_files_of_several_inputs_are_called_after_them() -> None:
         (["../a/x.h5", "b/x.h5"], ["o-a_x.h5", "o-b_x.h5"]),
         (["a.b.h5", "a_b.h5", "A_B.h5"], ["o-a_b.h5", "o-a_b-2.h5", "o-A_B-3.h5"]),
     ):
-        found = names(Path("o.h5"), {Path(file): _name(Path(file)) for file in inputs})
+        found = name_outputs(Path("o.h5"), {Path(file): _name(Path(file)) for file in inputs})
         assert [file.name for file in found] == expected
 
 

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 from runs import as_trained, call, columns, make_run
 
-from chasm.reconstruct.run import PICTURED, UNKNOWN, _Work, reconstruct
+from chasm.reconstruct.run import PICTURED_SLICES, UNKNOWN_VOXELS, reconstruct
+from chasm.reconstruct.slices import Reconstructor
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -45,19 +46,19 @@ def test_slices_are_let_go_as_they_are_written(tmp_path: Path, monkeypatch: pyte
     """At no time more than the few that the picture needs, and the one at hand, are in memory."""
     made: list[Any] = []
     alive: list[int] = []
-    original = _Work.result
+    original = Reconstructor.result
 
-    def tracked(self: _Work, row: int, meters: Any) -> Any:
+    def tracked(self: Reconstructor, row: int, meters: Any) -> Any:
         result = original(self, row, meters)
         made.append(weakref.ref(result.image))
         alive.append(sum(image() is not None for image in made))
         return result
 
-    monkeypatch.setattr(_Work, "result", tracked)
+    monkeypatch.setattr(Reconstructor, "result", tracked)
     np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 20, 16, 16).astype(np.float32))
     reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / f"out{suffix}")
     assert len(alive) == 20
-    assert max(alive) <= PICTURED + 2
+    assert max(alive) <= PICTURED_SLICES + 2
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_nifti_keeps_the_geometry_of_a_dicom_series(tmp_path: Path) -> None:
         writers.write_dicom(tmp_path / "in" / f"{9 - i}.dcm", pixels, number=i + 1, **geometry, **place)
     np.savetxt(tmp_path / "all.txt", np.ones(16))
     outcome = reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.nii", mask=tmp_path / "all.txt")
-    assert UNKNOWN not in outcome.notes
+    assert UNKNOWN_VOXELS not in outcome.notes
     found = nibabel.load(next(tmp_path.glob("out*.nii")))
     assert found.header.get_zooms() == pytest.approx((0.7, 0.5, np.linalg.norm(step)))
     for i, row, column in ((0, 0, 0), (3, 19, 15), (2, 5, 11)):
@@ -214,7 +215,7 @@ def test_a_dicom_series_without_a_grid_has_no_geometry(tmp_path: Path, missing: 
             writers.write_dicom(tmp_path / "in" / f"{i}.dcm", pixels, number=i, **({} if missing == "all" else more))
     np.savetxt(tmp_path / "all.txt", np.ones(16))
     run = make_run(tmp_path / "run")
-    assert UNKNOWN in reconstruct(tmp_path / "in", run, tmp_path / "out.nii", mask=tmp_path / "all.txt").notes
+    assert UNKNOWN_VOXELS in reconstruct(tmp_path / "in", run, tmp_path / "out.nii", mask=tmp_path / "all.txt").notes
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -224,7 +225,7 @@ def test_nifti_takes_voxel_sizes_from_the_header(tmp_path: Path) -> None:
         writers.write_fastmri(tmp_path / f"{name}.h5", slices=2, size=(24, 20), recon=16, fov=fov)
         notes[name] = reconstruct(tmp_path / f"{name}.h5", run, tmp_path / f"{name}.nii").notes
     assert nibabel.load(tmp_path / "known.nii").header.get_zooms() == pytest.approx((2, 3, 5))  # columns, rows, slices
-    assert notes == {"known": [], "unknown": [UNKNOWN], "zero": [UNKNOWN]}
+    assert notes == {"known": [], "unknown": [UNKNOWN_VOXELS], "zero": [UNKNOWN_VOXELS]}
     assert nibabel.load(tmp_path / "unknown.nii").header.get_zooms() == (1, 1, 1)
 
 
@@ -245,14 +246,15 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 import h5py, PIL.Image
-from chasm.reconstruct.outputs import plan, write
+from chasm.reconstruct.outputs import plan_outputs
+from chasm.reconstruct.volumes import write_volume
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for name in ("out.h5", "out.nii", "out.nii.gz", "out.png"):
     for room in (0, 100 if name == "out.nii.gz" else 20_000):  # 20 slices, packed, take less
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-        place = plan(Path(sys.argv[1]) / name, {"a": 20})["a"]
+        place = plan_outputs(Path(sys.argv[1]) / name, {"a": 20})["a"]
         try:
-            write(place, (np.ones((64, 64), np.float32) for _ in range(20)))
+            write_volume(place, (np.ones((64, 64), np.float32) for _ in range(20)))
         except OSError as e:
             print(e)
 """

@@ -1,4 +1,12 @@
-"""Reconstruct scans with a trained run: `inputs` opens files, `run` reconstructs them, `outputs` writes volumes."""
+"""Reconstruct scans with a trained run.
+
+inputs.py   opens files and folders
+columns.py  tells which columns of k-space were measured
+slices.py   runs the model on one slice
+outputs.py  decides the names of the files
+volumes.py  writes them
+run.py      puts these together
+"""
 
 from chasm.reconstruct.run import Outcome, Volume, as_json, reconstruct, reconstruct_each
 
