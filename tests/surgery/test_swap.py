@@ -181,7 +181,7 @@ def test_token_grids():
         (17, 0, None, "17 tokens less 0"),
         (20, None, (3, 8), "3 x 8 grid, got 20"),
         (26, 1, (3, 8), "after 1 prefix tokens"),
-        (0, None, None, "no square"),
+        (0, None, None, "not a square"),
     ]:
         with pytest.raises(ValueError, match=message):
             find_grid(N, prefix, grid)

@@ -52,7 +52,13 @@ class ProgressBar:
             self._bar.update(self._task, advance=1, description=text)
 
     def update(self, done: int, total: int | None = None, text: str = "") -> None:
-        """Say how many things are done, and of how many if that changed."""
+        """Say how far the work is.
+
+        Args:
+            done: the number of things that are done.
+            total: the number of things to do, if it was not known or has changed.
+            text: shown beside the bar.
+        """
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=text)
 

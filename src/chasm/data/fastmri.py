@@ -239,8 +239,13 @@ def _voxel(encoding: ET.Element | None) -> tuple[float, float, float] | None:
 def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:
     """Read the mask of an open file: (W,) bool, True for measured columns.
 
+    Args:
+        handle: the open file.
+        file: its path, for messages.
+        width: the number of columns of its k-space.
+
     Raises:
-        DataError: when it is not one 0 or 1 for each of `width` columns, or keeps none.
+        DataError: when it is not one 0 or 1 for each column, or keeps none.
     """
     with reading(file, "mask"):
         mask = np.asarray(handle["mask"][()])

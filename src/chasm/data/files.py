@@ -43,7 +43,16 @@ def require_folder(path: Path) -> None:
 
 
 def require_finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
-    """Return the array; raise a DataError that counts its values if any is NaN or infinite."""
+    """Return the array if all its values are finite.
+
+    Args:
+        array: numbers of any type.
+        file: where they come from.
+        field: the part of the file.
+
+    Raises:
+        DataError: with the number of values that are NaN or infinite.
+    """
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         bad = int((~np.isfinite(array)).sum())
         raise fault(file, field, f"{bad} of {array.size} values are NaN or infinite")
@@ -151,7 +160,17 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
 
 
 def h5_slice(item: Any, k: int, file: Path, key: str) -> np.ndarray:
-    """Read slice k along the first axis; raise a DataError if it holds NaN or infinity."""
+    """Read a slice along the first axis of an HDF5 dataset.
+
+    Args:
+        item: the dataset, from `h5_field`.
+        k: the number of the slice.
+        file: the path, for messages.
+        key: the name of the dataset, for messages.
+
+    Raises:
+        DataError: when it cannot be read, or holds NaN or infinity.
+    """
     with reading(file, key):
         array = np.asarray(item[k])
     return require_finite(array, file, f"{key} slice {k}")

@@ -31,8 +31,14 @@ _OWNERS = ("subject", "patient", "source")
 
 @register_dataset("proxy")
 class Proxy(FileDataset):
-    """One `part` of the bundle: MRI (1,H,W) in [0,1], with a mask where there is one, photographs (3,H,W) in
-    [0,1], or complex images (coils,H,W). A subject, or a photograph, is a case."""
+    """One part of the bundle: MRI (1, H, W) in [0, 1], some with a mask, photographs (3, H, W) in [0, 1], or complex
+    images (coils, H, W). A subject, or a photograph, is a case.
+
+    Args:
+        path: the folder of the bundle, or one of its files.
+        split: "train", "val", "test" or "all", as stored in the file.
+        part: the name of a file without its suffix, or "raw_8ch".
+    """
 
     summary: ClassVar[str] = "proxy bundle: small stand-ins for the paper's datasets (and so are results)"
 

@@ -172,7 +172,12 @@ def check_split(split: str, known: Iterable[str] = SPLITS) -> str:
 
 
 def in_split(cases: Sequence[Case], split: str, path: Path) -> list[Case]:
-    """Return the cases of one split, or of "all".
+    """Return the cases of one split.
+
+    Args:
+        cases: of all splits.
+        split: a name, or "all".
+        path: where they come from, for messages.
 
     Raises:
         DataError: when there are none; it says which splits have cases.

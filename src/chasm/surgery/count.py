@@ -15,20 +15,20 @@ complex product     elementwise: 4 for complex * complex, 2 for complex * real
 fft                 n-point complex: n/2 log2(n) butterflies of one complex multiply-add each = 2 n log2(n);
                     real, either way: half of that, n log2(n). Over several axes: the real one first, then the
                     others on its n//2 + 1 bins. Nominal where n is no power of two.
-matrix exponential  torch's: (5 + s) n^3, a Taylor polynomial of degree 18 in five products, then
-                    s = max(0, ceil(log2(|A|_1 / t))) squarings, t = 3.01 (float64: 1.09); ours: its products
+matrix exponential  of torch: (5 + s) n^3, a Taylor polynomial of degree 18 in five products, then
+                    s = max(0, ceil(log2(|A|_1 / t))) squarings, t = 3.01 (float64: 1.09); of chasm: its products
 interpolation       of gain tables and stored filters to the bins of the input: its matrix products
 attention           L S (E + E_v) for each head of scaled_dot_product_attention (causality is not deducted);
                     attention written out as products is matmul
 scan                9 D N + D for each token of a selective scan with D channels and N states
-other               what someone else registered with torch.utils.flop_counter.register_flop_formula
+other               operators that another package registered with torch.utils.flop_counter.register_flop_formula
 
 ``total`` adds up all kinds. ``paper`` is what the paper's FLOPs table seems to add up [reading]: conv, matmul
 and scan, with a complex multiply-add counted once.
 
 ``saved_bytes`` is the memory autograd keeps for the backward pass when the forward pass ends: distinct
 storages, whole even where only a view is saved, less the parameters and buffers of the model. The input
-counts where a layer saves it. What a custom function hides on its context is not seen.
+counts if a layer saves it. Tensors that a custom function keeps as attributes of its context are not seen.
 """
 
 import math
@@ -57,16 +57,25 @@ _FUSED_ATTENTION = (
 
 @dataclass(frozen=True)
 class Cost:
-    """The conventions are those of the module's docstring."""
+    """What a model costs, by the conventions above (`help(chasm.surgery.count)`).
 
-    params: int  # a complex number counted once
-    params_real: int  # counted as two
-    macs: dict[str, int]  # by kind
+    Attributes:
+        params: parameters, a complex one counted once.
+        params_real: parameters, a complex one counted as two.
+        macs: multiply-adds by kind.
+        paper: multiply-adds as the paper seems to count them.
+        saved_bytes: memory kept for the backward pass.
+    """
+
+    params: int
+    params_real: int
+    macs: dict[str, int]
     paper: int
     saved_bytes: int
 
     @property
     def total(self) -> int:
+        """Multiply-adds of all kinds."""
         return sum(self.macs.values())
 
     def __str__(self) -> str:
@@ -80,20 +89,33 @@ class Cost:
 
 
 def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
-    """Cost of ``model(*inputs)`` in the mode, train or eval, the model is in.
+    """Count what a forward pass costs, in the mode (train or eval) that the model is in.
 
-    Buffers (running statistics) and the random state are left as they were. One forward pass is run;
-    a model and inputs on the "meta" device do as well, and need no memory.
+    One forward pass is run. Buffers, such as running statistics, and the random state are left as they were. A model
+    and inputs on the "meta" device need no memory.
+
+    Args:
+        model: the network.
+        *inputs: its positional arguments.
+        **named_inputs: its named arguments.
+
+    Returns:
+        Parameters, multiply-adds by kind, and memory kept for the backward pass.
+
+    Example:
+        >>> cost = count(nn.Linear(8, 4), torch.zeros(2, 8))
+        >>> cost.params, cost.macs
+        (36, {'matmul': 64})
     """
     model = getattr(model, "_orig_mod", model)  # a compiled model runs eagerly here, and warns about it
     tally = Tally()
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}  # holding the storage keeps its address from being used again
+    saved: dict[int, torch.UntypedStorage] = {}  # by address, which is not used again while the storage is held
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage
+            saved[storage._cdata] = storage
         return t
 
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
@@ -112,13 +134,23 @@ def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
             for buffer, before in buffers:
                 buffer.copy_(before)
     once, twice = count_parameters(model)
-    return Cost(once, twice, dict(tally.macs), tally.paper, sum(s.nbytes() for s in kept.values()))
+    return Cost(once, twice, dict(tally.macs), tally.paper, sum(s.nbytes() for s in saved.values()))
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(a complex number counted once, counted as two). Shared parameters count once.
+    """Count the parameters of a model. A shared parameter counts once.
 
-    Complex are those of a complex dtype, and the real pairs a module names in ``complex_parameters``.
+    Complex are parameters of a complex dtype, and real pairs that a module names in `complex_parameters`.
+
+    Args:
+        model: the network.
+
+    Returns:
+        The number with a complex parameter counted once, and with it counted as two.
+
+    Example:
+        >>> count_parameters(nn.Linear(8, 4))
+        (36, 36)
     """
     pairs: set[int] = set()
     for module in model.modules():
@@ -126,7 +158,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
             item = getattr(module, name, None)
             if isinstance(item, nn.Module):
                 pairs.update(id(p) for p in item.parameters())
-            elif item is not None:  # None: an option of the module left it out
+            elif item is not None:  # None if an option of the module leaves it out
                 pairs.add(id(item))
     once = twice = 0
     for p in model.parameters():
@@ -142,7 +174,7 @@ def _cuda_devices(model: nn.Module) -> list[int]:
 
 @contextmanager
 def _eager_attention(tally: Tally) -> Iterator[None]:
-    """No opaque transformer layers, and the products torch falls back to are booked as attention."""
+    """Run transformer layers without the fused fast path, and count the products of attention as attention."""
     fast_path, sdpa = torch.backends.mha.get_fastpath_enabled(), F.scaled_dot_product_attention
 
     def named(*args: Any, **kwargs: Any) -> Tensor:
@@ -159,12 +191,12 @@ def _eager_attention(tally: Tally) -> Iterator[None]:
 
 
 def _fft_macs(n: int) -> float:
-    """Of an n-point complex transform."""
+    """Multiply-adds of an n-point complex transform."""
     return 2 * n * math.log2(n) if n > 1 else 0.0
 
 
 def _formulas(tally: Tally) -> dict[Any, Callable[..., int]]:
-    """Operator -> what books it; each is called with the operator's arguments and its result."""
+    """Operator -> function that adds its cost to the tally, called with the operator's arguments and result."""
 
     def product(kind: str, macs: int, out: Tensor) -> None:
         tally.add(kind, 4 * macs if out.is_complex() else macs, paper=macs)
@@ -220,7 +252,7 @@ def _formulas(tally: Tally) -> dict[Any, Callable[..., int]]:
     def other(formula: Callable[..., int]) -> Callable[..., None]:
         return lambda *args, **kwargs: tally.add("other", formula(*args, **kwargs) // 2)
 
-    ours: dict[Any, Callable[..., None]] = {
+    formulas: dict[Any, Callable[..., None]] = {
         **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot), matmul),
         **dict.fromkeys((aten.addmm, aten.baddbmm, aten.addmv), add_matmul),
         **dict.fromkeys((aten.convolution, aten._convolution), conv),
@@ -231,5 +263,5 @@ def _formulas(tally: Tally) -> dict[Any, Callable[..., int]]:
         aten._fft_c2r: c2r,
         aten.linalg_matrix_exp: matrix_exp,
     }
-    theirs = {op: other(formula) for op, formula in flop_registry.items() if op not in ours}
-    return {op: booked(formula) for op, formula in (theirs | ours).items()}
+    others = {op: other(formula) for op, formula in flop_registry.items() if op not in formulas}
+    return {op: booked(formula) for op, formula in (others | formulas).items()}

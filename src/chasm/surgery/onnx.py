@@ -22,10 +22,23 @@ def export_onnx(
     check: bool = True,
     tolerance: float | None = None,
 ) -> Path:
-    """Fold `model` for the example's size and write it as ONNX with a free batch size.
+    """Fold a model for the size of an example and write it as ONNX, with a free batch size.
 
-    The file is run once in onnxruntime and compared with the model in eval mode, output by output; it appears at `path`
-    only if they agree to `tolerance`, relative (default: 1e-4, in float16 5e-3).
+    The file is run once in onnxruntime and compared with the model in eval mode, output by output. It appears at `path`
+    only if they agree.
+
+    Args:
+        model: the network; its CHASM mixers are folded.
+        path: the file to write; its folder must exist.
+        example: the input tensors of the network.
+        check: False to skip the comparison, for dtypes that onnxruntime cannot run.
+        tolerance: the largest relative error that is accepted. Default: 1e-4, and 5e-3 for float16.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: when onnxruntime is missing, the model does not map tensors to tensors, or the file differs from it.
     """
     try:
         import onnxruntime
@@ -56,7 +69,7 @@ def export_onnx(
 
     has_mixers = any(isinstance(m, CHASM) for m in model.modules())
     constant = fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
-    # A batch of one would be taken for a constant. Beside a longer batch, what has length 1 is one.
+    # The exporter would take a batch of one for a constant. Beside a longer batch, an input of length 1 is constant.
     one = {t.shape[0] for t in inputs if t.ndim} == {1}
     sample = tuple(torch.cat([t, t]) if one and t.ndim else t for t in inputs)
     batch = torch.export.Dim.DYNAMIC

@@ -1,8 +1,8 @@
 """Optimiser groups: spectral parameters get their own step size and no weight decay.
 
-Under Adam a parameter moves by at most about the step size per step. A gain that starts at 1 and should reach 3 cannot
-in a short run at 5e-4; hence `spectral_lr`. Decay would pull gains towards softplus(0) = 0.69, bases towards the
-identity and norms towards zero, so none of them decays.
+Under Adam a parameter moves by at most about the step size per step. At 5e-4 a gain that starts at 1 and should reach 3
+cannot get there in a short run, hence `spectral_lr`. Weight decay would pull gains towards softplus(0) = 0.69, bases
+towards the identity and norms towards zero, so none of them decays.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,24 @@ from torch import nn
 def param_groups(
     model: nn.Module, *, lr: float, weight_decay: float = 0.01, spectral_lr: float | None = None
 ) -> list[dict[str, Any]]:
-    """Groups for any torch optimiser: ``torch.optim.AdamW(chasm.param_groups(model, lr=5e-4, spectral_lr=5e-3))``.
+    """Return parameter groups for any torch optimiser.
 
-    Groups are named "decay", "plain" (biases, norms, other vectors and what a module lists in
-    ``no_decay_parameters``) and "spectral" (what mixers list in ``spectral_parameters``). Empty ones are left out.
+    Args:
+        model: the network.
+        lr: the step size.
+        weight_decay: of the group "decay" only.
+        spectral_lr: the step size of the group "spectral"; default: `lr`.
+
+    Returns:
+        Groups with the names "decay", "plain" (biases, norms, other vectors, and what a module lists in
+        `no_decay_parameters`) and "spectral" (what mixers list in `spectral_parameters`). Empty ones are left out.
+
+    Example:
+        >>> import torch, chasm
+        >>> groups = param_groups(chasm.CHASM(4, size=(8, 8)), lr=5e-4, spectral_lr=5e-3)
+        >>> [group["name"] for group in groups]
+        ['decay', 'plain', 'spectral']
+        >>> optimizer = torch.optim.AdamW(groups)
     """
     spectral, exempt = (
         {id(p) for p in _listed(model, name)} for name in ("spectral_parameters", "no_decay_parameters")
@@ -36,10 +50,10 @@ def param_groups(
 
 
 def _listed(model: nn.Module, attribute: str) -> Iterator[nn.Parameter]:
-    """The parameters that some module lists by its own name for them, or for a container of them."""
+    """The parameters that modules list in an attribute, by the name of a parameter or of a container."""
     for module in model.modules():
-        for own in getattr(module, attribute, ()):
-            item = getattr(module, own)
+        for name in getattr(module, attribute, ()):
+            item = getattr(module, name)
             if isinstance(item, nn.Module):
                 yield from item.parameters()
             elif item is not None:

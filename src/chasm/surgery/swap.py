@@ -40,29 +40,46 @@ def swap(
     inplace: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """A copy of ``model`` (itself, if ``inplace``) with a mixer in place of every selected module.
+    """Return a copy of a network with a mixer in place of every selected module.
 
-    select: a module type or a tuple of them, a shell-style pattern for module names ("blocks.*.attn"), or a
-        function (name, module) -> bool. Of modules inside one another the outermost is replaced.
-    mixer: a registered name, built with ``options``; or a function (channels, size) -> nn.Module, whose
-        result is used as it is.
-    example: what the model takes: a tensor, or a tuple of arguments. One forward pass on it finds channels,
-        size and layout of every place, and refuses places that change the shape. Without it, give
-        ``channels``, and ``size`` where the mixer wants one. Given both, these overrule what was found.
-    layout: "bchw", "bhwc" or "tokens" (B, N, C). "auto" takes 4 dimensions for bchw and 3 for tokens.
-    size: (H, W) the mixer is built for. For tokens it is the grid too, at every call; without it the grid
-        is a square.
-    prefix_tokens: tokens before the grid (class, registers). They pass the place unchanged: the mixer does
-        not see them, nor do they see the image, so pool over the grid where you swap all attention. None:
-        what ``size`` leaves over, or else 1 where N - 1 is a square and N is not.
-    host_residual: True (attention, or a token mixer, in a residual block) says that the network adds its
-        input around this place, so the mixer comes without its identity path. False (a layer in a plain
-        stack): the slot adds an identity path where the mixer has none.
-    ignore_extra: a mixer cannot honour a mask, nor a second source (cross-attention): a place called with
-        one raises an error. True drops them.
+    The mixer gets the device, dtype and train/eval mode of the module it replaces. A module that the network uses in
+    two places becomes one mixer in two places. Of modules inside one another only the outermost is replaced.
 
-    Device, dtype and train/eval mode are those of the replaced module. One module in two places becomes one
-    mixer in two places.
+    Args:
+        model: the network.
+        select: which modules to replace: a module type or a tuple of them, a shell-style pattern for module names
+            ("blocks.*.attn"), or a function (name, module) -> bool.
+        mixer: a registered name, built with `options`; or a function (channels, size) -> nn.Module, whose result is
+            used as it is.
+        example: an input of the network: a tensor, or a tuple of arguments. One forward pass on it finds channels, size
+            and layout of every place, and refuses places that change the shape. Without it, give `channels`, and `size`
+            if the mixer needs one.
+        channels: of the mixer; overrides what the example shows.
+        size: (H, W) the mixer is built for; overrides what the example shows. For tokens it is also the grid, at every
+            call; without it the grid is a square.
+        layout: "bchw", "bhwc" or "tokens" (B, N, C). "auto" takes 4 dimensions for bchw and 3 for tokens.
+        prefix_tokens: how many tokens come before the grid (class token, registers). They pass unchanged: the mixer
+            does not see them, and they do not see the image, so pool over the grid if you replace all attention.
+            Default: what `size` leaves over, or else 1 if N - 1 is a square and N is not.
+        host_residual: True if the network adds the input of this place to its output, as around attention in a
+            transformer block: the mixer then comes without its identity path. False for a layer in a plain stack: an
+            identity path is added if the mixer has none.
+        ignore_extra: a mixer cannot use a mask, or a second input as in cross-attention. False makes a call with one an
+            error, True ignores it.
+        inplace: change `model` itself and return it.
+        **options: of the named mixer.
+
+    Returns:
+        The network with its mixers.
+
+    Raises:
+        ValueError: with one line, when nothing is selected, a place cannot hold a mixer, or an option is wrong.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
+        >>> net = swap(net, "1", "gfnet", example=torch.randn(1, 3, 16, 16), host_residual=False)
+        >>> net(torch.randn(1, 3, 16, 16)).shape
+        torch.Size([1, 8, 16, 16])
     """
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
@@ -75,60 +92,68 @@ def swap(
     built: dict[nn.Module, nn.Module] = {}
     for name, old in chosen.items():
         if old not in built:
-            place = _place(name, old, seen.get(old), channels, size, layout, prefix_tokens)
+            point = _swap_point(name, old, seen.get(old), channels, size, layout, prefix_tokens)
             if isinstance(mixer, str):
-                new = create_slot(mixer, place.channels, place.size, host_residual=host_residual, **options)
+                new = create_slot(mixer, point.channels, point.size, host_residual=host_residual, **options)
             else:
-                new = mixer(place.channels, place.size)
+                new = mixer(point.channels, point.size)
             like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
             if like is not None:
                 new = new.to(like.device, like.dtype)
-            built[old] = Swapped(new, place, size, host_residual, ignore_extra).train(old.training)
+            built[old] = Swapped(new, point, size, host_residual, ignore_extra).train(old.training)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, built[old])
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # that path reads the weights of the first layer's attention
+            module.use_nested_tensor = False  # nested tensors need the weights of the first attention
     return model
 
 
-class Place(NamedTuple):
-    """Where a mixer goes."""
+class SwapPoint(NamedTuple):
+    """What is known about the place that a mixer goes to."""
 
     channels: int
     size: tuple[int, int] | None
     layout: str
-    prefix: int | None  # tokens before the grid; None: found at each call
+    prefix: int | None  # tokens before the grid; None: determined at each call
     batch_first: bool
     results: int  # length of the tuple the module returns; 0 for a tensor
 
 
 class Swapped(nn.Module):
-    """A mixer (B, C, H, W) -> same, behind the interface of the module it replaced."""
+    """A mixer for maps (B, C, H, W), behind the interface of the module it replaced.
 
-    # nn.TransformerEncoderLayer has a fast path that never calls its attention. These two keep it off.
+    Args:
+        mixer: maps (B, C, H, W) to the same shape.
+        point: layout and shape of the place.
+        grid: (H, W) of tokens at every call; None for a square.
+        host_residual: whether the network adds the input of this place to its output.
+        ignore_extra: whether masks and second inputs are ignored instead of refused.
+    """
+
+    # nn.TransformerEncoderLayer has a fast path that never calls its attention. These two attributes keep it off.
     in_proj_bias = None
     _qkv_same_embed_dim = False
 
     def __init__(
         self,
         mixer: nn.Module,
-        place: Place,
+        point: SwapPoint,
         grid: tuple[int, int] | None = None,
         host_residual: bool = True,
         ignore_extra: bool = False,
     ) -> None:
         super().__init__()
         self.mixer = mixer
-        self.layout, self.prefix, self.grid = place.layout, place.prefix, grid
-        self.batch_first, self.results = place.batch_first, place.results
+        self.layout, self.prefix, self.grid = point.layout, point.prefix, grid
+        self.batch_first, self.results = point.batch_first, point.results
         self.host_residual, self.ignore_extra = host_residual, ignore_extra
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x, extra = _input_of(args, kwargs)
         if extra and not self.ignore_extra:
             raise ValueError(
-                f"this place is called with {', '.join(extra)}, which a mixer cannot honour: "
+                f"this place is called with {', '.join(extra)}, which a mixer cannot use: "
                 "select other modules, or drop them with swap(..., ignore_extra=True)"
             )
         if self.layout == "bchw":
@@ -145,7 +170,7 @@ class Swapped(nn.Module):
         z = self.mixer(z).flatten(2).transpose(1, 2)
         if not prefix:
             return z
-        # What the network adds to this is the whole of an unchanged token already.
+        # If the network adds its input, an unchanged token is the input plus zero.
         head = torch.zeros_like(x[:, :prefix]) if self.host_residual else x[:, :prefix]
         return torch.cat((head.to(z.dtype), z), 1)
 
@@ -154,7 +179,17 @@ class Swapped(nn.Module):
 
 
 def find_grid(N: int, prefix: int | None, grid: tuple[int, int] | None) -> tuple[int, tuple[int, int]]:
-    """(prefix, (H, W)) of N tokens, from what is known of either."""
+    """Return (prefix, (H, W)): how many of N tokens come before the grid, and the grid.
+
+    Args:
+        N: the number of tokens.
+        prefix: the tokens before the grid, if known; otherwise 0 or 1 is tried.
+        grid: (H, W), if known; otherwise it is a square.
+
+    Example:
+        >>> find_grid(65, None, None), find_grid(12, None, (3, 4))
+        ((1, (8, 8)), (0, (3, 4)))
+    """
     if grid is not None:
         rest = N - grid[0] * grid[1]
         if rest == prefix or (prefix is None and rest >= 0):
@@ -164,17 +199,17 @@ def find_grid(N: int, prefix: int | None, grid: tuple[int, int] | None) -> tuple
             f"expected a {grid[0]} x {grid[1]} grid{before}, got {N} tokens: check size= and prefix_tokens="
         )
     for p in (0, 1) if prefix is None else (prefix,):
-        side = round(max(N - p, 0) ** 0.5)  # torch.compile traces this with N unknown, and not isqrt
+        side = round(max(N - p, 0) ** 0.5)  # torch.compile can trace this with unknown N, but not isqrt
         if side and side * side == N - p:
             return p, (side, side)
     tried = "0 or 1" if prefix is None else f"{prefix}"
     raise ValueError(
-        f"{N} tokens less {tried} before the grid are no square: pass swap() size=(H, W) or prefix_tokens="
+        f"{N} tokens less {tried} before the grid are not a square: pass swap() size=(H, W) or prefix_tokens="
     )
 
 
 def _input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, list[str]]:
-    """The tensor a module mixes, and the names of other tensors and flags it was given."""
+    """The tensor that a module mixes, and the names of other tensors and flags in the call."""
     named = {**{f"argument {i + 1}": a for i, a in enumerate(args)}, **kwargs}
     tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
     if not tensors:
@@ -198,16 +233,16 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
             chosen[name] = module
     if not chosen:
         close = get_close_matches(select, modules, n=3, cutoff=0.5) if isinstance(select, str) else []
-        names = f"did you mean {' or '.join(map(repr, close))}?" if close else f"names: {_some(list(modules))}"
+        names = f"did you mean {' or '.join(map(repr, close))}?" if close else f"names: {_first_few(list(modules))}"
         types = [f"{t} ({n})" for t, n in Counter(type(m).__name__ for m in modules.values()).most_common()]
-        raise ValueError(f"nothing in the model matches {select!r}: {names}; types: {_some(types)}")
+        raise ValueError(f"nothing in the model matches {select!r}: {names}; types: {_first_few(types)}")
     for name, module in chosen.items():
         if isinstance(module, nn.TransformerEncoderLayer):
             raise ValueError(f"{name!r} is a whole transformer layer: select its attention, '{name}.self_attn'")
     return chosen
 
 
-def _some(words: list[str]) -> str:
+def _first_few(words: list[str]) -> str:
     return (", ".join(words[:12]) + (", ..." if len(words) > 12 else "")) or "none"
 
 
@@ -215,7 +250,7 @@ Seen = tuple[torch.Size, Any]  # shape of the input, and the output
 
 
 def _probe(model: nn.Module, chosen: dict[str, nn.Module], example: Any) -> dict[nn.Module, Seen]:
-    """What goes into and comes out of the chosen modules on an example."""
+    """The input shape and the output of each chosen module, on an example."""
     seen: dict[nn.Module, Seen] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -228,7 +263,7 @@ def _probe(model: nn.Module, chosen: dict[str, nn.Module], example: Any) -> dict
     return seen
 
 
-def _place(
+def _swap_point(
     name: str,
     old: nn.Module,
     seen: Seen | None,
@@ -236,7 +271,7 @@ def _place(
     size: tuple[int, int] | None,
     layout: str,
     prefix: int | None,
-) -> Place:
+) -> SwapPoint:
     batch_first = bool(getattr(old, "batch_first", True))
     if seen is None:
         attention = isinstance(old, nn.MultiheadAttention)
@@ -245,7 +280,7 @@ def _place(
             raise ValueError(f"cannot tell the channels of {name!r}: give swap() an example= input, or channels=")
         if layout == "auto":
             layout = "tokens" if attention else "bchw"
-        return Place(channels, size, layout, prefix, batch_first, 2 if attention else 0)
+        return SwapPoint(channels, size, layout, prefix, batch_first, 2 if attention else 0)
     shape, out = seen
     results = len(out) if isinstance(out, tuple) else 0
     y = out[0] if results else out
@@ -259,8 +294,8 @@ def _place(
         raise ValueError(f"expected {wanted} at {name!r}, got {tuple(shape)}: check layout=")
     if layout == "tokens":
         C = shape[2]
-        prefix, found = find_grid(shape[1 if batch_first else 0], prefix, size)
+        prefix, grid = find_grid(shape[1 if batch_first else 0], prefix, size)
     else:
         C = shape[1 if layout == "bchw" else 3]
-        found = (shape[2], shape[3]) if layout == "bchw" else (shape[1], shape[2])
-    return Place(channels or C, size or found, layout, prefix, batch_first, results)
+        grid = (shape[2], shape[3]) if layout == "bchw" else (shape[1], shape[2])
+    return SwapPoint(channels or C, size or grid, layout, prefix, batch_first, results)

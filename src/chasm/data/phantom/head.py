@@ -54,12 +54,18 @@ FIELD_OF_VIEW = (220.0, 196.0)  # mm that must fit, height and width
 
 
 def signal_table(*contrasts: str) -> Array:
-    """(tissues, contrasts) relative signal."""
+    """Return the relative signal (tissues, contrasts) of the named contrasts."""
     return np.array(list(SIGNAL.values()), np.float32)[:, [CONTRASTS.index(c) for c in contrasts]]
 
 
 class Head:
-    """One subject: everything its slices share."""
+    """One subject: the parameters that all its slices share.
+
+    Args:
+        seed: of the dataset.
+        case: the number of the subject.
+        tumour: whether it has one.
+    """
 
     def __init__(self, seed: int, case: int, tumour: bool = False) -> None:
         rng = np.random.default_rng([seed, case])
@@ -165,12 +171,30 @@ class Canvas:
         self.image = np.zeros((table.shape[1], h, w), np.float32)
 
     def paint(self, share: Array, tissue: str, view: tuple[slice, slice] = (slice(None), slice(None))) -> None:
+        """Mix a tissue into the picture.
+
+        Args:
+            share: (H, W), how much of each pixel it covers.
+            tissue: a name of TISSUES.
+            view: the rows and columns that `share` stands for.
+        """
         part = self.image[:, view[0], view[1]]
         part += share * (self.table[TISSUES.index(tissue)][:, None, None] - part)
 
 
 def draw(head: Head, z: float, shape: tuple[int, int], table: Array, skull: bool = True) -> tuple[Array, Array]:
-    """One level: (channels,H,W) and tumour classes (H,W): 0 none, 1 necrosis, 2 oedema, 3 enhancing."""
+    """Draw one level of a head.
+
+    Args:
+        head: the subject.
+        z: millimetres above the plane of the basal ganglia.
+        shape: (H, W) of the picture.
+        table: (tissues, channels) relative signal, from `signal_table`.
+        skull: False for the brain alone.
+
+    Returns:
+        The picture (channels, H, W), and tumour classes (H, W): 0 none, 1 necrosis, 2 oedema, 3 enhancing.
+    """
     h, w = shape
     # thin structures need a pixel of about a millimetre: draw coarse matrices finer, then average
     k = max(1, int(np.ceil(max(FIELD_OF_VIEW[0] / h, FIELD_OF_VIEW[1] / w) / 1.25)))
@@ -340,7 +364,16 @@ def _tumour(canvas: Canvas, level: Level, hull: Array, white: Array) -> Array:
 
 
 def scan(rng: np.random.Generator, image: Array, noise: float = 0.008) -> Array:
-    """What the machine adds to (channels,H,W): texture of tissue, coil shading, smooth phase, noise."""
+    """Add what the scanner adds: texture of tissue, coil shading, a smooth phase, noise.
+
+    Args:
+        rng: draws all of it.
+        image: (channels, H, W) from `draw`.
+        noise: the standard deviation, relative to the brightest tissue.
+
+    Returns:
+        Complex images (channels, H, W).
+    """
     canvas = Canvas(image.shape[1:], np.zeros((1, 1), np.float32))
     x, y = canvas.x, canvas.y
     texture = np.ones((len(y), len(x)), np.float32)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-Array = np.ndarray  # float32 here unless said otherwise
+Array = np.ndarray  # float32 unless noted
 Knots = list[tuple[float, float, float, float]]
 
 REACH = 126.0  # mm from the middle that fields cover
@@ -14,7 +14,13 @@ _LATTICE = np.arange(-REACH, REACH + 1, 3, dtype=np.float32)
 
 
 def spline(x: Array, spacing: float, count: int) -> Array:
-    """Cubic B-spline weights of coordinates x (0 = middle) on `count` knots: (..., count)."""
+    """Return cubic B-spline weights, (..., count).
+
+    Args:
+        x: coordinates, 0 in the middle.
+        spacing: between knots.
+        count: the number of knots.
+    """
     t = np.abs(x[..., None] / np.float32(spacing) - (np.arange(count, dtype=np.float32) - (count - 1) / 2))
     return np.where(t < 1, 2 / 3 - t * t * (1 - t / 2), np.maximum(2 - t, 0) ** 3 / 6).astype(np.float32)
 
@@ -37,7 +43,14 @@ def _on_grid(knots: Array, spacing: float, x: Array, y: Array) -> Array:
 
 
 def smooth_noise(rng: np.random.Generator, spacing: float, x: Array, y: Array) -> Array:
-    """A random field of about unit variance on the grid of x (W,) and y (H,): (H,W)."""
+    """Return a smooth random field of about unit variance, (H, W).
+
+    Args:
+        rng: draws the knots.
+        spacing: of the knots, which is about the size of the bumps.
+        x: (W,) coordinates of the grid.
+        y: (H,) coordinates of the grid.
+    """
     n = 2 * int(np.ceil(REACH / spacing)) + 3
     knots = 2 * rng.standard_normal((n, n), dtype=np.float32)
     return _on_grid(knots, spacing, x, y)
@@ -75,23 +88,37 @@ class Field:
         self.knots = rng.standard_normal((int(90 / self.step) + 4, n, n), dtype=np.float32)
 
     def level(self, z: float) -> Plane:
+        """Return the field at height z."""
         w = spline(np.array([z - 30], np.float32), self.step, len(self.knots))[0]
         return Plane(np.einsum("k,kij", 2 * w / np.sqrt((w * w).sum()), self.knots), self.spacing)
 
 
 def cover(distance: Array, pixel: float | Array) -> Array:
-    """How much of a pixel lies where the signed distance is negative."""
+    """Return how much of a pixel lies where the signed distance is negative."""
     return np.clip(0.5 - distance / pixel, 0, 1)
 
 
 def smooth_min(a: Array, b: Array, k: float) -> Array:
-    """Minimum with a rounded corner of about k mm."""
+    """Return the minimum of two distances, with a rounded corner.
+
+    Args:
+        a: one distance.
+        b: the other distance.
+        k: the size of the corner in mm.
+    """
     h = np.clip(0.5 + 0.5 / k * (b - a), 0, 1)
     return b + (a - b) * h - k * h * (1 - h)
 
 
 def tube(x: Array, y: Array, z: float, knots: Knots) -> Array:
-    """Signed distance to a tapering tube through knots (x, y, z, radius), cut at level z."""
+    """Return the signed distance to a tapering tube, cut at one level.
+
+    Args:
+        x: coordinates of the pixels.
+        y: coordinates of the pixels.
+        z: the level.
+        knots: (x, y, z, radius) along the tube.
+    """
     best = np.full(x.shape, 1e3, np.float32)
     for (ax, ay, az, ar), (bx, by, bz, br) in pairwise(knots):
         dx, dy, dz = bx - ax, by - ay, bz - az
@@ -109,7 +136,16 @@ def ellipsoid(
     half: tuple[float, float, float],
     turn: float = 0.0,
 ) -> Array:
-    """About the signed distance to an ellipsoid, turned in the plane by `turn` radians."""
+    """Return about the signed distance to an ellipsoid, cut at one level.
+
+    Args:
+        x: coordinates of the pixels.
+        y: coordinates of the pixels.
+        z: the level.
+        centre: of the ellipsoid.
+        half: its half-axes.
+        turn: radians by which it is turned in the plane.
+    """
     cos, sin = math.cos(turn), math.sin(turn)
     u = ((x - centre[0]) * cos + (y - centre[1]) * sin) / half[0]
     v = ((y - centre[1]) * cos - (x - centre[0]) * sin) / half[1]
@@ -126,9 +162,17 @@ def resample(knots: list[tuple[float, float]], n: int) -> Array:
 
 
 def splat(p: Array, q: Array, w: Array, x: Array, y: Array, reach: float) -> tuple[Array, Array]:
-    """Distance to line pieces p->q (S,2), up to `reach`, and the share of each pixel within their half-width w (S,).
+    """Return the distance of each pixel to line pieces, and the share of it that they cover: (H, W) each.
 
-    Only a window around each piece is looked at, (S,K,K), so a thousand pieces cost a few milliseconds.
+    Only a window around each piece is computed, (S, K, K), so a thousand pieces cost a few milliseconds.
+
+    Args:
+        p: (S, 2) starts of the pieces.
+        q: (S, 2) ends of the pieces.
+        w: (S,) half-widths.
+        x: (W,) coordinates of the grid.
+        y: (H,) coordinates of the grid.
+        reach: the largest distance that is computed.
     """
     pixel = np.float32(x[1] - x[0])
     r = int(np.ceil(reach / pixel)) + 1

@@ -8,7 +8,7 @@ import numpy as np
 from chasm.data.phantom.shapes import Array, Plane, resample, spline
 
 LEVELS = 8  # spline knots of a sulcus over the height of the head, 16 mm apart
-ROOM = 7.8  # mm between sulci: two sheets of cortex
+MIN_DISTANCE = 7.8  # mm between sulci: two sheets of cortex
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def _grow(start: Array, heading: Array, length: Array, curl: Array, count: int) 
 
 
 def _near(a: Array, b: Array) -> Array:
-    """Which points of a (n,2) and b (m,2) are closer than ROOM: (n,m)."""
+    """(n, m) bool: which points of a (n, 2) and b (m, 2) are closer than MIN_DISTANCE."""
     dx, dy = a[:, :1] - b[:, 0], a[:, 1:] - b[:, 1]
-    return dx * dx + dy * dy < ROOM * ROOM
+    return dx * dx + dy * dy < MIN_DISTANCE * MIN_DISTANCE
 
 
 def _give_way(rank: Array, clear: Array, near: Array, need: int) -> Array:
@@ -87,12 +87,25 @@ def _give_way(rank: Array, clear: Array, near: Array, need: int) -> Array:
 
 
 def wiggled(level: Level, p: Array, amount: float = 2.5) -> Array:
-    """Neighbours wiggle together, so they do not cross."""
+    """Return points displaced by a smooth field: neighbours move together, so that curves do not cross.
+
+    Args:
+        level: has the field.
+        p: points (..., 2).
+        amount: millimetres.
+    """
     return p + np.float32(amount) * np.stack([plane.at(p) for plane in level.wiggle], -1)
 
 
 def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[str, Array]) -> list[Strand]:
-    """The sulci of one side (-1 or 1): the Sylvian fissure with the insula where it is, trunks, branches."""
+    """Return the sulci of one hemisphere: Sylvian fissure and insula on the levels that have them, trunks, branches.
+
+    Args:
+        level: of the head.
+        side: -1 or 1.
+        lateral: parameters of the sulci from the surface, from `draw_sulci`.
+        medial: parameters of the sulci from the midline.
+    """
     z, (half_x, half_y) = level.z, level.half
     weights = spline(np.array([z - 30], np.float32), 16.0, LEVELS)[0]
     v, u = ({k: a @ weights for k, a in kind.items()} for kind in (lateral, medial))
