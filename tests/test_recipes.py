@@ -8,11 +8,12 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
-from writers import write_brats, write_cc359, write_photo
+from writers import blob, write_brats, write_cc359, write_photo
 
 from chasm.train import load_recipe, train
 from chasm.train.config import dump, shipped_recipes
@@ -45,7 +46,19 @@ def images(root: Path) -> list[str]:
     return ["data.options.size=16"]
 
 
-WRITERS: dict[str, Callable[[Path], list[str]]] = {"cc359": cc359, "brats": brats, "images": images}
+def folder(root: Path) -> list[str]:
+    root.mkdir()
+    for i in range(5):
+        np.save(root / f"patient{i}.npy", blob(np.random.default_rng(i), 2, 32, 24))
+    return []
+
+
+WRITERS: dict[str, Callable[[Path], list[str]]] = {
+    "cc359": cc359,
+    "brats": brats,
+    "images": images,
+    "folder": folder,
+}
 
 
 def test_there_are_recipes() -> None:

@@ -100,6 +100,19 @@ def test_set_changes_what_it_names_and_nothing_else() -> None:
     task.sampling.mask(16)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_another_dataset_keeps_nothing_of_the_one_before(order: int) -> None:
+    """Options and path belong to the dataset that the recipe names; those that --set gives stay, in either order."""
+    changes = ["data.name=folder", "data.path=mine", "data.options.seed=3"][::order]
+    data = load_recipe("demo", changes).data
+    assert (data.name, data.path, data.options) == ("folder", "mine", {"seed": 3})
+    content = {**BASE, "data": {"name": "cc359", "path": "theirs", "options": {"skip": 3}}}
+    data = load_recipe(content, ["data.name=fastmri"]).data
+    assert (data.path, data.options) == (None, {})
+    data = load_recipe(content, ["data.name=cc359", "data.options.seed=1"]).data  # the same dataset
+    assert (data.path, data.options) == ("theirs", {"skip": 3, "seed": 1})
+
+
 def test_round_trip(tmp_path: Path) -> None:
     options = {"levels": (0, 1), "text": "1e-3", "small": 1e-7, "none": None}
     config = load_recipe({**BASE, "name": "1e4", "backbone": {"name": "unet", "options": options}})

@@ -28,6 +28,8 @@ def train(
 
     - demo: drawn brains, x4 undersampling, a small U-Net; minutes on a CPU
 
+    - folder: your own images, x4 undersampling, the same U-Net: chasm train folder --set data.path=FOLDER
+
     - cc359_x8: the paper's main setting, CC359, x8, HiFi-Mamba
 
     - brats_x4: tumour segmentation from x4 undersampled BraTS slices, U-Net

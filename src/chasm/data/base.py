@@ -198,7 +198,8 @@ def open_dataset(name: str, path: str | Path | None = None, split: str = "train"
     cls: type[SliceDataset] = DATASETS.get(name)
     if not cls.needs_path:
         if path is not None:
-            raise ValueError(f"dataset {name!r} reads no files: leave out the path {path} (data.path, --data)")
+            advice = f"leave out the path {path}, or name the format of what lies there (data.name=folder)"
+            raise ValueError(f"dataset {name!r} reads no files: {advice}")
         return DATASETS.create(name, split=split, **options)
     if path is None:
         raise ValueError(f"dataset {name!r} reads files: {_PATH_ADVICE}")

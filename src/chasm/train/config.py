@@ -96,7 +96,15 @@ class RunConfig(Strict):
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-    """A recipe (file, name of a shipped one, or content) with ``a.b=c`` overrides applied; errors are one line."""
+    """Read a recipe and apply changes.
+
+    Args:
+        source: a YAML file, the name of a shipped recipe, or the content.
+        overrides: ``a.b=c``. Another ``data.name`` starts without the options and the path of the recipe's dataset.
+
+    Raises:
+        ValueError: with one line, when a key or a value is wrong.
+    """
     if isinstance(source, dict):
         where, content = "recipe", deepcopy(source)
     else:
@@ -104,11 +112,11 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
         content = _parse(find_recipe(source).read_text(), where) or {}
         if not isinstance(content, dict):
             raise ValueError(f"{where}: expected a mapping of keys, got {type(content).__name__}")
-    for override in overrides or []:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise ValueError(f"--set {override!r}: write it as key.subkey=value")
-        _set(content, key.split("."), _parse(value, f"--set {override!r}"))
+    changes = [_change(override) for override in overrides or []]
+    for keys, value in sorted(changes, key=lambda change: change[0] != _DATASET):
+        if keys == _DATASET and value != _dataset_of(content):
+            content.pop("data", None)  # the options and the path belong to the dataset that the recipe names
+        _set(content, keys, value)
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as e:
@@ -195,6 +203,22 @@ def _sampling(options: Any) -> Sampling:
         raise ValueError(f"{place}: {problem['msg']}, got {problem['input']!r}") from None
     chosen |= {k: getattr(checked, k) for k, v in chosen.items() if isinstance(v, str)}  # a number in quotes
     return Sampling(**chosen)  # a seed may be a YAML list; a mask is looked up by hashable values
+
+
+_DATASET = ["data", "name"]
+
+
+def _dataset_of(content: dict[str, Any]) -> Any:
+    data = content.get("data", {})
+    return data.get("name", Data().name) if isinstance(data, dict) else None
+
+
+def _change(override: str) -> tuple[list[str], Any]:
+    """Split ``a.b=c`` into its keys and its value."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise ValueError(f"--set {override!r}: write it as key.subkey=value")
+    return key.split("."), _parse(value, f"--set {override!r}")
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
