@@ -1,4 +1,4 @@
-"""The command tree: every sub-command is a function in a file of its own beside this one."""
+"""The command tree. Every sub-command is a function in its own file beside this one."""
 
 from itertools import islice
 from pathlib import Path
@@ -15,16 +15,19 @@ class Commands(TyperGroup):
     """The commands, with what all of them share: `--with` anywhere on the line, and one way to fail."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        first, rest, words = list[str](), list[str](), iter(args)
+        """Move every --with to the front, where Typer expects the options of the root command."""
+        files, rest, words = list[str](), list[str](), iter(args)
         for word in words:
             if word == "--with" or word.startswith("--with="):
-                first += [word, *islice(words, word == "--with")]
+                files += [word, *islice(words, word == "--with")]
             else:
                 rest.append(word)
-        lone = first[-1:] == ["--with"]  # its file is missing: it must not take the command for one
-        return super().parse_args(ctx, first if lone else [*first, *rest])
+        if files[-1:] == ["--with"]:  # its file is missing: without the rest, Typer cannot take a command for it
+            rest = []
+        return super().parse_args(ctx, [*files, *rest])
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; an expected error becomes one line and an exit code."""
         with one_line_errors():
             return super().invoke(ctx)
 
@@ -36,8 +39,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # paragraphs of a help text flow with the terminal
-    help="Spectral mixing for images: see it learn ('chasm demo' needs no data), compare the mixers, train, run the "
-    "paper's studies, reconstruct.",
+    help="Spectral mixing for images: watch it learn ('chasm demo' needs no data), compare mixers, train, run the "
+    "studies of the paper, reconstruct scans.",
     epilog=EXIT_CODES,
 )
 
@@ -49,10 +52,11 @@ def root(
         typer.Option(
             "--with",
             metavar="FILE.py",
-            help="Import this file first: what it registers (@register_mixer, ..) can be named. Repeatable.",
+            help="Import this file first; the classes it registers (@register_mixer, ..) can be named. Repeatable.",
         ),
     ] = None,
 ) -> None:
+    """Options of every command."""
     if files:
         from chasm.common.extensions import load
 

@@ -22,7 +22,7 @@ def bench(
     context: typer.Context,
     shape: list[str] = typer.Option([], help="B,C,H,W. Default: the published table's on a GPU, small ones on a CPU."),
     dtype: list[str] = typer.Option([], help="float32 or bf16."),
-    mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'; the paper-literal block is always there."),
+    mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'. The paper-literal block is always measured."),
     mode: list[str] = typer.Option([], help=MODES),
     form: list[str] = typer.Option(
         [], help="How CHASM is computed: auto, reference, fft, dft, circulant, triton, fused or product."
@@ -34,11 +34,11 @@ def bench(
 ) -> None:
     """Time every mixer and form at every shape, dtype and mode on this machine.
 
-    Each row stands beside the paper-literal block (the paper's equations written down as they are, eager) and the floor
-    (the time the maps take through memory). No time is printed of a row that does not agree, in outputs and
-    gradients, with float64 in the same run.
+    Each row is compared with the paper-literal block (the paper's equations as they are written, eager) and with the
+    floor (the time to move the maps through memory). A row whose outputs or gradients disagree with float64 is printed
+    without a time.
 
-    --shape, --dtype, --mixer, --mode and --form select, and can be repeated; without them everything is measured.
+    --shape, --dtype, --mixer, --mode and --form select what is measured, and can be repeated. Default: everything.
     """
     if context.invoked_subcommand is not None:
         if any((shape, dtype, mixer, mode, form, compiled, seconds, out, device)):
@@ -71,7 +71,7 @@ def bench(
                 with bar.hidden():
                     report.show(found, titles, name)
                 text += f"\n\n## {name}\n\n{report.markdown(found, titles)}"
-                report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run leaves them
+                report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run keeps its rows
 
 
 @app.command()
@@ -81,12 +81,12 @@ def scaling(
     mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'. Default: all."),
     mode: list[str] = typer.Option([], help=f"{MODES} Default: step."),
     plot: Path | None = typer.Option(None, help="Draw time against size into this PNG file."),
-    redraw: list[Path] = typer.Option([], "--from", help="Measure nothing, draw these CSVs of earlier runs (--plot)."),
+    redraw: list[Path] = typer.Option([], "--from", help="Measure nothing; draw CSVs of earlier runs (with --plot)."),
     note: str = typer.Option("", help="With --from: what to write below the picture."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """How the time of every mixer grows with H = W, with C and with the batch, to the largest that fits."""
+    """Show how the time of every mixer grows with H = W, with C and with the batch, up to the largest that fits."""
     from chasm.bench import report, table
     from chasm.bench import scaling as sweeps
     from chasm.bench.clock import Pace
@@ -95,7 +95,7 @@ def scaling(
     with tf32(False):
         if redraw:
             if plot is None:
-                raise ValueError("--from draws again what was measured: give the picture's name with --plot")
+                raise ValueError("--from draws what was measured earlier: give the name of the picture with --plot")
             sweeps.plot([row for path in redraw for row in sweeps.read(path)], plot, note)
             return
         for name in sweep:
@@ -125,7 +125,7 @@ def scaling(
 
 @app.command()
 def bases(out: Path | None = OUT, device: str | None = DEVICE) -> None:
-    """Time all orthogonal bases of a HiFi-Mamba host, forward and backward, beside torch's matrix exponential."""
+    """Time all orthogonal bases of a HiFi-Mamba host, forward and backward, and torch's matrix exponential."""
     from chasm.bench import hosts
 
     _tables("Bases, timed", [("", hosts.bases, hosts.BASES)], hosts.COLUMNS, out, device, 0.3)
@@ -137,7 +137,7 @@ def hosts(
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """Time a HiFi-Mamba training step and folded U-Net inference: with CHASM, and with empty slots."""
+    """Time a HiFi-Mamba training step and folded U-Net inference, with CHASM and with empty slots."""
     from chasm.bench import hosts
 
     known = {"hifi": ("Training", hosts.hifi, hosts.HOSTS), "unet": ("Inference", hosts.unet, hosts.HOSTS)}
@@ -149,12 +149,12 @@ def hosts(
 
 @app.command()
 def profile(
-    mixer: str = typer.Option("chasm", help="What is in the slots of the host: a name of 'chasm mixers'."),
+    mixer: str = typer.Option("chasm", help="The mixer in the slots of the host: a name of 'chasm mixers'."),
     top: int = typer.Option(25, min=1, help="Kernels to list."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """Where the time of a HiFi-Mamba training step goes (bf16, eager): by part of the network, and by kernel."""
+    """Show where the time of a HiFi-Mamba training step goes (bf16, eager), by part of the network and by kernel."""
     from chasm.bench import profile as profiling
     from chasm.bench import report
     from chasm.common.precision import tf32
@@ -162,12 +162,13 @@ def profile(
 
     with tf32(False):
         place = _device(device)
-        MIXERS.get(mixer)  # an unknown one is refused before anything is measured
+        MIXERS.get(mixer)  # an unknown name is refused before anything is measured
         facts = _begin(place)
         found = profiling.profile_step(place, mixer)
         kernels = found["kernels"][:top]
         host = f"HiFi-Mamba with {mixer}, batch {found['batch']}, {found['size']}x{found['size']}"
-        line = f"{host}: {found['wall_ms']:.1f} ms a step; its kernels, profiled apart, {found['busy_ms']:.1f} ms."
+        busy = f"its kernels, profiled separately: {found['busy_ms']:.1f} ms"
+        line = f"{host}: {found['wall_ms']:.1f} ms per step; {busy}."
         typer.echo(line)
         report.show(found["parts"], profiling.BY_PART, "By part")
         report.show(kernels, profiling.BY_KERNEL, "By kernel")
@@ -214,7 +215,7 @@ def _device(name: str | None) -> Any:
 
 
 def _begin(device: Any, limits: Any = None) -> dict[str, str]:
-    """The header that says where all this was measured, and what the device does at best; printed."""
+    """Print and return the header: where the numbers were measured, and the peak rates of the device."""
     from chasm.bench.clock import measure_limits
     from chasm.common.provenance import provenance
 

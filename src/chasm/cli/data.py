@@ -40,7 +40,7 @@ def check(
     jobs: int | None = typer.Option(None, min=1, help="Cases read at the same time; default: one per core."),
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
-    """Read all of a dataset and say what is wrong with it. The exit code is 3 if anything is."""
+    """Read all of a dataset and report what is wrong with it. The exit code is 3 if anything is."""
     from chasm.data import check as checks
 
     with ProgressBar() as bar:
@@ -59,7 +59,7 @@ def preview(
     path: Path | None = typer.Argument(None, help="The folder (or file) of the dataset, where it has one."),
     kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
     out: Path = typer.Option(..., "--out", "-o", help="The picture to write (PNG, PDF or SVG)."),
-    split: str = typer.Option("train", help="Which split to show: train, val or test."),
+    split: str = typer.Option("train", help="Split to show: train, val or test."),
     count: int = typer.Option(4, "--slices", min=1, max=32, help="How many slices to show."),
     acceleration: float = typer.Option(4, min=1.01, help="Undersampling of MRI slices."),
     mask: str = typer.Option("equispaced", help="Mask of MRI slices: equispaced or random, or either with -plain."),
@@ -80,7 +80,7 @@ def preview(
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:
-    """KEY=VALUE words; a value that is JSON (a number, true, null, a list) is taken as such, else as text."""
+    """Read KEY=VALUE words. A value that is JSON (a number, true, null, a list) is decoded, others are text."""
     options = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")

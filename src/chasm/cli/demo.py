@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
-# One protocol per task; the methods differ in the slot alone. Runs this short need a large step size for spectral
-# parameters, or gains hardly move (docs/results/evidence).
+# One protocol per task; the methods differ only in the slot. In runs this short the gains hardly move unless spectral
+# parameters have a large step size (docs/results/evidence).
 TASKS: dict[str, dict[str, Any]] = {
     "reconstruction": {
         "data": {"options": {"content": "brain", "size": 96, "cases": 30, "slices": 8}},
@@ -31,15 +31,16 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def demo(
     task: str = typer.Option("reconstruction", help="reconstruction, segmentation or photos."),
-    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where runs and report go."),
+    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Folder for the runs and the report."),
     steps: int = typer.Option(140, min=2, help="Training steps of each method."),
     seed: int = typer.Option(0, min=0, help="Seed of initial weights and of the order of slices."),
 ) -> None:
-    """Train a small U-Net with nothing, CHASM's wrapper alone, GFNet, and CHASM in its slots, and write a report.
+    """Train a small U-Net with four contents of its slots, and write a report.
 
-    Minutes on a CPU, no download. One protocol for all: same data, mask, order of slices, initial weights of the
-    host. The data is drawn (brains, tumours) or shipped with scikit-image (photographs): it shows the machinery at
-    work, not who wins on real data.
+    The slots hold nothing, CHASM's wrapper without the spectral part, GFNet, or CHASM. This takes minutes on a CPU and
+    downloads nothing. All have the same data, mask, order of slices and initial weights of the host. The data is
+    drawn (brains, tumours) or comes with scikit-image (photographs), so the result shows how it works, and not which
+    mixer is best on real data.
     """
     from chasm.common.registry import suggest
 

@@ -1,4 +1,4 @@
-"""`chasm mixers`: what each mixer costs and how it is built, side by side."""
+"""`chasm mixers`: a comparison of what each mixer costs and how it is built."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ def mixers(
     as_json: bool = typer.Option(False, "--json", help="Print records for programs."),
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown tables."),
 ) -> None:
-    """Compare the mixers: parameters, multiply-adds with FFT, memory, and the taxonomy of the paper."""
+    """Compare the mixers: parameters, multiply-adds including the FFT, memory, and the taxonomy of the paper."""
     from chasm.common.registry import OWN_NAME_HINT, suggest
     from chasm.mixers import MIXERS
 
@@ -65,7 +65,7 @@ def mixers(
 
 
 def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """One mixer, measured; or the reason why it cannot be built at this width."""
+    """Return the costs and facts of one mixer, or the reason why it cannot be built at this width."""
     import torch
 
     from chasm.mixers import MIXERS, create_mixer
@@ -106,7 +106,7 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def agreement(once: int, twice: int, paper: str) -> str:
-    """Which of our counts reads as the paper's, to its two decimals."""
+    """Return which count prints like the paper's, to two decimals: "yes" (both), "once", "as two" or "no"."""
     if paper == "-":
         return "-"
     as_once, as_two = (f"{n / 1e6:.2f}M" == paper for n in (once, twice))

@@ -1,4 +1,4 @@
-"""The picture of `chasm data preview`: for a few slices what a model is given, and what it must restore."""
+"""The picture of `chasm data preview`: what a model gets for a few slices, and what it must restore."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ _GREY = {"cmap": "gray", "vmin": 0, "vmax": 1}
 
 
 def montage(slices: Sequence[Slice], domain: str, sampling: Sampling) -> "Figure":
-    """One row per slice: target (labels outlined), what is measured, plain reconstruction, error."""
+    """Draw one row per slice: target with outlined labels, mask or reduced image, plain reconstruction, error."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3 * len(slices)), layout="constrained", facecolor="0.88")

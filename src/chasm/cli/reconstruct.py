@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from chasm.reconstruct import Outcome
 
 OUT = (
-    "Ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
-    "Of several inputs, each name is added to it. Default: INPUT-reconstructed.h5, here."
+    "File to write; ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
+    "With several inputs, the name of each is added. Default: INPUT-reconstructed.h5 in the current folder."
 )
-MASK = "Mask of 0s and 1s (.npy or text): instead of the run's own, or the one undersampled k-space was measured with."
+MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how undersampled k-space was measured."
 
 
 def reconstruct(
@@ -32,12 +32,12 @@ def reconstruct(
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
-    """Reconstruct scans with a trained run, slice by slice, and write a side-by-side picture beside each volume.
+    """Reconstruct scans with a trained run, and write a volume and a side-by-side picture of each.
 
     Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself. Undersampled k-space
     (with its mask in the file, or --mask) is reconstructed as it is, and scored if the file has a reconstruction.
 
-    Of several inputs, one that fails does not stop the others.
+    An input that fails does not stop the others.
     """
     import torch
 
@@ -55,7 +55,7 @@ def reconstruct(
                 if isinstance(outcome, Exception):
                     show_error(outcome)
                 elif not as_json:
-                    _say(outcome, path if len(sources) > 1 else None)
+                    _print(outcome, path if len(sources) > 1 else None)
     failed = sum(isinstance(outcome, Exception) for outcome in outcomes.values())
     if as_json and (failed == 0 or len(outcomes) > 1):
         typer.echo(logic.as_json(outcomes))
@@ -65,8 +65,8 @@ def reconstruct(
         raise typer.Exit(FAILED)
 
 
-def _say(outcome: "Outcome", source: Path | None) -> None:
-    """`source`: one of several."""
+def _print(outcome: "Outcome", source: Path | None) -> None:
+    """Print an outcome; `source` is named if there are several."""
     typer.echo(f"read as: {outcome.read_as}" if source is None else f"{source}: {outcome.read_as}")
     typer.echo(f"sampling: {outcome.sampling}")
     for note in outcome.notes:

@@ -1,4 +1,4 @@
-"""`chasm report`: what a study found, as one HTML file, Markdown and CSV."""
+"""`chasm report`: the results of a study as one HTML file, Markdown and CSV."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def report(
     root: Path = typer.Option(Path("runs"), "--out", help="Folder of the runs, as given to 'chasm study run'."),
     to: Path | None = typer.Option(None, "--to", "-o", help="Folder of the report. Default: reports, beside the runs."),
 ) -> None:
-    """Write the report of a study, finished or not: tables, differences, cost, curves, pictures, what was learned."""
+    """Write the report of a study, finished or not: tables, differences, cost, curves, pictures, learned operators."""
     from chasm.common.files import write_json
     from chasm.studies import collect, load_plan
     from chasm.studies.report import write_report

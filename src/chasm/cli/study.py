@@ -1,7 +1,4 @@
-"""`chasm study`: the paper's tables and ablations as grids of runs: list, look at the cost, run, see how far they are.
-
-The commands are thin: `chasm.studies` does the work.
-"""
+"""`chasm study`: the tables and ablations of the paper as grids of runs: list, estimate cost, run, see the state."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,8 +18,8 @@ PROTOCOL = typer.Option(
 )
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
 SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
-PATHS = typer.Option([], "--path", help="Where the data lies: proxy=FOLDER; at full scale cc359=FOLDER, .. Repeatable.")
-ARM = typer.Option([], "--arm", help="Also this one in every grid: an arm of another study, or any mixer. Repeatable.")
+PATHS = typer.Option([], "--path", help="Folder of the data: proxy=FOLDER; at full scale cc359=FOLDER, .. Repeatable.")
+ARM = typer.Option([], "--arm", help="Add this to every grid: an arm of another study, or any mixer. Repeatable.")
 SET = typer.Option([], "--set", help="Change one key of every run: --set train.steps=500. Repeatable.")
 
 
@@ -49,7 +46,7 @@ def show(
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
     limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
 ) -> None:
-    """Print the grid of runs with the paper's numbers, and what it will cost, by a short measurement here."""
+    """Print the grid of runs with the paper's numbers, and its cost, estimated from a short measurement here."""
     plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
     study = plan.study
     typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
@@ -80,7 +77,7 @@ def run(
     cpus: float = typer.Option(1.0, help="CPUs of a run under Ray."),
     gpus: float = typer.Option(0.0, help="GPUs of a run under Ray; 0.25 lets four share one."),
 ) -> None:
-    """Run what is missing. Interrupt at any time and start again; failed runs are recorded and tried again."""
+    """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""
     from chasm.studies.runner import run as run_study
 
     plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
@@ -102,7 +99,7 @@ def run(
 
 @app.command()
 def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT) -> None:
-    """Say how far every run is, and what went wrong."""
+    """Print the state of every run, and what went wrong."""
     from chasm.studies import load_plan
     from chasm.studies.state import state
 

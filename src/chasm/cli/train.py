@@ -19,10 +19,10 @@ def train(
         help="Run folder. Default: runs/NAME; runs/NAME-MIXER for another mixer than the recipe's.",
     ),
     show: bool = typer.Option(False, "--show", help="Print the recipe, --set and defaults filled in; train nothing."),
-    quiet: bool = typer.Option(False, help="No progress bar; only what nobody should miss."),
+    quiet: bool = typer.Option(False, help="No progress bar, only important messages."),
     tensorboard: bool = typer.Option(False, help="Also write the log for TensorBoard, into the run folder."),
 ) -> None:
-    """Train from a recipe; goes on by itself where an earlier call stopped.
+    """Train from a recipe. A run that was stopped is resumed.
 
     Recipes that come with chasm:
 
@@ -36,13 +36,13 @@ def train(
 
     - ade20k_x4: 4x image reconstruction of ADE20K photographs, U-Net
 
-    All but demo need their data: --set data.path=FOLDER. A copy to edit: chasm train demo --show > mine.yaml
+    All but demo need data: --set data.path=FOLDER. To get a copy to edit: chasm train demo --show > mine.yaml
 
     The run folder holds everything needed to repeat the run: config, environment, seed, log, metrics, weights.
-    Ctrl-C finishes the step and saves; a second one ends at once.
+    Ctrl-C finishes the step and saves; a second Ctrl-C ends at once.
 
-    Several processes, on GPUs or on a CPU: torchrun --nproc_per_node 2 -m chasm train RECIPE
-    ('accelerate launch --cpu' starts one, whatever it is told).
+    To use several processes, on GPUs or on a CPU: torchrun --nproc_per_node 2 -m chasm train RECIPE
+    ('accelerate launch --cpu' starts only one).
     """
     from chasm.train import load_recipe
     from chasm.train import train as run
@@ -66,7 +66,7 @@ def evaluate(
     data: str | None = typer.Option(None, help="Folder of the dataset, if not the one of the training."),
     as_json: bool = typer.Option(False, "--json", help="Print the whole record as JSON."),
 ) -> None:
-    """Score a run's selected weights on a split, with the zero-filled (or bicubic) reference beside it."""
+    """Score the selected weights of a run on a split, and the zero-filled (or bicubic) reference."""
     import torch
 
     from chasm.common.files import json_safe
@@ -78,12 +78,12 @@ def evaluate(
 
 
 def _name(recipe: str, config: Any) -> str:
-    """The recipe's own name; a run with another mixer than the recipe's does not get in its way."""
+    """The name of the recipe; with another mixer than the recipe's, that is added, so that runs do not collide."""
     from chasm.train import load_recipe
 
     try:
         own = load_recipe(recipe).mixer.name
-    except ValueError:  # a recipe that is complete only with its --set
+    except ValueError:  # the recipe is complete only with its --set
         own = config.mixer.name
     return str(config.name) if config.mixer.name == own else f"{config.name}-{config.mixer.name}"
 
@@ -102,5 +102,5 @@ def _print(metrics: dict[str, Any]) -> None:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    """As it was computed, or as it comes from JSON, which has no word for what is not finite."""
+    """A score as text; one that is not finite is None in JSON."""
     return "not finite" if value is None else f"{value:.{digits}g}"

@@ -1,4 +1,4 @@
-"""The precision policy in one place: what autocast must not touch runs inside `full_precision`."""
+"""The precision policy in one place: FFTs, bases and gains run inside `full_precision`, whatever autocast says."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,12 +9,22 @@ from torch import Tensor
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off on the device of x (tensors without storage have no autocast)."""
+    """Return a context in which autocast is off on the device of x.
+
+    >>> with torch.autocast("cpu"), full_precision(torch.zeros(1)):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.float32
+    """
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype autocast would run x's products in; None where it is off or leaves x alone (float64)."""
+    """Return the dtype in which autocast would run products of x; None if it is off or ignores x (float64, meta).
+
+    >>> with torch.autocast("cpu"):
+    ...     autocast_dtype(torch.zeros(1)), autocast_dtype(torch.zeros(1, dtype=torch.float64))
+    (torch.bfloat16, None)
+    """
     if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
         return None
     return torch.get_autocast_dtype(x.device.type)
@@ -22,11 +32,14 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """For programs, never for modules: may float32 products and convolutions round their inputs to TF32 (10 bits)?
+    """Set whether float32 products and convolutions may round their inputs to TF32 (10 bits) on a GPU.
 
-    torch's defaults are a silent mixture: no for matrix products, yes for cuDNN's convolutions. The settings of
-    before come back at the end. They are torch's older ones, because compiled code still reads those, and fails
-    where the newer ones were written.
+    This is for programs, never for modules. torch allows it by default for the convolutions of cuDNN and not for matrix
+    products. The earlier settings come back at the end. torch's older settings are used, because compiled code still
+    reads those, and fails if the newer ones were written.
+
+    Args:
+        allowed: True for the faster products, False for exact ones.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     with warnings.catch_warnings():
