@@ -130,6 +130,10 @@ def test_the_wheel_carries_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(installed)
     assert [p.read_text() for p in sorted(installed.glob("chasm/recipes/*"))] == [p.read_text() for p in RECIPES]
+    for name in ("py.typed", "studies/report/page.html.j2"):
+        assert (installed / "chasm" / name).is_file(), name
+    packages = {p.parent.relative_to(ROOT / "src") for p in (ROOT / "src/chasm").rglob("*.py")}
+    assert {p.parent.relative_to(installed) for p in (installed / "chasm").rglob("*.py")} == packages
 
     elsewhere.mkdir()
     command = [sys.executable, "-m", "chasm", "train", "demo", "--show"]

@@ -9,7 +9,7 @@ import typer
 from chasm.cli.errors import FAILED
 from chasm.common.files import write_atomic
 from chasm.common.progress import ProgressBar
-from chasm.common.words import counted
+from chasm.common.text import counted
 
 if TYPE_CHECKING:
     from chasm.data.check import CheckReport

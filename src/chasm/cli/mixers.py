@@ -77,7 +77,7 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
         return {"mixer": name, "channels": channels, "size": list(size), "error": str(e), "note": str(e)}
     facts = cls.facts
     asked = channels == 96 and size == (128, 128)  # where the paper's column stands
-    found = {
+    described = {
         "mixer": name,
         "channels": channels,
         "size": list(size),
@@ -91,8 +91,8 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
         if "form" in MIXERS.options(name):  # the paper's rule is about its equations, not about the fastest form
             paper = count(create_mixer(name, channels, size, form="reference"), x).paper
     except ValueError as e:
-        return found | {"error": str(e), "note": str(e)}
-    return found | {
+        return described | {"error": str(e), "note": str(e)}
+    return described | {
         "params": cost.params,
         "params_real": cost.params_real,
         "agrees": agreement(cost.params, cost.params_real, facts.paper_params) if asked else "-",

@@ -7,7 +7,7 @@ import typer
 
 from chasm.cli.errors import FAILED, show_error
 from chasm.common.progress import ProgressBar
-from chasm.common.words import counted
+from chasm.common.text import counted
 
 if TYPE_CHECKING:
     from chasm.reconstruct import Outcome

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from chasm.cli.errors import FAILED
-from chasm.common.words import counted
+from chasm.common.text import counted
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
 

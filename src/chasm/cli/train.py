@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from chasm.common.words import counted
+from chasm.common.text import counted
 
 
 def train(

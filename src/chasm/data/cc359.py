@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from chasm.common.registry import suggest
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, h5_field, open_npy, reading, require_finite
 from chasm.data.records import Case, CaseFacts, RawSlice, Slice, fault

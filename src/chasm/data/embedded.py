@@ -138,23 +138,23 @@ class Embedded(SliceDataset):
         (h, w), places = self.shape, []
         for file in case.files:
             with reading(file, "image"), Image.open(file) as image:
-                wide, high = image.size
-            if high < h or wide < w:
-                raise DataError(f"{file.name}: photograph of {high} x {wide} pixels: choose a size below {h} x {w}")
-            scale = min(1, 2 * max(h / high, w / wide))
-            high, wide = round(scale * high), round(scale * wide)
-            for top in np.linspace(0, high - h, high // h).astype(int).tolist():
-                for left in np.linspace(0, wide - w, wide // w).astype(int).tolist():
-                    places.append((file, high, wide, top, left))
+                width, height = image.size
+            if height < h or width < w:
+                raise DataError(f"{file.name}: photograph of {height} x {width} pixels: choose a size below {h} x {w}")
+            scale = min(1, 2 * max(h / height, w / width))
+            height, width = round(scale * height), round(scale * width)
+            for top in np.linspace(0, height - h, height // h).astype(int).tolist():
+                for left in np.linspace(0, width - w, width // w).astype(int).tolist():
+                    places.append((file, height, width, top, left))
         chosen = np.linspace(0, len(places) - 1, min(self.slices, len(places))).astype(int)
         return [places[i] for i in chosen]
 
     def _crop(self, case: Case, k: int) -> Slice:
         from PIL import Image
 
-        (h, w), (file, high, wide, top, left) = self.shape, self._crops(case)[k]
+        (h, w), (file, height, width, top, left) = self.shape, self._crops(case)[k]
         with reading(file, "image"), Image.open(file) as image:
-            whole = image.convert("RGB").resize((wide, high), Image.Resampling.BICUBIC)
+            whole = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
         pixels = np.array(whole)[top : top + h, left : left + w]
         rgb = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
         return Slice(rgb.contiguous(), None, case.name, k, "embedded photos")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from chasm.common.registry import suggest
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, reading
 from chasm.data.records import Case, CaseFacts, DataError, RawSlice, Slice, fault

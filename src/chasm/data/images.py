@@ -108,12 +108,12 @@ class Images(FileDataset):
 
 def _walk(folder: Path) -> list[Path]:
     """Image files at any depth, sorted; os.walk because ImageNet has over a million."""
-    found = []
+    files = []
     for here, _, names in os.walk(folder, followlinks=True):
         for name in names:
             if name.lower().endswith(_SUFFIXES) and not _ANNOTATION.search(name) and not name.startswith("."):
-                found.append(Path(here, name))
-    return sorted(found)
+                files.append(Path(here, name))
+    return sorted(files)
 
 
 def _rgb(file: Path) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from chasm.common.registry import suggest
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_finite
 from chasm.data.records import Case, CaseFacts, DataError, Slice, fault

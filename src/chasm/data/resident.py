@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.data.base import SliceDataset
 from chasm.data.records import Batch, DataError, Slice
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chasm.common.registry import suggest
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.data import CC359, Case, FastMRI, FileDataset, Folder, KSpaceDataset, RawSlice, Slice, fault
 from chasm.data.fastmri import STORED, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy

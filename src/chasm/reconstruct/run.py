@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from chasm.common.files import json_safe, write_json
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.data.base import existing
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.outputs import OutputFiles, name_outputs, plan_outputs, refuse_to_overwrite, suffix_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm.common.extensions import loaded
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.studies.executors import local, on_ray
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import state

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chasm.common.registry import suggest
-from chasm.common.words import counted
+from chasm.common.text import counted
 
 Rows = dict[str, Tensor]  # each (B, ...): one row per slice
 

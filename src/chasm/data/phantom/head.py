@@ -106,7 +106,7 @@ class Level:
 
     def __init__(self, head: Head, z: float) -> None:
         self.head, self.z = head, z
-        self.wide = 0.8 + 0.7 * head.age
+        self.sulcus_width = 0.8 + 0.7 * head.age
         s = math.sqrt(max(1 - (max(z, 0) / 90) ** 2.4, 0.05))
         self.half = (head.width * s, head.length * s**0.9)
         self.bend = tuple(f.level(z) for f in head.bend)
@@ -133,31 +133,31 @@ class Level:
         fall = np.exp(-((d * d).sum(-1, keepdims=True) + (self.z - m.z) ** 2) / (2.4 * m.radius) ** 2)
         return np.float32(m.push) * d * fall
 
-    def _turned(self, x: Array, y: Array, sign: int) -> Array:
+    def _rotate(self, x: Array, y: Array, sign: int) -> Array:
         c, s = math.cos(self.head.roll), sign * math.sin(self.head.roll)
         return np.stack([c * x + s * y, c * y - s * x], -1).astype(np.float32)
 
     def to_image(self, p: Array) -> Array:
         """Where anatomical points (...,2) lie in the image."""
         p = p + self.push(p)
-        guess = self._turned(p[..., 0], p[..., 1], -1) + self.head.shift
+        guess = self._rotate(p[..., 0], p[..., 1], -1) + self.head.shift
         p = p - np.stack([plane.at(guess) for plane in self.bend], -1)
-        return self._turned(p[..., 0], p[..., 1], -1) + self.head.shift
+        return self._rotate(p[..., 0], p[..., 1], -1) + self.head.shift
 
     def to_anatomy(self, x: Array, y: Array) -> Array:
         """Where the pixels of x (W,) and y (H,) lie in the head, without the push: (H,W,2)."""
-        turned = self._turned(x[None, :] - self.head.shift[0], y[:, None] - self.head.shift[1], 1)
-        return turned + np.stack([plane.grid(x, y) for plane in self.bend], -1)
+        rotated = self._rotate(x[None, :] - self.head.shift[0], y[:, None] - self.head.shift[1], 1)
+        return rotated + np.stack([plane.grid(x, y) for plane in self.bend], -1)
 
     def outside(self, X: Array, Y: Array) -> Array:
         """About the signed distance to the smooth hull of the brain."""
         e = self.head.square
-        wide = self.half[0] * (1 - self.head.taper * np.clip(Y / self.half[1], -1.3, 1.3))
-        u, v = np.abs(X / wide) + 1e-3, np.abs(Y / self.half[1]) + 1e-3
+        half_width = self.half[0] * (1 - self.head.taper * np.clip(Y / self.half[1], -1.3, 1.3))
+        u, v = np.abs(X / half_width) + 1e-3, np.abs(Y / self.half[1]) + 1e-3
         su, sv = u ** (e - 1), v ** (e - 1)
         n = su * u + sv * v
         f = n ** (1 / e)
-        return (f - 1) * n / f / np.sqrt((su / wide) ** 2 + (sv / self.half[1]) ** 2)
+        return (f - 1) * n / f / np.sqrt((su / half_width) ** 2 + (sv / self.half[1]) ** 2)
 
 
 class Canvas:
@@ -254,7 +254,7 @@ def _strands(level: Level) -> list[Strand]:
     y = np.linspace(-level.half[1] - 2, level.half[1] + 2, 60, dtype=np.float32)
     arch = level.arch(y)
     line = wiggled(level, np.stack([0 * y, y], -1)[None], 0.8)
-    fissure = Strand(line, (arch > 1)[None], (0.35 * level.wide + 0.3 * np.clip(arch - 1, 0, 1))[None])
+    fissure = Strand(line, (arch > 1)[None], (0.35 * level.sulcus_width + 0.3 * np.clip(arch - 1, 0, 1))[None])
     left, right = (hemisphere(level, s, *level.head.sides[s > 0]) for s in (-1, 1))
     return [fissure, *left, *right]
 

@@ -38,8 +38,8 @@ def _on_grid(knots: Array, spacing: float, x: Array, y: Array) -> Array:
     """Spline surface on the grid of x (W,) and y (H,); no matrix products, whose threads cost more than they bring."""
     (row, wy), (col, wx) = (_axis(float(a[0]), float(a[-1]), len(a), spacing, len(knots)) for a in (y, x))
     rows = sum(wy[k][:, None] * knots[row + k] for k in range(4))  # (H,n)
-    turned = np.ascontiguousarray(rows.T)
-    return np.ascontiguousarray(sum(wx[k][:, None] * turned[col + k] for k in range(4)).T)
+    columns = np.ascontiguousarray(rows.T)
+    return np.ascontiguousarray(sum(wx[k][:, None] * columns[col + k] for k in range(4)).T)
 
 
 def smooth_noise(rng: np.random.Generator, spacing: float, x: Array, y: Array) -> Array:
@@ -177,11 +177,11 @@ def splat(p: Array, q: Array, w: Array, x: Array, y: Array, reach: float) -> tup
     pixel = np.float32(x[1] - x[0])
     r = int(np.ceil(reach / pixel)) + 1
     frame = 2 * r  # windows may hang over the edge: a frame, cut off at the end, takes what falls outside
-    wide, high = len(x) + 2 * frame, len(y) + 2 * frame
+    width, height = len(x) + 2 * frame, len(y) + 2 * frame
     span = np.arange(-r, r + 1, dtype=np.int32) + frame
     mid = 0.5 * (p + q)
-    col = np.clip(np.rint((mid[:, 0] - x[0]) / pixel).astype(np.int32)[:, None] + span, 0, wide - 1)
-    row = np.clip(np.rint((y[0] - mid[:, 1]) / pixel).astype(np.int32)[:, None] + span, 0, high - 1)
+    col = np.clip(np.rint((mid[:, 0] - x[0]) / pixel).astype(np.int32)[:, None] + span, 0, width - 1)
+    row = np.clip(np.rint((y[0] - mid[:, 1]) / pixel).astype(np.int32)[:, None] + span, 0, height - 1)
     px = x[0] + (col - frame).astype(np.float32) * pixel - p[:, :1]  # (S,K) pixel centres from the piece's start
     py = y[0] - (row - frame).astype(np.float32) * pixel - p[:, 1:]
     d = q - p
@@ -191,9 +191,9 @@ def splat(p: Array, q: Array, w: Array, x: Array, y: Array, reach: float) -> tup
     gap = np.sqrt(gap)
     share = np.clip((w[:, None, None] - gap) / pixel + 0.5, 0, 1)
     share -= np.clip((-w[:, None, None] - gap) / pixel + 0.5, 0, 1)
-    index = (row[:, :, None] * wide + col[:, None, :]).ravel()
-    near, full = np.full(high * wide, reach, np.float32), np.zeros(high * wide, np.float32)
-    np.minimum.at(near, index, gap.ravel())
-    np.maximum.at(full, index, share.ravel())
+    index = (row[:, :, None] * width + col[:, None, :]).ravel()
+    distance, covered = np.full(height * width, reach, np.float32), np.zeros(height * width, np.float32)
+    np.minimum.at(distance, index, gap.ravel())
+    np.maximum.at(covered, index, share.ravel())
     inside = (slice(frame, frame + len(y)), slice(frame, frame + len(x)))
-    return near.reshape(high, wide)[inside], full.reshape(high, wide)[inside]
+    return distance.reshape(height, width)[inside], covered.reshape(height, width)[inside]

@@ -24,7 +24,7 @@ class Level(Protocol):
     """What the growth needs to know of one level of a head."""
 
     z: float
-    wide: float  # factor on the width of sulci
+    sulcus_width: float  # factor on the width of sulci
     half: tuple[float, float]  # half-axes of the brain
     wiggle: tuple[Plane, Plane]
 
@@ -128,7 +128,7 @@ def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[
     start, heading, length = (np.concatenate(a).astype(np.float32) for a in zip(outer, inner, strict=True))
     v = {k: np.concatenate([v[k], u[k]]) for k in v}
     n, count = len(length), 8
-    width = np.clip(v["width"], 0.08, 1) * level.wide
+    width = np.clip(v["width"], 0.08, 1) * level.sulcus_width
 
     strands = []
     stand = np.zeros((0, 2), np.float32)
@@ -173,4 +173,5 @@ def _sylvian(level: Level, side: int) -> Strand:
     edge = 1.04 * level.surface(np.array([0.42 + 0.06 * (1 - f)], np.float32), 1)[0]
     entrance = [(40, m - 4), (48, m + 1), (float(edge[0]), float(edge[1]))]
     both = np.stack([resample(insula, 16), resample(entrance, 16)]) * np.array([side, 1], np.float32)
-    return Strand(wiggled(level, both, 3.5), np.ones((2, 16), bool), np.full((2, 16), 0.5 * level.wide, np.float32))
+    width = np.full((2, 16), 0.5 * level.sulcus_width, np.float32)
+    return Strand(wiggled(level, both, 3.5), np.ones((2, 16), bool), width)

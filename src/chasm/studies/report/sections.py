@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from chasm.common.words import counted
+from chasm.common.text import counted
 from chasm.studies.report import learned as learned_operators
 from chasm.studies.report import words as w
 from chasm.studies.report.words import Cell, Picture, Results, Row, Section, Table
