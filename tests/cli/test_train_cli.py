@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -60,6 +61,25 @@ def test_train_then_eval(call, tmp_path):
     assert (folder / "metrics.json").stat().st_mtime_ns == before
     refused = call("train", "small.yaml", "-o", "runs/small-gfnet", code=3).stderr
     assert "holds a run with another config: mixer.name (is 'gfnet', not 'chasm'), train.lr" in refused
+
+
+def test_blank_slices_are_said_and_not_scored(call, tmp_path):
+    """One made every score infinite or undefined, and the choice of weights with them."""
+    (tmp_path / "scans").mkdir()
+    for i in range(10):
+        scan = np.random.default_rng(i).random((3, 16, 16))
+        scan[1] = 0
+        np.save(tmp_path / "scans" / f"patient{i}.npy", scan)
+    said = call("train", "small.yaml", "--set", "data.name=folder", "--set", "data.path=scans").output
+    assert "not scored: 2 blank slices" in said
+    metrics = json.loads((tmp_path / "runs" / "small" / "metrics.json").read_text())
+    assert metrics["blank_slices"] == 2
+    for row in (metrics, metrics["reference"]):
+        assert all(np.isfinite(value) for scores in row["cases"].values() for value in scores.values())
+    log = [json.loads(line) for line in (tmp_path / "runs" / "small" / "log.jsonl").read_text().splitlines()]
+    validated = [row["val_psnr"] for row in log if "val_psnr" in row]
+    assert validated
+    assert None not in validated
 
 
 def test_help_names_the_recipes_and_show_makes_a_copy_to_edit(call, tmp_path):

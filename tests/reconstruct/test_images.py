@@ -123,6 +123,22 @@ def test_magnitude_folder_with_a_mask_to_nifti(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
+def test_blank_slices_are_reconstructed_and_not_scored(tmp_path: Path) -> None:
+    volume = writers.blob(np.random.default_rng(0), 4, 16, 16)
+    np.save(tmp_path / "sound.npy", volume)
+    np.save(tmp_path / "blank.npy", np.insert(volume, 2, 0, axis=0))
+    np.save(tmp_path / "nothing.npy", 0 * volume)
+    run = make_run(tmp_path / "run")
+    sound, blank, nothing = (
+        reconstruct(tmp_path / f"{n}.npy", run, tmp_path / f"{n}.h5") for n in ("sound", "blank", "nothing")
+    )
+    assert (sound.notes, blank.notes) == ([], ["blank.npy: 1 blank slice not scored"])
+    assert blank.volumes[0].scores == pytest.approx(sound.volumes[0].scores)
+    assert blank.volumes[0].slices == 5
+    assert nothing.volumes[0].scores == {}
+
+
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_slices_in_a_folder_are_one_volume(tmp_path: Path, suffix: str) -> None:
     """In the order of their numbers; an array beside them is a case of its own."""

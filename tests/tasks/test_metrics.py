@@ -94,6 +94,35 @@ def test_a_blank_slice_has_finite_scores_under_hifi() -> None:
     assert math.isfinite(rows["ssim"].item())
 
 
+@pytest.mark.parametrize("protocol", ["hifi", "unit", "fastmri"])
+def test_blank_slices_are_not_scored(protocol: str) -> None:
+    """They made PSNR infinite and NMSE undefined, and with them the mean over all cases."""
+    output, target = pair()
+    chosen = get_protocol(protocol)
+    with_blank, without = Meter(chosen), Meter(chosen)
+    zeros = torch.zeros_like(target[:1])
+    without.add(chosen.rows(output, target), ["a", "a", "b"])
+    with_blank.add(chosen.rows(zeros, zeros), ["blank"])  # a case of nothing else
+    with_blank.add(chosen.rows(torch.cat([output, zeros]), torch.cat([target, zeros])), ["a", "a", "b", "empty"])
+    assert with_blank.summary().per_case == without.summary().per_case
+    assert (with_blank.summary().blank, without.summary().blank) == (2, 0)
+    assert all(math.isfinite(stat.mean) for stat in with_blank.summary().stats.values())
+    only = Meter(chosen)
+    only.add(chosen.rows(zeros, zeros), ["blank"])
+    with pytest.raises(ValueError, match="every slice is blank"):
+        only.summary()
+
+
+def test_a_blank_slice_within_a_case_leaves_its_mean_alone() -> None:
+    output, target = pair()
+    chosen, zeros = get_protocol("hifi"), torch.zeros(1, *target.shape[1:])
+    plain, mixed = Meter(chosen), Meter(chosen)
+    plain.add(chosen.rows(output, target), ["a"] * 3)
+    mixed.add(chosen.rows(torch.cat([zeros, output]), torch.cat([zeros, target])), ["a"] * 4)
+    assert mixed.summary().per_case == plain.summary().per_case
+    assert mixed.summary().blank == 1
+
+
 def labels(seed: int) -> Tensor:
     """(B, H, W) classes 0..3; the third slice has no enhancing tumour, the fourth nothing at all."""
     label = torch.randint(0, 4, (4, 10, 12), generator=torch.Generator().manual_seed(seed))

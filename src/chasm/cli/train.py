@@ -99,6 +99,8 @@ def _print(metrics: dict[str, Any]) -> None:
     proxy = ", proxy data" if metrics["proxy"] else ""
     cases = counted(len(metrics["cases"]), "case")
     typer.echo(f"{metrics['split']} split, {cases}, protocol {metrics['protocol']}{proxy}")
+    if metrics.get("blank_slices"):
+        typer.echo(f"not scored: {counted(metrics['blank_slices'], 'blank slice')}")
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -264,7 +264,9 @@ def _write_case(
     write_volume(files, images(), affine)
     scores, reference = {}, {}
     if scan.scored:
-        scores, reference = (next(iter(m.summary().per_case.values())) for m in meters)
+        scores, reference = (m.per_case().get(case, {}) for m in meters)
+        if meters[0].blank:
+            scan.notes.append(f"{case}: {counted(meters[0].blank, 'blank slice')} not scored")
     side_by_side(files.picture, case, pictured)
     record = {
         "case": case,

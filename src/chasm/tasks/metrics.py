@@ -11,7 +11,8 @@ maximum, a volume's maximum and 1. So a number here belongs to a `Protocol` and 
 - ``brats``: Dice and IoU of the regions of a whole case, a region empty in both counted as 1.
 
 A slice gives a row of tensors (`Protocol.rows`), the rows of a case give its scores (`Protocol.case`), and
-`Meter` turns them into mean and standard deviation over cases.
+`Meter` turns them into mean and standard deviation over cases. A slice whose target is zero everywhere has no PSNR and
+no NMSE: `hifi` and `unit` leave it out, `fastmri` leaves out a volume of such slices, and `Summary.blank` counts them.
 """
 
 import math
@@ -27,6 +28,7 @@ from chasm.common.registry import suggest
 from chasm.common.text import counted
 
 Rows = dict[str, Tensor]  # each (B, ...): one row per slice
+BLANK = "blank"  # in rows, (B,) bool: True for slices that are counted, not scored
 
 
 def _exact(x: Tensor) -> Tensor:
@@ -113,7 +115,7 @@ class Protocol:
         raise NotImplementedError
 
     def case(self, rows: Rows) -> dict[str, float]:
-        """The scores of a case from the rows of all its slices: here, their mean."""
+        """Return the scores of a case from the rows of its slices (here, their mean), or {} if there is none."""
         return {k: v.mean().item() for k, v in rows.items()}
 
 
@@ -131,6 +133,7 @@ class Unit(Protocol):
             "psnr": psnr(output, target, r),
             "ssim": ssim(output, target, r),
             "nmse": nmse(output, target),
+            BLANK: target.amax((1, 2, 3)) == 0,
         }
 
 
@@ -155,6 +158,8 @@ class FastMRI(Protocol):
     def case(self, rows: Rows) -> dict[str, float]:
         output, target = _pair(rows["output"], rows["target"])
         peak, error = target.amax(), (output - target).square()
+        if peak == 0:
+            return {}
         return {
             "psnr": (10 * torch.log10(peak**2 / error.mean())).item(),
             "ssim": ssim(output, target, peak).mean().item(),
@@ -212,11 +217,12 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of an evaluation: scores of every case, and their statistics."""
+    """The result of an evaluation: scores of every case, their statistics, and the number of blank slices left out."""
 
     protocol: str
     meaning: str
     per_case: dict[str, dict[str, float]]
+    blank: int = 0
 
     @property
     def stats(self) -> dict[str, Stat]:
@@ -237,11 +243,11 @@ class Summary:
         return "\n".join(f"{name} {stat}" for name, stat in self.stats.items())
 
 
-def aggregate(per_case: Mapping[str, dict[str, float]], protocol: Protocol) -> Summary:
+def aggregate(per_case: Mapping[str, dict[str, float]], protocol: Protocol, blank: int = 0) -> Summary:
     """Scores of cases -> their mean and standard deviation, under the protocol's name."""
     if not per_case:
-        raise ValueError("no case to summarise: the split is empty")
-    return Summary(protocol.name, protocol.meaning, dict(per_case))
+        raise ValueError(f"no case to summarise: {'every slice is blank' if blank else 'the split is empty'}")
+    return Summary(protocol.name, protocol.meaning, dict(per_case), blank)
 
 
 class Meter:
@@ -253,26 +259,37 @@ class Meter:
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
+        self.blank = 0  # slices that were not scored
         self._scores: dict[str, dict[str, float]] = {}
         self._case: str | None = None
         self._rows: list[Rows] = []
 
     def add(self, rows: Rows, cases: Sequence[str]) -> None:
         """The rows of a batch and the case of each."""
+        blank = rows[BLANK].tolist() if BLANK in rows else [False] * len(cases)
         for i, case in enumerate(cases):
             if case != self._case:
                 self._close()
                 if case in self._scores:
                     raise ValueError(f"slices of case {case!r} came in two places: evaluate in dataset order")
                 self._case = case
-            self._rows.append({k: v[i] for k, v in rows.items()})
+            if blank[i]:
+                self.blank += 1
+            else:
+                self._rows.append({k: v[i] for k, v in rows.items() if k != BLANK})
 
     def _close(self) -> None:
         if self._case is not None:
-            stacked = {k: torch.stack([row[k] for row in self._rows]) for k in self._rows[0]}
-            self._scores[self._case] = self.protocol.case(stacked)
+            stacked = {k: torch.stack([row[k] for row in self._rows]) for k in self._rows[0]} if self._rows else {}
+            self._scores[self._case] = self.protocol.case(stacked) if stacked else {}
+            self.blank += 0 if self._scores[self._case] else len(self._rows)
         self._case, self._rows = None, []
 
-    def summary(self) -> Summary:
+    def per_case(self) -> dict[str, dict[str, float]]:
+        """Return the scores of every case so far that is not blank."""
         self._close()
-        return aggregate(self._scores, self.protocol)
+        return {case: scores for case, scores in self._scores.items() if scores}
+
+    def summary(self) -> Summary:
+        """Return the scores of all cases and their statistics."""
+        return aggregate(self.per_case(), self.protocol, self.blank)

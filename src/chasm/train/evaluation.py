@@ -69,6 +69,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
         "cases": summary.per_case,
         "mean": {k: s.mean for k, s in summary.stats.items()},
         "std": {k: s.std for k, s in summary.stats.items()},
+        "blank_slices": summary.blank,
     }
 
 
