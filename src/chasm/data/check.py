@@ -191,7 +191,8 @@ def _equal_slices(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> N
     shared: Counter[tuple[Case, Case]] = Counter()
     slices = {case: f.slices for case, f in facts}
     for case, f in facts:
-        for key in {digest for digest in f.digests if digest} or {file_hashes(case)}:
+        keys: set[Any] = {digest for digest in f.digests if digest}
+        for key in keys or {file_hashes(case)}:
             by_split = owners.setdefault(key, {})
             others = [other for split, other in by_split.items() if split != case.split] or list(by_split.values())
             for other in others:
