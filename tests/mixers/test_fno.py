@@ -5,6 +5,7 @@ import torch
 from spec_values import band_limited, check, circular_convolution, golden_map, roll, wave
 from torch.nn import functional as F
 
+import chasm
 from chasm.mixers import FNOD, DiffFNO
 from chasm.mixers._spectral import as_complex
 from chasm.mixers.fno_d import SpectralConv, deform_map
@@ -207,3 +208,16 @@ class TestDiffFNO:
 def test_bad_modes_are_named(cls, modes):
     with pytest.raises(ValueError, match="modes as two positive integers"):
         cls(16, modes=modes)
+
+
+@pytest.mark.parametrize("name", ["fno-d", "difffno"])
+def test_positions_and_norms_are_float32_under_autocast(name):
+    """Offsets in pixels, and keys and values that a norm divides by small deviations, do not survive bfloat16."""
+    torch.manual_seed(0)
+    mixer, x = chasm.create_mixer(name, 16, (8, 8)), 40 * torch.randn(1, 16, 8, 8)
+    if name == "fno-d":
+        torch.nn.init.normal_(mixer.offset.weight)
+    exact = mixer.offsets(x) if name == "fno-d" else mixer.attention(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mixer.offsets(x) if name == "fno-d" else mixer.attention(x)
+    assert torch.equal(found, exact)

@@ -122,20 +122,21 @@ def make_slots(
     mixer: str | None,
     options: Mapping[str, Any] | None,
     places: Mapping[int, tuple[int, Size]],
-    *,
-    host_residual: bool = False,
 ) -> nn.ModuleDict:
-    """Place (channels, feature size) -> slot, under the same names. `mixer=None` leaves every place empty.
+    """Place (channels, feature size) -> mixer, under the same names. None and "identity" leave every place empty.
+
+    One rule for all mixers and hosts: the host normalises the features, and adds what the mixer makes of them to the
+    features as they were. A mixer that has an identity path of its own runs without it.
 
     The host's random stream gives one number, whatever the mixer and however many places, and the slots draw
     from streams of their own: the host's weights, and the random state after building it, depend on neither.
     """
     seed = int(torch.randint(2**62, (1,), device="cpu"))
     slots = nn.ModuleDict()
-    if mixer is not None:
+    if mixer not in (None, "identity"):
         for place, (channels, size) in places.items():
             with _random_stream(seed + place):
-                slots[str(place)] = create_slot(mixer, channels, size, host_residual=host_residual, **(options or {}))
+                slots[str(place)] = create_slot(mixer, channels, size, host_residual=True, **(options or {}))
     return slots
 
 

@@ -80,7 +80,7 @@ class UNet(ImageBackbone):
         for level, block in enumerate(self.down):
             x = block(F.avg_pool2d(x, 2) if level else x)  # (B, width 2^l, H / 2^l, W / 2^l) at level l
             if str(level) in self.slots:
-                x = self.slots[str(level)](x)
+                x = x + self.slots[str(level)](x)  # InstanceNorm has normalised x
             skips.append(x)
         x = skips.pop()
         for expand, block in zip(self.expand, self.up, strict=True):

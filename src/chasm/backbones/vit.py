@@ -111,7 +111,7 @@ class ViT(ImageBackbone):
         # Attention is built, and drawn, in every block: without a mixer it stays, with one it goes.
         replaced = () if mixer in (None, "identity") else slot_blocks
         places = {block: (width, self.grid) for block in replaced}
-        self.slots = make_slots(mixer, mixer_options, places, host_residual=True)
+        self.slots = make_slots(mixer, mixer_options, places)
         for block in replaced:
             self.blocks[block - 1].attention = None  # type: ignore[assignment]
 

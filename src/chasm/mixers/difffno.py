@@ -44,16 +44,20 @@ class GalerkinAttention(nn.Module):
         return torch.addcmul(wide(bias), (t - mean) / (std + 1e-5), wide(weight))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each (B, heads, N, d)."""
+        """q, k, v, each (B, heads, N, d).
+
+        Never in half precision: a head has few channels, and where they are nearly equal the norm makes their rounding
+        as large as the channels.
+        """
         B, C, H, W = x.shape
         # channels are head-major: inside a head q, then k, then v
-        qkv = wide(self.qkv(x)).reshape(B, self.heads, 3, C // self.heads, H * W)
+        qkv = F.conv2d(wide(x), wide(self.qkv.weight)).reshape(B, self.heads, 3, C // self.heads, H * W)
         q, k, v = (t.mT for t in qkv.unbind(2))
         return q, self.normalise(k, self.k_weight, self.k_bias), self.normalise(v, self.v_weight, self.v_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x)
-        with full_precision(x):  # k^T v sums over every position
+        with full_precision(x):
+            q, k, v = self.project(x)
             y = (k.mT @ v / k.shape[-2]).mT @ q.mT  # (B, heads, d, N): channels first, as x has them
         return y.reshape(x.shape).to(x.dtype)
 

@@ -108,9 +108,16 @@ class FNOD(Mixer):
             nn.init.zeros_(self.offset.weight)
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
+    def offsets(self, x: Tensor) -> Tensor:
+        """Where to sample, in pixels (B, 2, H, W). Never in half precision, which rounds positions to whole pixels."""
+        assert self.offset is not None
+        assert self.offset.bias is not None
+        with full_precision(x):
+            return F.conv2d(wide(x), wide(self.offset.weight), wide(self.offset.bias), padding=1)
+
     def forward(self, x: Tensor) -> Tensor:
         if is_empty(x, self.channels):
             return x
-        u = x if self.offset is None else deform_map(x, self.offset(x))
+        u = x if self.offset is None else deform_map(x, self.offsets(x))
         v = self.spectral(u).to(x.dtype) + self.bypass(x)
         return self.project(F.gelu(v)).to(x.dtype)

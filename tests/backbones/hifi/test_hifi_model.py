@@ -434,20 +434,30 @@ def test_each_version_has_its_parts():
 
 
 def test_slots_sit_before_data_consistency_or_after_every_gate():
-    """A slot that outputs zeros leaves the group its re-embedding alone, and a block its identity path."""
+    """A slot sees normalised features, and what it makes of them is added to the features as they were."""
 
-    class Zero(nn.Module):
+    class Double(nn.Module):
         def forward(self, x):
-            return torch.zeros_like(x)
+            torch.testing.assert_close(x.mean(1), torch.zeros_like(x[:, 0]), rtol=0, atol=1e-5)
+            torch.testing.assert_close(x.var(1, correction=0), torch.ones_like(x[:, 0]), rtol=0, atol=1e-3)
+            return 2 * x
+
+    def doubled(x):
+        return x + 2 * F.layer_norm(x.movedim(1, -1), (16,)).movedim(-1, 1)
 
     x = torch.randn(1, 16, 8, 12)
     measurement = Measurement.of(torch.randn(1, 2, 16, 24), centred_columns(24, 0.3), None, None)
     group = build().groups[0].eval()
     filters = low_pass_filters("binomial", x)
-    y, _ = group(x, filters, measurement, [None, None, Zero()], False)
-    assert torch.equal(y, group.embed(F.silu(measurement.enforce(torch.zeros(1, 2, 16, 24)))))
-    y, _ = group(x, filters, measurement, [Zero(), Zero(), None], False)
-    assert torch.equal(y, x + group.consistency(x, measurement))
+    first, second = group.blocks
+    after = x + first(x, filters)[0]
+    after = doubled(after + second(after, filters)[0])
+    y, _ = group(x, filters, measurement, [None, None, Double()], False)
+    torch.testing.assert_close(y, after + group.consistency(after, measurement))
+    after = x + doubled(first(x, filters)[0])
+    after = after + doubled(second(after, filters)[0])
+    y, _ = group(x, filters, measurement, [Double(), Double(), None], False)
+    torch.testing.assert_close(y, after + group.consistency(after, measurement))
     assert len(build(mixer="gfnet").slots) == 2
     per_block = build(mixer="gfnet", slot_per="block")
     assert len(per_block.slots) == 4

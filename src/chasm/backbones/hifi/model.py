@@ -1,6 +1,7 @@
 """HiFi-Mamba (Chen et al., 2025) and HiFi-MambaV2 (Fang et al., 2025) for accelerated MRI.
 
-    X = LN(patch conv z);  per group: blocks, slot, X <- X + embed(SiLU(DC(image(X))));  y = DC(image(LN X))
+    X = LN(patch conv z);  per group: blocks, X <- X + slot(LN X), X <- X + embed(SiLU(DC(image(X))))
+    y = DC(image(LN X))
     DC(im): K = F(S im);  K <- measured where the mask is set;  sum_coils conj(S) F^-1(K)
 
 `hifi-mamba` is the host of the CHASM paper: binomial low-pass, expansion 5, pooled gate, 6 groups of 2 blocks
@@ -10,8 +11,9 @@ the authors' code.
 
 Readings: which of the variants the paper means, and width 96 (they give 24.79 G multiply-adds at 256 x 256,
 the paper's Baseline 24.64 G); one slot per group before data consistency, seeing all channels
-(`slot_per="block"` puts one after every gate instead); linear growth of the drop-path rate; the balance loss
-averaged over the groups and their data-consistency layers, which count as zero.
+(`slot_per="block"` puts one after every gate instead); the LayerNorm in front of it, which the host also has
+in front of its own token mixer (docs/readings.md says what happens without); linear growth of the drop-path
+rate; the balance loss averaged over the groups and their data-consistency layers, which count as zero.
 
 Parameters: 1,527,900. The authors' modules have 6,816 more, all unused: a LayerNorm (192) and the delta rows
 of one projection (288) in each of 12 blocks, and the re-embedding after the last data consistency (1,056).
@@ -32,6 +34,12 @@ from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
 from chasm.backbones.hifi.consistency import Measurement, PatchEmbed, ToImage
 from chasm.backbones.hifi.experts import MoEBlock
 from chasm.backbones.hifi.layers import ChannelNorm, Filters, low_pass_filters
+
+
+def in_slot(slot: nn.Module, x: Tensor) -> Tensor:
+    """x + slot(LayerNorm(x)), channels last in memory. The norm is over channels and has no parameters."""
+    normed = F.layer_norm(x.movedim(1, -1), x.shape[1:2]).movedim(-1, 1)
+    return x + slot(normed).contiguous(memory_format=torch.channels_last)
 
 
 class Group(nn.Module):
@@ -65,9 +73,9 @@ class Group(nn.Module):
         block: Any
         for block, slot in zip(self.blocks, inside, strict=True):
             y, loss = call(block, x, filters)
-            x = x + block.drop_path(y if slot is None else slot(y))
+            x = x + block.drop_path(y if slot is None else in_slot(slot, y))
             balance.append(loss)
-        x = x if last is None else last(x).contiguous(memory_format=torch.channels_last)
+        x = x if last is None else in_slot(last, x)
         return x + call(self.consistency, x, measurement), torch.stack(balance).mean()
 
 
