@@ -24,6 +24,7 @@ from writers import (
 
 from chasm.data import DataError, collate, list_datasets, open_dataset
 from chasm.data.brats import regions
+from chasm.data.proxy import crop_kspace
 from chasm.data.splits import ranked_split
 
 
@@ -459,3 +460,18 @@ def test_pictures_of_a_folder_can_be_one_volume(tmp_path: Path) -> None:
     volume = open_dataset("folder", tmp_path, split="all", stack=True)
     assert volume.cases == [tmp_path.name]
     assert [int(volume[k].image.max()) for k in range(3)] == [1, 2, 10]
+
+
+def test_proxy_crops_in_kspace(tmp_path: Path) -> None:
+    """A cropped image has the low frequencies of the full one, its mean, and labels where its pixels are."""
+    write_proxy(tmp_path, part="tumour_lgg_flair")
+    full, small = (open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=crop) for crop in (None, 8))
+    assert small[0].image.shape == (1, 8, 8)
+    assert small[0].image.mean() == pytest.approx(full[0].image.mean().item(), rel=0.05)
+    wave = torch.cos(2 * torch.pi * torch.arange(16) / 16)[None, None] + 2 + torch.zeros(1, 16, 1)
+    torch.testing.assert_close(crop_kspace(wave, 8), wave[:, ::2, ::2])
+    torch.testing.assert_close(crop_kspace(1j * wave, 8), 1j * wave[:, ::2, ::2])
+    assert full[0].label is not None
+    assert torch.equal(small[0].label, full[0].label[::2, ::2])
+    with pytest.raises(DataError, match="from 1 to 16 for images of 16x16, got 17"):
+        open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=17)[0]

@@ -22,8 +22,7 @@ from chasm.common.text import counted
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_finite
 from chasm.data.records import Case, CaseFacts, DataError, Slice, fault
-from chasm.data.survey import SliceSurvey
-from chasm.mri.fft import ifft2c
+from chasm.mri.fft import fft2c, ifft2c
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
 _UNREADABLE = "unreadable"
@@ -39,13 +38,16 @@ class Proxy(FileDataset):
         path: the folder of the bundle, or one of its files.
         split: "train", "val", "test" or "all", as stored in the file.
         part: the name of a file without its suffix, or "raw_8ch".
+        crop: keep this many central rows and columns of k-space: smaller images of the same field of view.
     """
 
     summary: ClassVar[str] = "proxy bundle: small stand-ins for the paper's datasets (and so are results)"
 
-    def __init__(self, path: str | Path, split: str = "train", *, part: str = "brain_siat_t2") -> None:
+    def __init__(
+        self, path: str | Path, split: str = "train", *, part: str = "brain_siat_t2", crop: int | None = None
+    ) -> None:
         super().__init__(path, split, part=part)
-        self.part = part
+        self.part, self.crop = part, crop
         self.domain = "photo" if part.startswith("natural") else "mri"
         file = self._cases[0].files[0]
         self._stacks = {name: _stack(file, part, name) for name in {c.split for c in self._cases}}
@@ -72,8 +74,11 @@ class Proxy(FileDataset):
 
     def read(self, case: Case, k: int) -> Slice:
         stack = self._stacks[case.split]
+        image = stack.image(k)
         label = None if stack.masks is None else torch.from_numpy(stack.masks[k].astype(np.int64))
-        return Slice(stack.image(k), label, case.name, k, f"proxy:{self.part}")
+        if self.crop is not None:
+            image, label = crop_kspace(image, self.crop), None if label is None else _nearest(label, self.crop)
+        return Slice(image, label, case.name, k, f"proxy:{self.part}")
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:
@@ -87,14 +92,34 @@ class Proxy(FileDataset):
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) > 1:
             raise fault(file, case.name, f"images of several shapes: {sorted(shapes)}")
-        survey = SliceSurvey()
-        for image in images:
-            survey.add(image.numpy())
-        if survey.low == survey.high:
-            raise fault(file, case.name, f"every value is {survey.low:g}")
+        low, high = min(i.abs().min().item() for i in images), max(i.abs().max().item() for i in images)
+        if low == high:
+            raise fault(file, case.name, f"every value is {low:g}")
         dtype = str(images[0].dtype).removeprefix("torch.")
-        digests = tuple(survey.digests)
-        return CaseFacts(shapes.pop(), len(rows), dtype, survey.low, survey.high, kind=part, digests=digests)
+        return CaseFacts(shapes.pop(), len(rows), dtype, low, high, kind=part)
+
+
+def crop_kspace(image: Tensor, size: int) -> Tensor:
+    """The image (..., H, W) that a scan with the central size x size of its k-space would give, at the same intensity.
+
+    Complex images stay complex. Real ones become the magnitude of the result.
+
+    Raises:
+        DataError: the image is smaller than `size`.
+    """
+    H, W = image.shape[-2:]
+    if not 1 <= size <= min(H, W):
+        raise DataError(f"crop: expected a size from 1 to {min(H, W)} for images of {H}x{W}, got {size}")
+    top, left = H // 2 - size // 2, W // 2 - size // 2
+    k = fft2c(image.to(torch.complex64))[..., top : top + size, left : left + size]
+    small = ifft2c(k) * (size / (H * W) ** 0.5)
+    return small if image.is_complex() else small.abs().to(image.dtype)
+
+
+def _nearest(label: Tensor, size: int) -> Tensor:
+    """The label at the positions that the pixels of a cropped image have in the full one."""
+    rows, columns = ((torch.arange(size) * n / size).round().long() for n in label.shape)
+    return label[rows][:, columns]
 
 
 class _Stack(NamedTuple):
