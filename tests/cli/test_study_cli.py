@@ -26,7 +26,7 @@ def test_show_prints_the_grid_beside_the_paper(chasm_study):
     assert found.exit_code == 0
     assert "GFNet" in found.output
     assert "Untied basis" in found.output
-    assert "chasm(basis=untied)" in found.output
+    assert "chasm(basis=untied, step_scale=" in found.output
     assert "step size x 1/10/30/100" in found.output
     assert "paper: psnr 28.43, ssim 0.833" in found.output
 

@@ -8,7 +8,7 @@ import torch
 
 from chasm.mixers import MIXERS
 from chasm.studies import STUDIES, collect, load_plan, make_plan
-from chasm.studies.plan import FACTORS, missing_paths, save_plan
+from chasm.studies.plan import FACTORS, PROTOCOLS, missing_paths, part_of, save_plan
 from chasm.studies.vocabulary import ARMS, MULTIPLIERS
 from chasm.surgery.param_groups import param_groups
 from chasm.train.run import build_model
@@ -79,6 +79,7 @@ def test_grids_have_the_size_of_their_tables():
     assert count == {
         "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 64, "basis": 5, "axes": 5,
         "seeds": 24, "seeds-basis": 6, "flops": 27, "parameters": 9, "wrapper": 9, "budget": 24, "evidence": 26,
+        "hifi": 14, "hifi-random": 56, "bins": 3, "hosts": 28, "health": 27,
     }  # fmt: skip
     assert len(make_plan("cc359", "full", "tuned").cells) == 6 * (1 + 8 * 4)
 
@@ -86,13 +87,13 @@ def test_grids_have_the_size_of_their_tables():
 def test_a_run_shared_by_two_studies_is_one_run():
     main, basis = make_plan("cc359", "full"), make_plan("basis", "full")
     shared = [c for c in main.cells if c.key in {b.key for b in basis.cells}]
-    assert [c.key for c in shared] == ["cc359-x8.hifi-mamba.chasm.m1.s0"]
+    assert [c.key for c in shared] == ["cc359-x8.hifi-mamba.chasm.m30.s0"]
     assert shared[0].config == next(c.config for c in basis.cells if c.key == shared[0].key)
 
 
 def test_same_key_same_config_over_all_studies():
     seen = {}
-    for name, protocol in itertools.product(STUDIES, ("matched", "tuned")):
+    for name, protocol in itertools.product(STUDIES, PROTOCOLS):
         for cell in make_plan(name, "proxy", protocol).cells:
             assert seen.setdefault(cell.key, cell.config) == cell.config
 
@@ -157,7 +158,51 @@ def test_rivals_come_near_the_parameters_of_chasm():
 
 
 @pytest.mark.parametrize("study", ["seeds", "evidence", "parameters"])
-@pytest.mark.parametrize("protocol", ["matched", "tuned"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_points_are_what_cells_are_made_of(study, protocol):
     plan = make_plan(study, protocol=protocol, arms=["wrapper"])
     assert [(c.setting, c.host, c.arm, c.multiplier, c.seed) for c in plan.cells] == plan.points
+
+
+def test_protocols_differ_in_the_step_of_spectral_parameters_only():
+    """The scale is the mixer's where it has one, and the optimiser's elsewhere; shared points are one run."""
+
+    def steps(protocol, arm):
+        cells = [c for c in make_plan("hifi", "proxy", protocol).cells if c.arm == arm]
+        return [(c.config.mixer.options.get("step_scale"), c.config.train.spectral_multiplier) for c in cells]
+
+    assert (steps("matched", "chasm"), steps("default", "chasm")) == ([(1, 1)], [(30, 1)])
+    assert steps("tuned", "chasm") == [(m, 1) for m in MULTIPLIERS]
+    assert (steps("matched", "gfnet"), steps("default", "gfnet")) == ([(None, 1)], [(None, 1)])
+    assert steps("tuned", "gfnet") == [(None, m) for m in MULTIPLIERS]
+    for protocol in PROTOCOLS:
+        assert steps(protocol, "baseline") == steps(protocol, "wrapper") == [(None, 1)]
+
+
+def test_draws_of_the_random_mask_are_different_masks():
+    plan = make_plan("hifi-random", "proxy")
+    masks = {c.setting: c.config.task.create().sampling.mask(256).columns for c in plan.cells}
+    assert len(set(masks.values())) == len(masks) == 4
+    assert {len(columns) for columns in masks.values()} == {32}
+
+
+def test_a_part_of_a_study_is_saved_as_the_whole(tmp_path):
+    whole = make_plan("cc359", "tiny")
+    part = part_of(whole, ["host=unet,arm=chasm,gfnet", "setting=cc359-x8"])
+    assert [c.key for c in part.cells] == ["cc359-x8.unet.gfnet.m1.s0", "cc359-x8.unet.chasm.m30.s0"]
+    save_plan(part, tmp_path)
+    assert load_plan(tmp_path, "cc359").cells == whole.cells
+    assert part_of(whole, []).cells == whole.cells
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        (["arm=chasmm"], "arm=chasmm: no run of the study has it: did you mean 'chasm'"),
+        (["mixer=chasm"], "unknown factor 'mixer'"),
+        (["chasm"], "write it as factor=value"),
+    ],
+)
+def test_a_wrong_part_is_named(only, message):
+    with pytest.raises(ValueError, match=message):
+        part_of(make_plan("cc359"), only)

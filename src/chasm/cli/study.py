@@ -14,12 +14,17 @@ app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations a
 NAME = typer.Argument(..., help="A name of 'chasm study list'.")
 SCALE = typer.Option("tiny", help="tiny (drawn data), proxy (small stand-ins for the real data) or full (the paper's).")
 PROTOCOL = typer.Option(
-    "matched", help="matched: one step size. tuned: spectral parameters have their own, chosen on validation."
+    "default",
+    help="default: every mixer as shipped. matched: one step size for all parameters, as in the paper. "
+    "tuned: the step size of spectral parameters chosen on validation.",
 )
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
 SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
 PATHS = typer.Option([], "--path", help="Folder of the data: proxy=FOLDER; at full scale cc359=FOLDER, .. Repeatable.")
 ARM = typer.Option([], "--arm", help="Add this to every grid: an arm of another study, or any mixer. Repeatable.")
+ONLY = typer.Option(
+    [], "--only", help="A part of the study: --only host=unet,arm=chasm,gfnet. Values are alternatives. Repeatable."
+)
 SET = typer.Option([], "--set", help="Change one key of every run: --set train.steps=500. Repeatable.")
 
 
@@ -29,7 +34,7 @@ def list_studies() -> None:
     from chasm.studies import STUDIES, make_plan
 
     for name, study in STUDIES.items():
-        runs = [len(make_plan(name, "full", protocol).points) for protocol in ("matched", "tuned")]
+        runs = [len(make_plan(name, "full", protocol).points) for protocol in ("default", "tuned")]
         count = counted(runs[0], "run") + (f", {runs[1]} tuned" if runs[1] != runs[0] else "")
         typer.echo(f"{name:12s} {study.title} [{study.source}; {count}]\n{'':12s} {study.question}")
 
@@ -43,11 +48,12 @@ def show(
     path: list[str] = PATHS,
     overrides: list[str] = SET,
     arm: list[str] = ARM,
+    only: list[str] = ONLY,
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
     limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
 ) -> None:
     """Print the grid of runs with the paper's numbers, and its cost, estimated from a short measurement here."""
-    plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
+    plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only)
     study = plan.study
     typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
     for place in dict.fromkeys((c.setting, c.host) for c in plan.cells):
@@ -71,6 +77,7 @@ def run(
     path: list[str] = PATHS,
     overrides: list[str] = SET,
     arm: list[str] = ARM,
+    only: list[str] = ONLY,
     at_once: int = typer.Option(1, min=1, help="Runs at once on this machine; several may share a GPU."),
     ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
     address: str = typer.Option(None, help="Address of the Ray cluster. Default: one on this machine."),
@@ -80,7 +87,7 @@ def run(
     """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""
     from chasm.studies.runner import run as run_study
 
-    plan = _plan(name, scale, protocol, seeds, path, overrides, arm)
+    plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only)
     outcomes = run_study(
         plan,
         out,
@@ -98,12 +105,15 @@ def run(
 
 
 @app.command()
-def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT) -> None:
+def status(
+    name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT, only: list[str] = ONLY
+) -> None:
     """Print the state of every run, and what went wrong."""
     from chasm.studies import load_plan
+    from chasm.studies.plan import part_of
     from chasm.studies.state import state
 
-    plan = load_plan(out, name, scale, protocol)
+    plan = part_of(load_plan(out, name, scale, protocol), only)
     states = [state(plan.folder(out, cell), cell.config) for cell in plan.cells]
     for cell, (word, error) in zip(plan.cells, states, strict=True):
         trace = plan.folder(out, cell) / "traceback.txt"
@@ -114,9 +124,17 @@ def status(name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: 
 
 
 def _plan(
-    name: str, scale: str, protocol: str, seeds: int | None, path: list[str], overrides: list[str], arms: list[str]
+    name: str,
+    scale: str,
+    protocol: str,
+    seeds: int | None,
+    path: list[str],
+    overrides: list[str],
+    arms: list[str],
+    only: list[str],
 ) -> Any:
     from chasm.studies import make_plan
+    from chasm.studies.plan import part_of
 
     paths = {}
     for entry in path:
@@ -124,7 +142,7 @@ def _plan(
         if not equals:
             raise ValueError(f"--path {entry!r}: write it as name=folder")
         paths[key] = str(Path(folder).expanduser().resolve())
-    return make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides, arms)
+    return part_of(make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides, arms), only)
 
 
 def _show_arm(plan: Any, cells: list[Any]) -> None:

@@ -31,6 +31,8 @@ class Mixer(nn.Module):
     # Names of parameters (or of containers of them) that act on the spectrum: `chasm.param_groups` gives
     # them their own step size and no weight decay.
     spectral_parameters: ClassVar[tuple[str, ...]] = ()
+    # The default of a constructor argument `step_scale`, where a mixer has one: see CHASM.
+    default_step_scale: ClassVar[float | None] = None
     # Those stored as real pairs (trailing dimension 2): counted once or twice, both are reported.
     complex_parameters: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Facts] = Facts("-", "-", "-")

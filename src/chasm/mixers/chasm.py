@@ -78,6 +78,7 @@ class CHASM(Mixer):
 
     owns_residual = True
     spectral_parameters = ("theta", "gain_table", "phase_table")
+    default_step_scale = STEP_SCALE
     facts = Facts(
         response="shared-basis gains",
         channel_mixing="symmetric channel",

@@ -5,7 +5,7 @@ from typing import Any
 
 from chasm.studies import paper
 from chasm.studies.paper import Quote
-from chasm.studies.vocabulary import RIVALS, lookup
+from chasm.studies.vocabulary import DRAWS, RIVALS, lookup
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ _MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
 _BASIS = ("chasm-identity", "chasm-untied", "chasm-signed", "chasm-complex", "chasm")
 _AXES = ("chasm-ch", "chasm-cw", "chasm-cw-ch", "chasm-sum", "chasm")
 _X8 = ("cc359-x8",)
+_EVERY = (
+    *("baseline", "wrapper", *RIVALS),
+    *("chasm-identity", "chasm-untied", "chasm-signed", "chasm-complex", "chasm"),
+)
 _OURS = "not in the paper"
 _SEED_GRIDS, _SEED_QUOTES = _seeds()
 
@@ -136,6 +140,30 @@ _LIST = [
     Study(
         "budget", "Parameter-matched rivals", _OURS, "Does CHASM lead rivals of about its own size?",
         (Grid(_X8, paper.HOSTS, ("baseline", *(f"{r}-budget" for r in RIVALS if r != "gfnet"), "chasm")),), _cc359(8),
+    ),
+    Study(
+        "hifi", "Every mixer and variant in HiFi-Mamba", _OURS,
+        "Does CHASM lead in the paper's own host when every rival trains, and what does each of its parts give?",
+        (Grid(_X8, HIFI, _EVERY),), {},
+    ),
+    Study(
+        "hifi-random", "Every mixer and variant in HiFi-Mamba, three draws of a random mask", _OURS,
+        "Does CHASM's lead shrink when the mask loses its structure, whichever lines are drawn?",
+        (Grid(("cc359-x8", *(f"cc359-x8-random-{draw}" for draw in DRAWS)), HIFI, _EVERY),), {},
+    ),
+    Study(
+        "bins", "Number of bins of the gain tables", _OURS,
+        "Does a table with fewer or more bins than frequencies change anything?",
+        (Grid(_X8, HIFI, ("chasm-bins-16", "chasm", "chasm-bins-256")),), {},
+    ),
+    Study(
+        "hosts", "Every mixer in U-Net and ViT", _OURS, "Does the order of the mixers carry over to other hosts?",
+        (Grid(_X8, ("unet-high", "vit"), _EVERY),), {},
+    ),
+    Study(
+        "health", "The first steps of every mixer in every host", _OURS,
+        "Does every mixer train in every host, in float32 and in bfloat16?",
+        (Grid(_X8, paper.HOSTS, ALL),), {},
     ),
     Study(
         "evidence", "First evidence: U-Net with slots at the three highest resolutions, x8", _OURS,

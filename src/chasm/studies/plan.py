@@ -6,7 +6,7 @@ every mixer gets the same data in the same order under the same mask, and (one s
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,23 @@ import torch
 from chasm.backbones import create_backbone
 from chasm.common.files import write_json
 from chasm.common.registry import suggest
-from chasm.mixers import create_mixer
+from chasm.mixers import MIXERS, create_mixer
 from chasm.studies.catalogue import Study, get_study
-from chasm.studies.vocabulary import HOSTS, MULTIPLIERS, SCALES, SETTINGS, base_recipe, get_arm, image_size, needed_path
+from chasm.studies.vocabulary import (
+    HOSTS,
+    MULTIPLIERS,
+    SCALES,
+    SETTINGS,
+    base_recipe,
+    get_arm,
+    image_size,
+    lookup,
+    needed_path,
+)
 from chasm.surgery.count import count_parameters
 from chasm.train.config import Part, RunConfig, load_recipe
 
-PROTOCOLS = ("matched", "tuned")
+PROTOCOLS = ("default", "matched", "tuned")
 FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")  # what may differ between runs of a setting in a host
 
 
@@ -53,11 +63,14 @@ class Plan:
 
     study: Study
     scale: str
-    protocol: str  # matched: one step size for everything. tuned: the spectral one chosen on validation from one grid
+    # default: every mixer as shipped. matched: one step size for everything. tuned: the spectral one chosen on
+    # validation from one grid.
+    protocol: str
     seeds: tuple[int, ...] | None  # None: those the study declares
     paths: dict[str, str]
     overrides: tuple[str, ...]  # a.b=c, of every run alike
     arms: tuple[str, ...] = ()  # in every grid, beside those the study declares
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # a part of the study: factor, and its allowed values
 
     @property
     def points(self) -> list[tuple[str, str, str, int, int]]:
@@ -71,7 +84,9 @@ class Plan:
             for multiplier in self._multipliers(arm)
             for seed in self.seeds or grid.seeds
         )
-        return list(dict.fromkeys(found))
+        names = ("setting", "host", "arm", "multiplier", "seed")
+        wanted = [(names.index(factor), values) for factor, values in self.only]
+        return [p for p in dict.fromkeys(found) if all(str(p[i]) in values for i, values in wanted)]
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -85,8 +100,12 @@ class Plan:
         return Path(root) / self.scale / cell.key
 
     def _multipliers(self, arm: str) -> tuple[int, ...]:
-        tuned = self.protocol == "tuned" and self.study.kind == "train" and get_arm(arm).spectral
-        return MULTIPLIERS if tuned else MULTIPLIERS[:1]
+        """How far the spectral parameters step, as a multiple of the learning rate: those of one run each."""
+        if self.study.kind != "train" or not get_arm(arm).spectral or self.protocol == "matched":
+            return (1,)
+        if self.protocol == "tuned":
+            return MULTIPLIERS
+        return (int(_default_step_scale(arm) or 1),)
 
     def _base(self, setting: str, host: str) -> RunConfig:
         return load_recipe(base_recipe(SETTINGS[setting], HOSTS[host], self.scale, self.paths), list(self.overrides))
@@ -98,15 +117,24 @@ class Plan:
             mixer = near_budget(mixer.name, base.backbone.name, options, image_size(SETTINGS[setting], self.scale))
         kind = self.study.kind
         tail = f".m{multiplier}.s{seed}" if kind == "train" else f".{kind}"
-        changes: dict[str, Any] = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed, "mixer": mixer}
-        changes["train"] = base.train.model_copy(update={"spectral_multiplier": float(multiplier)})
+        changes: dict[str, Any] = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed}
+        if _default_step_scale(arm) is None:  # the multiplier belongs to the optimiser
+            changes["train"] = base.train.model_copy(update={"spectral_multiplier": float(multiplier)})
+        elif kind == "train" and get_arm(arm).spectral:  # the mixer has it built in
+            mixer = mixer.model_copy(update={"options": mixer.options | {"step_scale": float(multiplier)}})
+        changes["mixer"] = mixer
         return Cell(setting, host, arm, multiplier, seed, kind, base.model_copy(update=changes))
+
+
+def _default_step_scale(arm: str) -> float | None:
+    scale: float | None = MIXERS.get(get_arm(arm).mixer.name).default_step_scale  # type: ignore[attr-defined]
+    return scale
 
 
 def make_plan(
     study: str,
     scale: str = "tiny",
-    protocol: str = "matched",
+    protocol: str = "default",
     seeds: Sequence[int] | None = None,
     paths: dict[str, str] | None = None,
     overrides: Sequence[str] = (),
@@ -127,6 +155,43 @@ def make_plan(
         get_arm(arm)
     chosen = tuple(seeds) if seeds else None
     return Plan(get_study(study), scale, protocol, chosen, dict(paths or {}), tuple(overrides), tuple(arms))
+
+
+def part_of(plan: Plan, only: Sequence[str]) -> Plan:
+    """The part of a study that `only` names.
+
+    Args:
+        plan: the whole study.
+        only: words like "host=unet,arm=chasm,gfnet": values of one factor are alternatives, factors combine.
+
+    Returns:
+        A plan with the runs that match. It is saved as the whole study.
+
+    Raises:
+        ValueError: a factor or value is unknown, or no run matches.
+
+    >>> part_of(make_plan("cc359"), ["host=unet,vit,arm=chasm", "setting=cc359-x8"]).points
+    [('cc359-x8', 'unet', 'chasm', 30, 0), ('cc359-x8', 'vit', 'chasm', 30, 0)]
+    """
+    known = {
+        f: {str(getattr(cell, f)) for cell in plan.cells} for f in ("setting", "host", "arm", "multiplier", "seed")
+    }
+    chosen: dict[str, list[str]] = {}
+    factor = ""
+    for word in ",".join(only).split(",") if only else ():
+        name, equals, value = word.strip().partition("=")
+        if equals:
+            factor = lookup("factor", name, {f: f for f in known})
+        elif not factor:
+            raise ValueError(f"--only {word}: write it as factor=value, with a factor of {', '.join(known)}")
+        value = value if equals else name
+        if value not in known[factor]:
+            raise ValueError(f"--only {factor}={value}: no run of the study has it: {suggest(value, known[factor])}")
+        chosen.setdefault(factor, []).append(value)
+    part = replace(plan, only=tuple((f, tuple(values)) for f, values in chosen.items()))
+    if not part.points:
+        raise ValueError(f"--only {' '.join(only)}: no run of the study matches all of it")
+    return part
 
 
 def missing_paths(plan: Plan) -> list[str]:
@@ -156,7 +221,7 @@ def arms_left_out(plan: Plan, root: str | Path) -> list[str]:
     return [arm for arm in before if arm not in plan.arms]
 
 
-def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str = "matched") -> Plan:
+def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str = "default") -> Plan:
     """The plan as it was last started in this folder."""
     get_study(study)
     path = _record(root, study, scale, protocol)

@@ -26,6 +26,7 @@ class Setting:
     metrics: tuple[str, str]
     acceleration: int | None = None
     mask: str = "equispaced"
+    draw: int | None = None  # seed of a random mask; None: the mask's own default
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ DATASETS = {
 }
 
 
+DRAWS = (1, 2, 3)  # of the random mask, for studies in which one draw is not enough
+
+
 def _settings() -> list[Setting]:
     image, overlap = ("psnr", "ssim"), ("iou", "dice")
     found = []
@@ -59,6 +63,9 @@ def _settings() -> list[Setting]:
             for mask, tail in (("equispaced", ""), ("random", "-random")):
                 title = f"{DATASETS[name].title} ×{r}" + (", random mask" if tail else "")
                 found.append(Setting(f"{name}-x{r}{tail}", title, name, "reconstruction", image, r, mask))
+    for draw in DRAWS:
+        title = f"CC359 ×8, random mask {draw}"
+        found.append(Setting(f"cc359-x8-random-{draw}", title, "cc359", "reconstruction", image, 8, "random", draw))
     for name in ("ade20k", "imagenet"):
         found.append(Setting(name, f"{DATASETS[name].title} ×4 bicubic", name, "superres", image))
     for r in (4, 8):
@@ -129,6 +136,8 @@ ARMS: dict[str, Arm] = {
     "chasm-cw": _chasm("CW only", axes="cw"),
     "chasm-cw-ch": _chasm("CW → CH", axes="cw>ch"),
     "chasm-sum": _chasm("CH + CW", axes="ch+cw"),
+    "chasm-bins-16": _chasm("16 bins", bins=16),
+    "chasm-bins-256": _chasm("256 bins", bins=256),
     **{
         f"{name}-budget": Arm(f"{label}, matched parameters", Part(name=name), budget=True)
         for name, label in _RIVALS.items()
@@ -173,6 +182,8 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
     options: dict[str, Any] = {}
     if setting.acceleration is not None:
         options["sampling"] = {"kind": setting.mask, "acceleration": setting.acceleration}
+        if setting.draw is not None:
+            options["sampling"]["seed"] = setting.draw
     if setting.task == "segmentation" and scale == "proxy":
         options["classes"] = 2  # the bundle's masks are lesion or not
     return {

@@ -58,6 +58,7 @@ class Training(Strict):
     ema: float | None = Field(None, gt=0, lt=1)
     precision: Literal["float32", "bf16"] = "float32"
     tf32: bool = False  # may float32 products and convolutions on a GPU round their inputs to TF32?
+    compile: bool = False  # torch.compile the host; HiFi-Mamba compiles its blocks from one graph
     cuda_graph: bool = False  # forward and backward of a step as one CUDA graph; one process on a GPU
     on_nonfinite: Literal["stop", "skip"] = "stop"
     val_every: int | None = Field(None, ge=1)  # steps; default: twenty times per run

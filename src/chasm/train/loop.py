@@ -134,6 +134,8 @@ class Trainer:
             self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.step + 1)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        if self.t.compile:
+            self.model.compile()
         self.wrapped = self.accelerator.prepare_model(self.model)
         previous = {n: signal.signal(n, self._on_signal) for n in STOP_SIGNALS} if _in_main_thread() else {}
         try:
@@ -291,7 +293,9 @@ class Trainer:
         if self.ema is not None:
             kept = {k: v.clone() for k, v in self.model.state_dict().items()}
             self.model.load_state_dict(self.ema)
-        summary = score(self.model, self.task, self.data["val"], self.device, self.t.batch, self.t.workers)
+        # Scores are in float32 and without gradients: another graph, which is not worth compiling.
+        with torch.compiler.set_stance("force_eager") if self.t.compile else nullcontext():
+            summary = score(self.model, self.task, self.data["val"], self.device, self.t.batch, self.t.workers)
         assert summary is not None
         if kept is not None:
             self.model.load_state_dict(kept)

@@ -218,7 +218,7 @@ def test_protocol_hardware_versions_commit_and_time(basis: tuple[Path, Path, dic
     ):
         assert wanted in text
     assert "21 min of training over 4 runs" in text
-    assert "chasm report basis --scale proxy --protocol matched" in text
+    assert "chasm report basis --scale proxy --protocol default" in text
 
 
 def test_csv_files(basis: tuple[Path, Path, dict[str, Any]]) -> None:
@@ -307,7 +307,7 @@ def test_numbers_as_they_are_printed() -> None:
 def test_the_rule_and_the_whole_command_are_in_the_report(basis: tuple[Path, Path, dict[str, Any]]) -> None:
     text = basis[0].with_suffix(".md").read_text()
     assert "and the mean is not zero in the digits printed here" in text
-    assert f"Made by `chasm report basis --scale proxy --protocol matched --out {basis[1]}`" in text
+    assert f"Made by `chasm report basis --scale proxy --protocol default --out {basis[1]}`" in text
 
 
 def test_axes_have_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_command(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["report", "seeds-basis", "--out", str(tmp_path)])
     assert found.exit_code == 0, found.output
     assert "6 missing" in found.output
-    folder = tmp_path / "tiny" / "reports" / "seeds-basis.matched"
+    folder = tmp_path / "tiny" / "reports" / "seeds-basis.default"
     assert json.loads((folder / "report.json").read_text())["study"]["name"] == "seeds-basis"
     assert (folder / "report.html").is_file()
 
