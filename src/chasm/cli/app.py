@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from chasm.cli import bench, data, demo, mixers, reconstruct, report, study, train
+from chasm.cli import bench, data, demo, harmonise, mixers, reconstruct, report, study, train
 from chasm.cli.errors import EXIT_CODES, one_line_errors
 
 
@@ -72,4 +72,5 @@ app.command("eval")(train.evaluate)
 study.app.command("report")(report.report)
 app.add_typer(study.app, name="study")
 app.command("report")(report.report)
+app.command("harmonise")(harmonise.harmonise)
 app.command("reconstruct")(reconstruct.reconstruct)

@@ -29,11 +29,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics of the run's selected weights on a split; `data_path` is another place of the same dataset."""
     run, device = load_run(folder, device), torch.device(device)
+    with tf32(run.config.train.tf32):
+        return measure(run, split_of(run, split, device, data_path), device)
+
+
+def split_of(run: Run, split: str, device: torch.device, data_path: str | None = None) -> SliceDataset:
+    """The data a run is scored on; `data_path` is another place of the same dataset."""
     config = run.config
     if data_path is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": data_path})})
-    with tf32(config.train.tf32):
-        return measure(run, resident(config, open_split(config, split), device), device)
+    return resident(config, open_split(config, split), device)
 
 
 def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:

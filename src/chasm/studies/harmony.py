@@ -1,0 +1,172 @@
+"""How far the channel operators of a mixer share one basis over the frequencies.
+
+The operators M(k), complex or real C x C matrices, one per frequency k:
+
+CHASM  U_k diag(lambda_k) U_k^T at the bins of each axis. A shared basis is one U for all k: every measure is zero.
+FNO-D  The dense complex matrix of the mode (k, 0) along height and (0, k) along width. On real maps (k, 0) acts as the
+       mean of its own matrix and the conjugate of that of (-k, 0), so that is taken. Modes off the two axes are not
+       looked at, nor is what acts on no single frequency: the deformation before the layer, the convolutions around it.
+
+A matrix near the identity commutes with anything, so a core that has hardly moved looks harmonious. Two of the measures
+are therefore also taken of the mixing part M(k) - tr(M(k)) / C: the operator without its mean gain.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from chasm.mixers.chasm import CHASM
+from chasm.mixers.fno_d import FNOD, SpectralConv
+from chasm.surgery.harmonise import FrequencyOperators, frequency_operators, joint_basis, multiplicities
+
+MAX_SWEEPS = 12  # more lower the energy off the diagonals by a few per cent of it at most, and take a minute per axis
+
+
+@dataclass(frozen=True)
+class Harmony:
+    """One axis of one mixer."""
+
+    commutators: Tensor  # (B, B): of every pair of frequencies
+    commutator: float  # mean over pairs of different frequencies
+    mixing_commutator: float  # the same for the mixing parts
+    neighbour_angle: float  # degrees, mean over pairs k, k + 1
+    distant_angle: float  # degrees, mean over pairs half the band apart
+    unrelated_angle: float  # degrees, between two random bases
+    off_diagonal: float  # share of the energy of all M(k) that the best shared basis leaves off the diagonals
+    mixing_off_diagonal: float  # the same as a share of the energy of the mixing parts
+
+
+def measure_harmony(mixer: nn.Module) -> dict[str, Harmony]:
+    """Measure the operators of a mixer, axis by axis.
+
+    Args:
+        mixer: a CHASM of any variant, an FNO-D, or a module with one of them inside (a slot).
+
+    Returns:
+        Axis ("ch", "cw", ..) to what was found; nothing for a CHASM without a spectral core.
+
+    Raises:
+        ValueError: if there is no mixer inside that has channel operators per frequency.
+
+    Example:
+        >>> import chasm
+        >>> found = measure_harmony(chasm.CHASM(4, size=(8, 8)))
+        >>> list(found), found["ch"].commutator
+        (['ch', 'cw'], 0.0)
+    """
+    return {axis: _measure(operators) for axis, operators in axis_operators(mixer).items()}
+
+
+def axis_operators(mixer: nn.Module) -> dict[str, FrequencyOperators]:
+    """Return the operators of a CHASM or FNO-D mixer, or of the one inside a module, in double precision.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for module in mixer.modules():
+        if isinstance(module, CHASM):
+            return frequency_operators(module)
+        if isinstance(module, FNOD):
+            return _mode_operators(module.spectral)
+    name = type(getattr(mixer, "mixer", mixer)).__name__  # what a slot holds, where it adds a residual
+    raise ValueError(f"expected CHASM or FNO-D, which have a channel operator per frequency, got {name}: it has none")
+
+
+def commutators(operators: Tensor) -> Tensor:
+    """Return ||M_k M_l - M_l M_k|| / (||M_k|| ||M_l||) in the Frobenius norm, at most sqrt(2).
+
+    Args:
+        operators: M (K, C, C).
+
+    Returns:
+        A symmetric matrix (K, K); zero where an operator is zero.
+    """
+    norms = torch.linalg.matrix_norm(operators)
+    rows = [torch.linalg.matrix_norm(M @ operators - operators @ M) for M in operators]
+    return torch.stack(rows) / torch.outer(norms, norms).clamp(min=torch.finfo(norms.dtype).tiny)
+
+
+def mixing_parts(operators: Tensor) -> Tensor:
+    """M(k) - tr(M(k)) / C: the operators without their mean gain."""
+    C = operators.shape[-1]
+    mean = operators.diagonal(dim1=-2, dim2=-1).mean(-1)
+    return operators - mean[:, None, None] * torch.eye(C, dtype=operators.dtype)
+
+
+def basis_angles(bases: Tensor) -> Tensor:
+    """Return the angle between the eigenbases of every pair of frequencies, in degrees.
+
+    The order of eigenvectors means nothing, so each one is compared with the nearest of the other frequency (the
+    principal angle of two lines). The angle of two bases is the mean over all eigenvectors of both. Eigenvectors of
+    equal gains are arbitrary: the angle says little where the gains of a frequency hardly differ.
+
+    Args:
+        bases: (K, C, C), columns of unit length.
+
+    Returns:
+        A symmetric matrix (K, K).
+    """
+    angles = []
+    for U in bases:
+        cosines = (U.mH @ bases).abs().clamp(max=1)
+        nearest = [cosines.amax(dim).arccos().mean(-1) for dim in (-1, -2)]
+        angles.append(torch.rad2deg(sum(nearest) / 2))
+    return torch.stack(angles)
+
+
+def unrelated_angle(channels: int) -> float:
+    """The angle of `basis_angles` between two random orthonormal bases."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, channels, channels, generator=generator, dtype=torch.float64)
+    return float(basis_angles(torch.linalg.qr(noise)[0])[0, 1])
+
+
+def off_diagonal_energy(operators: Tensor, weights: Tensor) -> float:
+    """Return the weighted energy that the best shared basis leaves off the diagonals of all operators.
+
+    Args:
+        operators: M (K, C, C).
+        weights: (K,), the number of frequencies that each stands for.
+    """
+    V = joint_basis(operators, weights, MAX_SWEEPS)
+    turned = V.mH @ operators @ V
+    return _energy(turned - torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1)), weights)
+
+
+def _measure(operators: FrequencyOperators) -> Harmony:
+    M, bases = operators
+    mixing, weights = mixing_parts(M), multiplicities(len(M))
+    pairs, angles = commutators(M), basis_angles(bases)
+    left = off_diagonal_energy(M, weights)
+    return Harmony(
+        commutators=pairs,
+        commutator=_mean_over_pairs(pairs),
+        mixing_commutator=_mean_over_pairs(commutators(mixing)),
+        neighbour_angle=float(angles.diagonal(1).mean()),
+        distant_angle=float(angles.diagonal(max(len(M) // 2, 1)).mean()),
+        unrelated_angle=unrelated_angle(M.shape[-1]),
+        off_diagonal=left / max(_energy(M, weights), 1e-300),
+        mixing_off_diagonal=left / max(_energy(mixing, weights), 1e-300),
+    )
+
+
+def _energy(operators: Tensor, weights: Tensor) -> float:
+    return float((weights * operators.abs().square().sum((1, 2))).sum())
+
+
+def _mean_over_pairs(values: Tensor) -> float:
+    first, second = torch.triu_indices(len(values), len(values), offset=1)
+    return float(values[first, second].mean())
+
+
+@torch.no_grad()
+def _mode_operators(spectral: SpectralConv) -> dict[str, FrequencyOperators]:
+    """The modes of an FNO layer on the two frequency axes; those of DC are real."""
+    # Stored as (in, out, rows, columns, 2); M maps channels in to channels out.
+    stored = (torch.view_as_complex(r.double().cpu()) for r in (spectral.r_pos, spectral.r_neg))
+    positive, negative = (R.permute(2, 3, 1, 0) for R in stored)
+    below = negative[:, 0].flip(0)  # rows -1, -2, ..
+    height = (positive[:, 0] + torch.cat([positive[:1, 0], below[:-1]]).conj()) / 2
+    width = torch.cat([height[:1], positive[0, 1:]])
+    return {axis: FrequencyOperators(M, torch.linalg.eig(M)[1]) for axis, M in (("ch", height), ("cw", width))}

@@ -1,0 +1,95 @@
+"""What a run loses when its untied mixers get the best shared basis, scored on its test split."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from chasm.common.files import read_json, write_json, write_text
+from chasm.common.precision import tf32
+from chasm.mixers.chasm import CHASM
+from chasm.studies.statistics import Interval, difference
+from chasm.surgery.harmonise import harmonise
+from chasm.train.checkpoints import holds_work, save_tensors
+from chasm.train.config import Part, RunConfig, differences, dump, load_recipe
+from chasm.train.evaluation import measure, save_examples, split_of
+from chasm.train.run import Run, environment, load_run, score
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Scores of a run before and after its mixers were harmonised."""
+
+    folder: Path  # of the harmonised run
+    before: dict[str, dict[str, float]]  # case -> metric -> score
+    after: dict[str, dict[str, float]]
+
+    def difference(self, metric: str) -> Interval:
+        """After minus before, paired by case."""
+        sides = [{case: scores[metric] for case, scores in cases.items()} for cases in (self.after, self.before)]
+        return difference(sides[:1], sides[1:], metric)
+
+
+def has_untied(model: nn.Module) -> bool:
+    """True if there is something to harmonise."""
+    return any(isinstance(m, CHASM) and m.basis == "untied" for m in model.modules())
+
+
+def harmonised_folder(folder: Path) -> Path:
+    """Where the harmonised run of a run is kept, so that a report finds it."""
+    return folder / "harmonised"
+
+
+def project_run(
+    run: Run, out: Path | None = None, *, device: torch.device | str = "cpu", data_path: str | None = None
+) -> Projection:
+    """Give every untied mixer of a run the best shared basis, and score the run before and after.
+
+    Args:
+        run: a finished run with ``basis="untied"`` in its slots, as `load_run` returns it. Its model is harmonised in
+            place.
+        out: folder of the harmonised run, which is complete: it can be scored, reconstructed with and reported.
+            Default: `harmonised_folder`.
+        device: where the model is and is scored.
+        data_path: another place of the same dataset.
+
+    Returns:
+        The scores of both on the test split.
+
+    Raises:
+        ValueError: if the run has no untied mixer, or `out` holds a run with another config.
+    """
+    if not has_untied(run.model):
+        raise ValueError(f"{run.folder}: no slot has an untied basis, so there is nothing to project")
+    config, out, device = _shared_config(run.config), out or harmonised_folder(run.folder), torch.device(device)
+    if holds_work(out) and (other := differences(load_recipe(out / "config.yaml"), config)):
+        raise ValueError(f"{out} holds a run with another config: {other}: choose another folder, or remove it")
+    with tf32(config.train.tf32):
+        data = split_of(run, "test", device, data_path)
+        before = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
+        assert before is not None
+        harmonise_slots(run.model)
+        write_text(out / "config.yaml", dump(config))
+        shape = read_json(run.folder / "environment.json")["image_shape"]
+        write_json(out / "environment.json", environment(config, device, shape))
+        save_tensors(out / "weights.safetensors", run.model.state_dict())
+        harmonised = load_run(out, device)  # as everyone else will read it
+        save_examples(harmonised, data, device)
+        metrics = measure(harmonised, data, device)
+    write_json(out / "metrics.json", metrics)
+    return Projection(out, before.per_case, metrics["cases"])
+
+
+def harmonise_slots(model: nn.Module) -> None:
+    """Replace every untied CHASM in a model by its harmonised mixer, in place."""
+    untied = [(name, m) for name, m in model.named_modules() if isinstance(m, CHASM) and m.basis == "untied"]
+    for name, mixer in untied:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, harmonise(mixer))
+
+
+def _shared_config(config: RunConfig) -> RunConfig:
+    options = {k: v for k, v in config.mixer.options.items() if k != "basis"}
+    mixer = Part(name=config.mixer.name, options=options)
+    return config.model_copy(update={"name": f"{config.name}-harmonised", "mixer": mixer})
