@@ -26,6 +26,7 @@ _PUBLIC = {
     "create_backbone": "chasm.backbones",
     "list_backbones": "chasm.backbones",
     "fold": "chasm.surgery.fold",
+    "harmonise": "chasm.surgery.harmonise",
     "export_onnx": "chasm.surgery.onnx",
 }
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from chasm.mixers import register_mixer as register_mixer
     from chasm.surgery.count import count as count
     from chasm.surgery.fold import fold as fold
+    from chasm.surgery.harmonise import harmonise as harmonise
     from chasm.surgery.onnx import export_onnx as export_onnx
     from chasm.surgery.param_groups import param_groups as param_groups
     from chasm.surgery.swap import swap as swap
