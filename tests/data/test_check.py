@@ -6,7 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from writers import write_brats, write_cc359, write_cc359_multi, write_fastmri, write_photo, write_proxy
+from PIL import Image
+from writers import (
+    write_brats,
+    write_cc359,
+    write_cc359_multi,
+    write_dicom,
+    write_fastmri,
+    write_photo,
+    write_proxy,
+)
 
 from chasm.data import DataError
 from chasm.data.check import check, verify, write_manifest
@@ -82,6 +91,87 @@ def test_identical_files_in_two_splits(tmp_path: Path) -> None:
     (finding,) = check(tmp_path, "images").findings
     assert "identical file" in finding
     assert "train and val" in finding
+
+
+def exams(root: Path, patients: dict[str, str]) -> None:
+    """One DICOM series in a folder for each exam, of exam name -> patient."""
+    for i, (exam, patient) in enumerate(patients.items()):
+        for k in range(2):
+            pixels = np.random.default_rng([i, k]).integers(1, 4000, (16, 16))
+            write_dicom(root / exam / f"{k}.dcm", pixels, k, PatientID=patient, SeriesInstanceUID=f"1.2.{i}")
+
+
+def test_the_exams_of_a_patient_share_a_split(tmp_path: Path) -> None:
+    exams(tmp_path, {f"exam{i}": f"patient{i % 5}" for i in range(20)})
+    report = check(tmp_path, "folder")
+    assert report.findings == []
+    split = {int(exam.removeprefix("exam")): name for name, names in report.cases.items() for exam in names}
+    assert set(split.values()) == {"train", "val", "test"}
+    assert all(split[i] == split[i % 5] for i in range(20))
+    assert "patient" in report.split_rule
+
+
+def test_ten_exams_of_one_patient_are_one_patient(tmp_path: Path) -> None:
+    """They were called sound and split 7/1/2."""
+    exams(tmp_path, {f"exam{i}": "one and the same" for i in range(10)})
+    report = check(tmp_path, "folder")
+    assert list(report.cases) == ["train"]
+    assert any("all 10 cases are of one patient" in note for note in report.notes)
+    assert not any("one and the same" in line for line in report.notes + report.findings)  # a report names nobody
+
+
+def test_one_dicom_patient_in_two_folders(tmp_path: Path) -> None:
+    exams(tmp_path, {"train/a": "p1", "train/b": "p2", "test/c": "p1", "val/d": "p3"})
+    (finding,) = check(tmp_path, "folder").findings
+    assert "is in test and train" in finding
+    assert "train/a/0.dcm" in finding
+    assert "test/c/0.dcm" in finding
+
+
+def test_equal_pixels_in_two_splits(tmp_path: Path) -> None:
+    """Other files, other number formats, other names, and some slices only: the pixels are those of the test set."""
+    rng = np.random.default_rng(0)
+    volume = rng.integers(0, 4000, (5, 16, 16)).astype(np.float64)
+    volume[0] = 0
+    for split in ("train", "val", "test"):
+        (tmp_path / split).mkdir()
+        np.save(tmp_path / split / f"{split}.npy", np.insert(rng.random((3, 16, 16)), 1, 0, axis=0))
+    np.savez(tmp_path / "train" / "copy.npz", image=volume[:3].astype(np.uint16))
+    np.save(tmp_path / "test" / "scan.npy", volume)
+    (finding,) = check(tmp_path, "folder").findings  # blank slices are equal everywhere, and no leak
+    assert "pixels: 2 of 5 slices" in finding
+    assert "scan.npy" in finding
+    assert "copy.npz" in finding
+    assert "test and train" in finding
+    np.save(tmp_path / "test" / "again.npy", volume + 0.0)  # in one split it is worth a note
+    report = check(tmp_path, "folder")
+    assert any("again.npy" in note and "scan.npy" in note for note in report.notes)
+
+
+def test_equal_pixels_of_every_format(tmp_path: Path) -> None:
+    """Another file with the same slices, of another patient by its name."""
+    write_cc359(tmp_path / "cc359" / "Train" / "a.npy", slices=3)
+    (tmp_path / "cc359" / "Val").mkdir()
+    np.save(tmp_path / "cc359" / "Val" / "b.npy", np.load(tmp_path / "cc359" / "Train" / "a.npy")[:2])
+    for folder in ("train", "val"):
+        write_fastmri(tmp_path / "fastmri" / f"singlecoil_{folder}" / f"{folder}.h5")
+    write_photo(tmp_path / "images" / "train" / "a.png")
+    (tmp_path / "images" / "val").mkdir()
+    with Image.open(tmp_path / "images" / "train" / "a.png") as photo:
+        photo.save(tmp_path / "images" / "val" / "b.bmp")
+    for kind in ("cc359", "fastmri", "images"):
+        (finding,) = check(tmp_path / kind, kind).findings
+        assert "pixels: " in finding
+        assert "together in train and val" in finding
+
+
+def test_blank_slices_are_named(tmp_path: Path) -> None:
+    volume = np.random.default_rng(0).random((6, 16, 16))
+    volume[[0, 4, 5]] = 0
+    np.save(tmp_path / "scan.npy", volume)
+    report = check(tmp_path, "folder")
+    assert report.ok
+    assert any("scan.npy: 3 of 6 slices are blank (0, 4, 5): they are not scored" in note for note in report.notes)
 
 
 def test_blank_and_unfinished_files(tmp_path: Path) -> None:

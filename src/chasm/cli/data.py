@@ -112,6 +112,8 @@ def _print(report: "CheckReport") -> None:
         typer.echo(f"  values {low:.6g} to {high:.6g} {kind}".rstrip())
     for note in report.notes[:20]:
         typer.echo(f"note: {note}")
+    if len(report.notes) > 20:
+        typer.echo(f"and {counted(len(report.notes) - 20, 'more note')}")
     for finding in report.findings:
         typer.echo(f"wrong: {finding}")
     wrong = len(report.findings)

@@ -18,6 +18,7 @@ from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_finite, require_folder
 from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import assign_splits
+from chasm.data.survey import SliceSurvey
 
 MODALITIES = ("t1", "t1ce", "t2", "flair")
 REGIONS = ("WT", "TC", "ET")
@@ -93,10 +94,14 @@ class BraTS(FileDataset):
             raise fault(case.files[0].parent, "modality", f"missing {', '.join(missing)}")
         raw = [_volume(file) for file in case.files[:4]]
         _load(case)
-        low, high = min(float(v.min()) for v in raw), max(float(v.max()) for v in raw)
         x, y, n = raw[0].shape
+        survey = SliceSurvey()
+        for k in range(n):
+            survey.add(np.stack([volume[..., k] for volume in raw]))
         scheme = "2023 names" if case.files[4].name.removesuffix(".gz").endswith("-seg.nii") else "2021 names"
-        return CaseFacts((4, y, x), n, str(raw[0].dtype), low, high, kind=scheme)
+        digests = tuple(digest for digest in survey.digests if digest)  # slices without a brain are never read
+        dtype = str(raw[0].dtype)
+        return CaseFacts((4, y, x), n, dtype, survey.low, survey.high, kind=scheme, digests=digests)
 
 
 def _folders(path: Path) -> Iterator[tuple[Path, list[Path]]]:

@@ -19,6 +19,7 @@ from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, h5_field, open_npy, reading, require_finite
 from chasm.data.records import Case, CaseFacts, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
+from chasm.data.survey import SliceSurvey
 from chasm.mri.fft import exchange_image_halves
 
 
@@ -83,17 +84,17 @@ class CC359(KSpaceDataset):
     def probe(cls, case: Case) -> CaseFacts:
         file, files = case.files[0], H5Files()
         volume = _open_volume(file, files)
-        low, high = np.inf, 0.0
+        survey = SliceSurvey()
         for k in range(len(volume)):  # one slice at a time: a volume may be 3 GB
-            magnitude = _image(_kspace(volume, k, file)).abs()
-            low, high = min(low, magnitude.min().item()), max(high, magnitude.max().item())
-        if high == 0.0:
+            survey.add(_image(_kspace(volume, k, file)).numpy())
+        if survey.high == 0.0:
             raise fault(file, "kspace", "every value is zero")
         (n, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
         files.close()
         multi = file.suffix == ".h5"  # there the width differs between sound volumes
         kind = counted(pairs // 2, "channel") if multi else "single-channel"
-        return CaseFacts((pairs // 2, h, w), n, dtype, low, high, kind=kind, varies=multi)
+        shape, digests = (pairs // 2, h, w), tuple(survey.digests)
+        return CaseFacts(shape, n, dtype, survey.low, survey.high, kind=kind, varies=multi, digests=digests)
 
 
 def _open_volume(file: Path, h5: H5Files) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from chasm.common.files import write_text
 from chasm.common.registry import suggest
+from chasm.common.text import counted
 from chasm.data.base import DATASETS, FileDataset, existing
 from chasm.data.records import Case, CaseFacts, DataError
 
@@ -99,7 +100,8 @@ def check(
         report.findings.append(f"{root}: folder: no case found: expected {cls.summary}")
     facts = _read(report, cls, cases, jobs or os.cpu_count() or 1, progress)
     _odd_shapes(report, facts)
-    _leaks(report, cases, facts)
+    _patients_in_two_splits(report, cases, facts)
+    _equal_slices(report, facts)
     _other_files(report, cases)
     return report
 
@@ -156,31 +158,65 @@ def _odd_shapes(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> Non
             report.findings.append(f"{case.files[0]}: shape: {f.shape}, most have {usual}")
 
 
-def _leaks(report: CheckReport, cases: Iterable[Case], facts: list[tuple[Case, CaseFacts]]) -> None:
-    """Find patients, or cases of identical files, in two splits. (Single files may be identical: a blank slice.)"""
+def _patients_in_two_splits(report: CheckReport, cases: Iterable[Case], facts: list[tuple[Case, CaseFacts]]) -> None:
+    """Find patients whose cases are in two splits."""
     stored_groups = {(c.name, c.split): f.group for c, f in facts if f.group}
     groups: dict[str, dict[str, Case]] = {}
-    copies: dict[tuple[str, ...], dict[str, set[str]]] = {}  # hashes of a case -> split -> its first file
+    number = 0
     for case in cases:
         group = stored_groups.get((case.name, case.split)) or case.group or case.name
         groups.setdefault(group, {}).setdefault(case.split, case)
-        names = [_relative(report.root, file) for file in case.files]
-        digest = tuple(sorted(report.files.get(name, {}).get("sha256", "") for name in names))
-        if all(digest):
-            copies.setdefault(digest, {}).setdefault(case.split, set()).add(names[0])
+        number += 1
+    if len(groups) == 1 and number > 1:
+        advice = "if an anonymiser wrote that, make folders train, val and test, or give a list (splits)"
+        report.notes.append(f"all {number} cases are of one patient, by their files, and share one split: {advice}")
     for group, by_split in groups.items():
         if len(by_split) > 1:
             one, other = list(by_split.values())[:2]
             where = " and ".join(sorted(by_split))
             line = f"{one.files[0]}: split: {group!r} is in {where}, see {other.files[0]}"
             report.findings.append(line)
-    for by_hash in copies.values():
-        names = sorted(set().union(*by_hash.values()))
-        if len(names) > 1 and len(by_hash) > 1:
-            where = " and ".join(sorted(by_hash))
-            report.findings.append(f"{names[0]}: split: identical file {names[1]}, together in {where}")
-        elif len(names) > 1:
-            report.notes.append(f"{names[0]}: identical to {', '.join(names[1:])}")
+
+
+def _equal_slices(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> None:
+    """Find slices that two cases share, in two splits (a leak) or in one (a note), and slices that are blank.
+
+    A case whose reader makes no hashes of slices is compared by the hashes of its files.
+    """
+
+    def file_hashes(case: Case) -> tuple[str, ...]:
+        return tuple(sorted(report.files[_relative(report.root, f)]["sha256"] for f in case.files))
+
+    owners: dict[Any, dict[str, Case]] = {}  # hash of a slice -> split -> the first case that has it
+    shared: Counter[tuple[Case, Case]] = Counter()
+    slices = {case: f.slices for case, f in facts}
+    for case, f in facts:
+        keys: set[Any] = {digest for digest in f.digests if digest}
+        for key in keys or {file_hashes(case)}:
+            by_split = owners.setdefault(key, {})
+            others = [other for split, other in by_split.items() if split != case.split] or list(by_split.values())
+            for other in others:
+                shared[other, case] += 1
+            by_split.setdefault(case.split, case)
+        blank = [str(k) for k, digest in enumerate(f.digests) if not digest]
+        if blank:
+            which = ", ".join(blank[:10]) + (", .." if len(blank) > 10 else "")
+            what = f"{len(blank)} of {counted(f.slices, 'slice')} {'is' if len(blank) == 1 else 'are'} blank"
+            name = _relative(report.root, case.files[0]) if len(case.files) == 1 else case.name
+            report.notes.append(f"{name}: {what} ({which}): they are not scored")
+    for (one, other), number in shared.items():
+        names = sorted(_relative(report.root, case.files[0]) for case in (one, other))
+        if file_hashes(one) == file_hashes(other):
+            what = f"split: identical file {names[1]}"
+        else:
+            first = min(one, other, key=lambda case: _relative(report.root, case.files[0]))
+            what = (
+                f"pixels: {number} of {counted(slices[first], 'slice')} {'is' if number == 1 else 'are'} in {names[1]}"
+            )
+        if one.split == other.split:
+            report.notes.append(f"{names[0]}: {what}")
+        else:
+            report.findings.append(f"{names[0]}: {what}, together in {' and '.join(sorted((one.split, other.split)))}")
 
 
 def _other_files(report: CheckReport, cases: Iterable[Case]) -> None:

@@ -21,6 +21,7 @@ from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, reading
 from chasm.data.records import Case, CaseFacts, DataError, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
+from chasm.data.survey import SliceSurvey
 from chasm.mri.fft import ifft2c
 
 STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}  # target -> key of the stored images
@@ -175,22 +176,22 @@ class FastMRI(KSpaceDataset):
         targets = [key for key in STORED.values() if key in handle]
         if not targets and "mask" not in handle:
             raise fault(file, "reconstruction_rss", "missing, and without a mask this is no test file")
-        low, high = np.inf, 0.0
+        raw, images = SliceSurvey(), SliceSurvey()
         for key in targets:
             item = h5_field(handle, file, key, (3,))
             if item.shape[0] != kspace.shape[0]:
                 raise fault(file, key, f"{counted(item.shape[0], 'slice')}, but kspace has {kspace.shape[0]}")
         for k in range(kspace.shape[0]):
-            h5_slice(kspace, k, file, "kspace")
+            raw.add(h5_slice(kspace, k, file, "kspace"))
             for key in targets:
-                image = h5_slice(handle[key], k, file, key)
-                low, high = min(low, float(image.min())), max(high, float(image.max()))
+                images.add(h5_slice(handle[key], k, file, key))
         kind = _text(handle.attrs.get("acquisition", "")) or "no acquisition attribute"
         coils = 1 if kspace.ndim == 3 else kspace.shape[1]
         shape = (coils, *(handle[targets[0]].shape[1:] if targets else header.recon))
-        low = low if targets else 0.0
+        low, high = (images.low, images.high) if targets else (0.0, 0.0)
         varies = not kind.startswith("COR")  # knees all have one shape, brains do not
-        facts = CaseFacts(shape, kspace.shape[0], str(kspace.dtype), low, high, _patient(file), kind, varies)
+        dtype, digests = str(kspace.dtype), tuple(raw.digests)
+        facts = CaseFacts(shape, len(digests), dtype, low, high, _patient(file), kind, varies, digests)
         files.close()
         return facts
 

@@ -1,9 +1,10 @@
 """Your own folder of magnitude images, without writing code: .npy, .npz, .png, .tif, .nii(.gz) or DICOM.
 
 A file is a case, and so are the files of one DICOM series. Other files in a sub-folder together are one case (a stack
-of PNGs). The first sub-folder is the patient for the split. Splits come from folders named train, val and test; or from
-a text file with a case and its split on each line; or else 70/10/20 by hash. Arrays are (H, W) or (slices, H, W), real
-or complex; an .npz holds `image` and may hold `label`. DICOM is ordered by instance number, other files by name.
+of PNGs). All cases of a patient share a split: the patient is the PatientID of DICOM, or else the first sub-folder.
+Splits come from folders named train, val and test; or from a text file with a case and its split on each line; or else
+70/10/20 by hash. Arrays are (H, W) or (slices, H, W), real or complex; an .npz holds `image` and may hold `label`.
+DICOM is ordered by instance number, other files by name.
 """
 
 from pathlib import Path
@@ -22,11 +23,13 @@ from chasm.data.formats import (
     is_readable,
     is_single_image,
     load_images,
+    patient_of,
     series_of,
     voxel_affine,
 )
 from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders, splits_from_list
+from chasm.data.survey import SliceSurvey
 
 
 @register_dataset("folder")
@@ -79,6 +82,7 @@ class Folder(FileDataset):
             cases, rule = splits_from_list(cases, existing(splits))
         else:
             cases, rule = assign_splits(cases, seed)
+            rule = rule.replace("case name", "patient, or of the case if no patient is known")
         return _stacked(cases, path) if stack else cases, rule
 
     def read(self, case: Case, k: int) -> Slice:
@@ -107,20 +111,21 @@ class Folder(FileDataset):
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:
-        shapes, low, high, total, kinds = set(), np.inf, -np.inf, 0, set()
+        shapes, survey, kinds = set(), SliceSurvey(), set()
         for file in case.files:
             images, _ = load_images(file, cls.arrays)
             require_finite(np.asarray(images), file, "image")
-            values = np.abs(images) if images.dtype.kind == "c" else images
-            low, high = min(low, float(values.min())), max(high, float(values.max()))
-            total += len(images)
+            for image in images:
+                survey.add(np.asarray(image))
             shapes.add(images.shape[1:])
             kinds.add(str(images.dtype))
             if len(shapes) > 1:
                 raise fault(file, "image", f"shape {images.shape[1:]} differs from others of the case: {shapes}")
+        low, high, digests = survey.low, survey.high, tuple(survey.digests)
         if low == high:
             raise fault(case.files[0], "image", f"every value is {low:g}")
-        return CaseFacts((1, *shapes.pop()), total, "/".join(sorted(kinds)), low, high)
+        dtype = "/".join(sorted(kinds))
+        return CaseFacts((1, *shapes.pop()), len(digests), dtype, low, high, digests=digests)
 
 
 def _cases_in(folder: Path, role: str) -> list[Case]:
@@ -135,7 +140,8 @@ def _cases_in(folder: Path, role: str) -> list[Case]:
         files = in_order(files)
         shared = sum(parent == other for other, _ in groups) > 1
         name = files[0].name if parent == "." else f"{parent}/{files[0].name}" if shared else parent
-        cases.append(Case(prefix + name, role, tuple(files), prefix + name.split("/")[0]))
+        group = patient_of(files[0]) or prefix + name.split("/")[0]
+        cases.append(Case(prefix + name, role, tuple(files), group))
     return sorted(cases, key=lambda case: case.name)
 
 

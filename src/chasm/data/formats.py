@@ -4,6 +4,7 @@ Volumes of NIfTI are read as axial slices, upright, whatever orientation they ar
 such slices lie in space.
 """
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,18 @@ def series_of(file: Path) -> str:
         return str(_dicom(file, pixels=False).get("SeriesInstanceUID") or "") if format_of(file) == ".dcm" else ""
     except DataError:  # reading the file reports it
         return ""
+
+
+def patient_of(file: Path) -> str:
+    """Return a name for the patient of a DICOM file, or "" if it does not say.
+
+    The name is made from a hash of the PatientID, so that no report and no manifest shows the ID itself.
+    """
+    try:
+        patient = str(_dicom(file, pixels=False).get("PatientID") or "").strip() if format_of(file) == ".dcm" else ""
+    except DataError:  # reading the file reports it
+        return ""
+    return f"patient {hashlib.sha256(patient.encode()).hexdigest()[:8]}" if patient else ""
 
 
 def count_images(file: Path, arrays: tuple[str, ...]) -> int:

@@ -19,6 +19,7 @@ from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading
 from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import assign_splits, role_folders
+from chasm.data.survey import SliceSurvey
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")
 _ANNOTATION = re.compile(r"_(seg|parts_\d+)\.png$")  # label maps that ADE20K keeps beside its photographs
@@ -99,11 +100,14 @@ class Images(FileDataset):
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:
         pixels = np.asarray(_rgb(case.files[0]))
-        if pixels.max() == pixels.min():
-            raise fault(case.files[0], "pixels", f"every value is {pixels.max()}")
+        survey = SliceSurvey()
+        survey.add(pixels)
+        if survey.low == survey.high:
+            raise fault(case.files[0], "pixels", f"every value is {survey.low:g}")
         h, w, _ = pixels.shape
         kind = "short side under 256: will be enlarged" if min(h, w) < 256 else ""
-        return CaseFacts((3, h, w), 1, "uint8", float(pixels.min()), float(pixels.max()), kind=kind, varies=True)
+        digests = tuple(survey.digests)
+        return CaseFacts((3, h, w), 1, "uint8", survey.low, survey.high, kind=kind, varies=True, digests=digests)
 
 
 def _walk(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from chasm.common.text import counted
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_finite
 from chasm.data.records import Case, CaseFacts, DataError, Slice, fault
+from chasm.data.survey import SliceSurvey
 from chasm.mri.fft import fft2c, ifft2c
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
@@ -92,11 +93,14 @@ class Proxy(FileDataset):
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) > 1:
             raise fault(file, case.name, f"images of several shapes: {sorted(shapes)}")
-        low, high = min(i.abs().min().item() for i in images), max(i.abs().max().item() for i in images)
-        if low == high:
-            raise fault(file, case.name, f"every value is {low:g}")
+        survey = SliceSurvey()
+        for image in images:
+            survey.add(image.numpy())
+        if survey.low == survey.high:
+            raise fault(file, case.name, f"every value is {survey.low:g}")
         dtype = str(images[0].dtype).removeprefix("torch.")
-        return CaseFacts(shapes.pop(), len(rows), dtype, low, high, kind=part)
+        digests = tuple(survey.digests)
+        return CaseFacts(shapes.pop(), len(rows), dtype, survey.low, survey.high, kind=part, digests=digests)
 
 
 def crop_kspace(image: Tensor, size: int) -> Tensor:

@@ -152,6 +152,7 @@ class CaseFacts:
         group: the patient, if only the content of the file names it.
         kind: the acquisition or similar; cases are counted by kind.
         varies: True if the shape differs between sound cases of this kind.
+        digests: a hash of each slice, b"" for a blank one, if the reader makes them (`survey.SliceSurvey`).
     """
 
     shape: tuple[int, ...]
@@ -162,6 +163,7 @@ class CaseFacts:
     group: str = ""
     kind: str = ""
     varies: bool = False
+    digests: tuple[bytes, ...] = ()
 
 
 def check_split(split: str, known: Iterable[str] = SPLITS) -> str:

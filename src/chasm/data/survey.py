@@ -1,0 +1,40 @@
+"""What the slices of a case hold, for `chasm data check`: their range, which are blank, and a hash of each."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class SliceSurvey:
+    """Facts about slices, taken one after another.
+
+    Attributes:
+        low: the smallest value, or magnitude of complex values.
+        high: the largest.
+        digests: a hash of the values of each slice; empty for a blank slice, whose values are all equal.
+
+    Example:
+        >>> survey = SliceSurvey()
+        >>> survey.add(np.eye(4))
+        >>> survey.add(np.zeros((4, 4)))
+        >>> survey.low, survey.high, [bool(d) for d in survey.digests]
+        (0.0, 1.0, [True, False])
+    """
+
+    low: float = np.inf
+    high: float = -np.inf
+    digests: list[bytes] = field(default_factory=list)
+
+    def add(self, values: np.ndarray) -> None:
+        """Take a slice (..., H, W) of finite numbers. Equal values in another number format have the same hash."""
+        size = np.abs(values) if values.dtype.kind == "c" else values
+        low, high = float(size.min()), float(size.max())
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        if low == high:
+            self.digests.append(b"")
+            return
+        single = np.ascontiguousarray(values, dtype=np.complex64 if values.dtype.kind == "c" else np.float32)
+        content = str(single.shape).encode() + (single + 0).tobytes()  # + 0 turns -0.0 into 0.0
+        self.digests.append(hashlib.blake2b(content, digest_size=16).digest())
