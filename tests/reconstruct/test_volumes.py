@@ -153,27 +153,56 @@ def test_every_case_has_files_of_its_own(tmp_path: Path, suffix: str) -> None:
                 np.testing.assert_allclose(f["reconstruction"][()], as_trained(volumes[v.case], columns(16)), atol=1e-4)
 
 
-def test_nifti_keeps_the_geometry_of_nifti(tmp_path: Path) -> None:
-    """Other axes, voxels and origin than ours: every voxel stays where it was in the scanner."""
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("codes", [(2, 0), (1, 1), (4, 1), (0, 1), (0, 0)])
+def test_nifti_keeps_the_geometry_of_nifti(tmp_path: Path, codes: tuple[int, int]) -> None:
+    """Other axes, voxels and origin than ours: every voxel stays where it was, in the coordinates it was given in."""
     volume = writers.blob(np.random.default_rng(0), 5, 20, 16).astype(np.float32)
     affine = np.array([[0, 0.7, 0, 10], [-0.5, 0, 0, -20], [0, 0, 3, 30], [0, 0, 0, 1.0]])
-    nibabel.save(nibabel.Nifti1Image(volume.transpose(2, 1, 0), affine), tmp_path / "in.nii.gz")
-    np.savetxt(tmp_path / "all.txt", np.ones(20))  # and a run of zero weights: the volume itself
+    image = nibabel.Nifti1Image(volume.transpose(2, 1, 0), affine)
+    image.set_sform(affine, code=codes[0])
+    image.set_qform(affine, code=codes[1])
+    nibabel.save(image, tmp_path / "in.nii.gz")
+    # every column, and a run of zero weights: the reconstruction is the volume itself
+    np.savetxt(tmp_path / "all.txt", np.ones(16 if codes == (0, 0) else 20))
     outcome = reconstruct(
         tmp_path / "in.nii.gz", make_run(tmp_path / "run"), tmp_path / "out.nii.gz", mask=tmp_path / "all.txt"
     )
     assert not any("voxel" in note for note in outcome.notes)
     found, wanted = nibabel.load(tmp_path / "out.nii.gz"), nibabel.load(tmp_path / "in.nii.gz")
-    assert found.header.get_zooms() == pytest.approx((0.7, 0.5, 3))
+    assert found.header.get_zooms() == pytest.approx((0.5, 0.7, 3) if codes == (0, 0) else (0.7, 0.5, 3))
     assert found.header.get_xyzt_units()[0] == "mm"
-    for code in (found.header["sform_code"], found.header["qform_code"]):
-        assert code == 1
+    # a file without coordinates is read in those that nibabel makes up, which are then written down
+    written = (int(found.header["sform_code"]), int(found.header["qform_code"]))
+    assert written == (codes if codes != (0, 0) else (2, 0))
     np.testing.assert_allclose(found.header.get_qform(), found.affine, atol=1e-4)
     for voxel in ((0, 0, 0), (3, 7, 2), (15, 19, 4)):
         world = nibabel.affines.apply_affine(wanted.affine, voxel)
         here = nibabel.affines.apply_affine(np.linalg.inv(found.affine), world).round().astype(int)
         np.testing.assert_allclose(nibabel.affines.apply_affine(found.affine, here), world, atol=1e-4)
         assert found.get_fdata()[tuple(here)] == pytest.approx(wanted.get_fdata()[voxel], abs=1e-4)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_nifti_is_reconstructed_in_its_acquired_plane(tmp_path: Path) -> None:
+    """The phase-encoded axis is one of the acquired plane, never the slice direction; the plane can be chosen."""
+    volume = writers.blob(np.random.default_rng(0), 3, 20, 16).astype(np.float32)  # (right, up, front)
+    affine = np.array([[6.0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+    nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "in.nii")
+    words = (tmp_path / "in.nii", "--run", make_run(tmp_path / "run"), "-o", tmp_path / "out.nii")
+    found = call(*words)
+    assert "read as: magnitude images, sagittal slices of NIfTI (3 slices, 20 x 16)" in found.output
+    written = nibabel.load(tmp_path / "out.nii")
+    assert nibabel.aff2axcodes(written.affine) == ("A", "S", "R")
+    # rows from above, columns to the front; the file counts rows from below
+    wanted = as_trained(volume[:, ::-1], columns(16))[:, ::-1]
+    np.testing.assert_allclose(written.get_fdata().transpose(2, 1, 0), wanted, atol=1e-5)
+    assert "in.nii: image: slices of 20 x 3 cannot be scored" in call(*words, "-O", "plane=coronal").output
+    for word, expected in (("plane=oblique", "unknown plane 'oblique'"), ("volume=1", "no volume 1"), ("a=1", "'a'")):
+        refused = call(*words, "-O", word)
+        assert refused.exit_code == 3
+        assert expected in refused.output
+        assert len(refused.output.strip().splitlines()) == 1
 
 
 def test_nifti_keeps_the_geometry_of_a_dicom_series(tmp_path: Path) -> None:

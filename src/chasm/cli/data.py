@@ -44,7 +44,7 @@ def check(
     from chasm.data import check as checks
 
     with ProgressBar() as bar:
-        report = checks.check(path, kind, jobs, bar.update, **_options(option))
+        report = checks.check(path, kind, jobs, bar.update, **parse_options(option))
     if verify is not None:
         checks.verify(report, verify)
     if manifest is not None:
@@ -70,7 +70,7 @@ def preview(
     from chasm.data import open_dataset
     from chasm.mri import Sampling
 
-    data = open_dataset(kind, path, split=split, **_options(option))
+    data = open_dataset(kind, path, split=split, **parse_options(option))
     rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
     figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
     figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
@@ -79,7 +79,7 @@ def preview(
     typer.echo(f"wrote {out}: {len(rows)} of {counted(len(data), 'slice')}")
 
 
-def _options(pairs: list[str]) -> dict[str, Any]:
+def parse_options(pairs: list[str]) -> dict[str, Any]:
     """Read KEY=VALUE words. A value that is JSON (a number, true, null, a list) is decoded, others are text."""
     options = {}
     for pair in pairs:

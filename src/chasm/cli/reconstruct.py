@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chasm.cli.data import parse_options
 from chasm.cli.errors import FAILED, show_error
 from chasm.common.progress import ProgressBar
 from chasm.common.text import counted
@@ -16,6 +17,7 @@ OUT = (
     "File to write; ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
     "With several inputs, the name of each is added. Default: INPUT-reconstructed.h5 in the current folder."
 )
+OPTION = "What to take from the files, as KEY=VALUE: plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
 MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how undersampled k-space was measured."
 
 
@@ -29,6 +31,7 @@ def reconstruct(
         None, "--as", help="What complex arrays (.npy, .npz) are: image (default) or kspace."
     ),
     mask: Path | None = typer.Option(None, help=MASK),
+    option: list[str] = typer.Option([], "--option", "-O", help=OPTION),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
@@ -48,7 +51,7 @@ def reconstruct(
     with ProgressBar() as bar:
         on_slice = lambda path, done, total: bar.update(done, total, path.name)  # noqa: E731
         for path, outcome in logic.reconstruct_each(
-            sources, run, out, kind=kind, mask=mask, device=place, on_slice=on_slice
+            sources, run, out, kind=kind, mask=mask, options=parse_options(option), device=place, on_slice=on_slice
         ):
             outcomes[path] = outcome
             with bar.hidden():

@@ -16,7 +16,7 @@ from chasm.data.fastmri import FastMRI
 from chasm.data.folder import Folder
 from chasm.data.images import Images
 from chasm.data.proxy import Proxy
-from chasm.data.records import SPLITS, Batch, Case, CaseFacts, DataError, RawSlice, Slice, collate, fault
+from chasm.data.records import SPLITS, Batch, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, collate, fault
 from chasm.data.resident import Resident
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "FastMRI",
     "FileDataset",
     "Folder",
+    "Geometry",
     "Images",
     "KSpaceDataset",
     "Proxy",

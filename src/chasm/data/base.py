@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from chasm.common.registry import Registry
-from chasm.data.records import Case, CaseFacts, RawSlice, Slice, in_split
+from chasm.data.records import Case, CaseFacts, Geometry, RawSlice, Slice, in_split
 
 if TYPE_CHECKING:
     from chasm.data.resident import Resident
@@ -118,11 +118,8 @@ class FileDataset(SliceDataset):
         """Return the files of all cases of the split."""
         return [file for case in self._cases for file in case.files]
 
-    def affine(self, case: str) -> np.ndarray | None:
-        """Return the 4 x 4 matrix from voxels (column, row from below, slice) of a case to millimetres.
-
-        The millimetres count to the right, to the front and up. None if the files do not say.
-        """
+    def geometry(self, case: str) -> Geometry | None:
+        """Return where the voxels of a case lie; None if the files do not even say how large they are."""
         return None
 
     def read(self, case: Case, k: int) -> Slice:
@@ -135,8 +132,8 @@ class FileDataset(SliceDataset):
         raise NotImplementedError
 
     @classmethod
-    def probe(cls, case: Case) -> CaseFacts:
-        """Read all of a case.
+    def probe(cls, *case: Any, **options: Any) -> CaseFacts:
+        """`probe(case, ...)`: read all of a case. Its options are those that change what is read.
 
         Raises:
             DataError: when something is wrong with it.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +80,20 @@ def check(
         dataset: the name of its format.
         jobs: cases read at the same time; default: one per core.
         progress: called with (cases done, cases in all).
-        options: of the reader's `find`, such as seed, splits or part.
+        options: of the reader's `find` and `probe`, such as seed, splits or part.
     """
     cls = DATASETS.get(dataset)
     if not issubclass(cls, FileDataset):
         raise ValueError(f"dataset {dataset!r} reads no files: nothing to check")
-    known = list(inspect.signature(cls.find).parameters)[1:]
+    known = {method: list(inspect.signature(getattr(cls, method)).parameters)[1:] for method in ("find", "probe")}
     for option in options:
-        if option not in known:
-            raise ValueError(f"checking {dataset!r} knows no option {option!r}: {suggest(option, known)}")
+        if option not in known["find"] + known["probe"]:
+            names = [name for name in known["find"] + known["probe"] if name != "options"]
+            raise ValueError(f"checking {dataset!r} knows no option {option!r}: {suggest(option, names)}")
+    of_find, of_probe = ({k: v for k, v in options.items() if k in known[m]} for m in ("find", "probe"))
     root = existing(path)
     try:
-        cases, rule = cls.find(root, **options)
+        cases, rule = cls.find(root, **of_find)
     except DataError as e:
         return CheckReport(dataset, root, "", findings=[str(e)])
     report = CheckReport(dataset, root, rule)
@@ -98,7 +101,7 @@ def check(
         report.notes.append(f"the published set has {cls.published}")
     if not cases:
         report.findings.append(f"{root}: folder: no case found: expected {cls.summary}")
-    facts = _read(report, cls, cases, jobs or os.cpu_count() or 1, progress)
+    facts = _read(report, partial(cls.probe, **of_probe), cases, jobs or os.cpu_count() or 1, progress)
     _odd_shapes(report, facts)
     _patients_in_two_splits(report, cases, facts)
     _equal_slices(report, facts)
@@ -107,13 +110,17 @@ def check(
 
 
 def _read(
-    report: CheckReport, cls: type[FileDataset], cases: list[Case], jobs: int, progress: Progress | None
+    report: CheckReport,
+    probe: Callable[[Case], CaseFacts],
+    cases: list[Case],
+    jobs: int,
+    progress: Progress | None,
 ) -> list[tuple[Case, CaseFacts]]:
     """Probe every case and hash every file, some at a time; return the facts of the sound cases."""
 
     def one(case: Case) -> CaseFacts | DataError:
         try:
-            return cls.probe(case)
+            return probe(case)
         except DataError as e:
             return e
 

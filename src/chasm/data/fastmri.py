@@ -19,7 +19,7 @@ from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, reading
-from chasm.data.records import Case, CaseFacts, DataError, RawSlice, Slice, fault
+from chasm.data.records import SOMEWHERE, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
 from chasm.mri.fft import ifft2c
@@ -158,12 +158,12 @@ class FastMRI(KSpaceDataset):
         recon = next((handle[key].shape[-2:] for key in STORED.values() if key in handle), size)
         return Header(size, recon, (0, size[1]))
 
-    def affine(self, case: str) -> np.ndarray | None:
+    def geometry(self, case: str) -> Geometry | None:
         try:
             voxel = self.header_of(self.locate(self.rows_by_case()[case][0])[0]).voxel
         except DataError:  # the images can be read without it
             return None
-        return None if voxel is None else np.diag([voxel[1], voxel[0], voxel[2], 1.0])
+        return None if voxel is None else Geometry(np.diag([voxel[1], voxel[0], voxel[2], 1.0]), SOMEWHERE)
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:

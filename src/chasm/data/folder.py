@@ -17,17 +17,19 @@ from chasm.data.base import FileDataset, existing, register_dataset
 from chasm.data.files import crop_or_pad, require_finite
 from chasm.data.formats import (
     FORMATS,
+    FileImages,
+    ReadOptions,
     count_images,
     format_of,
+    geometry_of,
     in_order,
     is_readable,
     is_single_image,
     load_images,
     patient_of,
     series_of,
-    voxel_affine,
 )
-from chasm.data.records import Case, CaseFacts, Slice, fault
+from chasm.data.records import Case, CaseFacts, Geometry, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders, splits_from_list
 from chasm.data.survey import SliceSurvey
 
@@ -43,6 +45,9 @@ class Folder(FileDataset):
         size: (H, W) to crop or zero-pad every slice to.
         seed: of the split by hash.
         stack: True if the PNG and TIFF pictures directly in the folder are the slices of one volume.
+        plane: how NIfTI volumes are cut: "axial", "coronal" or "sagittal"; default: the plane they were acquired in,
+            that of the two finest axes.
+        volume: which volume of 4-D NIfTI files, counted from 0.
     """
 
     # the names that images may have in an .npz, first choice first
@@ -58,12 +63,17 @@ class Folder(FileDataset):
         size: tuple[int, int] | None = None,
         seed: int = 0,
         stack: bool = False,
+        plane: str | None = None,
+        volume: int | None = None,
     ) -> None:
         super().__init__(path, split, splits=splits, seed=seed, stack=stack)
         self.size = None if size is None else (int(size[0]), int(size[1]))
+        self._options = ReadOptions(self.arrays, plane, volume)
         # case -> number of its first image in each file, and of all its images
-        self._starts = {c.name: np.cumsum([0, *(count_images(f, self.arrays) for f in c.files)]) for c in self._cases}
-        self._last_file: tuple[Path, np.ndarray, np.ndarray | None] | None = None
+        self._starts = {
+            c.name: np.cumsum([0, *(count_images(file, self._options) for file in c.files)]) for c in self._cases
+        }
+        self._last_file: tuple[Path, FileImages] | None = None
         self.list_slices(lambda case: range(int(self._starts[case.name][-1])))
 
     @classmethod
@@ -90,30 +100,38 @@ class Folder(FileDataset):
         number = int(np.searchsorted(starts, k, side="right")) - 1
         file, frame = case.files[number], k - int(starts[number])
         if self._last_file is None or self._last_file[0] != file:
-            self._last_file = (file, *load_images(file, self.arrays))
-        _, images, labels = self._last_file
-        array = np.array(images[frame])
+            self._last_file = (file, load_images(file, self._options))
+        _, loaded = self._last_file
+        array = np.array(loaded.images[frame])
         require_finite(array, file, f"image {frame}")
         dtype = np.complex64 if array.dtype.kind == "c" else np.float32
         image, label = torch.from_numpy(array.astype(dtype))[None], None
-        if labels is not None:
-            label = torch.from_numpy(labels[frame].astype(np.int64))
+        if loaded.labels is not None:
+            label = torch.from_numpy(loaded.labels[frame].astype(np.int64))
         if self.size is not None:
             image = crop_or_pad(image, self.size)
             label = None if label is None else crop_or_pad(label, self.size)
-        return Slice(image, label, case.name, k, f"folder {self.root.name}")
+        source = ", ".join(filter(None, (f"folder {self.root.name}", loaded.note)))
+        return Slice(image, label, case.name, k, source)
 
-    def affine(self, case: str) -> np.ndarray | None:
-        return voxel_affine(next(c.files for c in self._cases if c.name == case))
+    def how_cut(self, i: int) -> str:
+        """Return how the slices of the file of row i were cut, in words; "" if the file leaves no choice."""
+        self[i]
+        assert self._last_file is not None
+        return self._last_file[1].note
+
+    def geometry(self, case: str) -> Geometry | None:
+        return geometry_of(next(c.files for c in self._cases if c.name == case), self._options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last_file": None}
 
     @classmethod
-    def probe(cls, case: Case) -> CaseFacts:
+    def probe(cls, case: Case, plane: str | None = None, volume: int | None = None) -> CaseFacts:
         shapes, survey, kinds = set(), SliceSurvey(), set()
         for file in case.files:
-            images, _ = load_images(file, cls.arrays)
+            loaded = load_images(file, ReadOptions(cls.arrays, plane, volume))
+            images = loaded.images
             require_finite(np.asarray(images), file, "image")
             for image in images:
                 survey.add(np.asarray(image))
@@ -125,7 +143,7 @@ class Folder(FileDataset):
         if low == high:
             raise fault(case.files[0], "image", f"every value is {low:g}")
         dtype = "/".join(sorted(kinds))
-        return CaseFacts((1, *shapes.pop()), len(digests), dtype, low, high, digests=digests)
+        return CaseFacts((1, *shapes.pop()), len(digests), dtype, low, high, kind=loaded.note, digests=digests)
 
 
 def _cases_in(folder: Path, role: str) -> list[Case]:

@@ -1,22 +1,50 @@
-"""Files of magnitude images: .npy, .npz, .png, .tif, .nii(.gz) and DICOM, as arrays (slices, H, W).
-
-Volumes of NIfTI are read as axial slices, upright, whatever orientation they are stored in. `voxel_affine` tells where
-such slices lie in space.
-"""
+"""Files of magnitude images: .npy, .npz, .png, .tif, .nii(.gz) and DICOM, as arrays (slices, H, W)."""
 
 import hashlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chasm.data.files import open_npy, reading
-from chasm.data.records import DataError, fault
+from chasm.data.nifti import open_nifti
+from chasm.data.records import DataError, Geometry, fault
 
 _SUFFIXES = (".npy", ".npz", ".png", ".tif", ".tiff", ".nii", ".nii.gz", ".dcm", ".ima")
 FORMATS = f"{' '.join(_SUFFIXES)} or DICOM"
 _LABEL_KEYS = ("label", "labels", "mask", "seg")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to take from files that hold more than one thing.
+
+    Attributes:
+        arrays: the names that images may have in an .npz, first choice first.
+        plane: how NIfTI is cut: "axial", "coronal" or "sagittal"; None: in the acquired plane.
+        volume: which volume of a 4-D NIfTI file, counted from 0.
+    """
+
+    arrays: tuple[str, ...] = ()
+    plane: str | None = None
+    volume: int | None = None
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """The content of a file.
+
+    Attributes:
+        images: (slices, H, W), real or complex.
+        labels: integers of the same shape, if the file has any.
+        note: how the slices were cut, if the file leaves a choice.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray | None = None
+    note: str = ""
 
 
 def format_of(file: Path) -> str:
@@ -44,7 +72,7 @@ def is_readable(file: Path) -> bool:
 
 def is_single_image(file: Path) -> bool:
     """Return True for one picture in a format that does not say what volume it is a slice of (PNG, TIFF)."""
-    return format_of(file) in (".png", ".tif") and count_images(file, ()) == 1
+    return format_of(file) in (".png", ".tif") and count_images(file, ReadOptions()) == 1
 
 
 def in_order(files: list[Path]) -> list[Path]:
@@ -79,13 +107,8 @@ def patient_of(file: Path) -> str:
     return f"patient {hashlib.sha256(patient.encode()).hexdigest()[:8]}" if patient else ""
 
 
-def count_images(file: Path, arrays: tuple[str, ...]) -> int:
-    """Return how many images a file holds, from its header if it has one.
-
-    Args:
-        file: in one of the formats.
-        arrays: the names that images may have in an .npz, first choice first.
-    """
+def count_images(file: Path, options: ReadOptions) -> int:
+    """Return how many images a file holds, from its header if it has one."""
     suffix = format_of(file)
     if suffix == ".npy":
         array = open_npy(file)
@@ -97,28 +120,21 @@ def count_images(file: Path, arrays: tuple[str, ...]) -> int:
     if suffix == ".png":
         return 1
     if suffix == ".nii":
-        return _count_axial(file)
-    return len(load_images(file, arrays)[0])
+        return open_nifti(file, options.plane, options.volume).shape[0]
+    return len(load_images(file, options).images)
 
 
-def load_images(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
+def load_images(file: Path, options: ReadOptions) -> FileImages:
     """Read a file.
 
-    Args:
-        file: in one of the formats.
-        arrays: the names that images may have in an .npz, first choice first.
-
-    Returns:
-        Images (slices, H, W), real or complex, and integer labels of the same shape if the file has any.
-
     Raises:
-        DataError: when it cannot be read, or holds something else.
+        DataError: when it cannot be read, or holds something else than images.
     """
-    suffix, labels = format_of(file), None
+    suffix, labels, note = format_of(file), None, ""
     if suffix == ".npy":
         images = open_npy(file)
     elif suffix == ".npz":
-        images, labels = _npz(file, arrays)
+        images, labels = _npz(file, options.arrays)
     elif suffix == ".png":
         images = _png(file)
     elif suffix == ".tif":
@@ -127,7 +143,8 @@ def load_images(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.nda
         with reading(file, "image"):
             images = tifffile.imread(file)
     elif suffix == ".nii":
-        images = _nifti(file)
+        volume = open_nifti(file, options.plane, options.volume)
+        images, note = volume.read(), f"{volume.plane} slices of NIfTI"
     else:
         images = _dicom_frames(file)
     images = images[None] if images.ndim == 2 else images
@@ -139,19 +156,18 @@ def load_images(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.nda
         labels = labels[None] if labels.ndim == 2 else labels
         if labels.shape != images.shape or labels.dtype.kind not in "bui":
             raise fault(file, "label", f"expected integers {images.shape}, got {labels.shape} {labels.dtype}")
-    return images, labels
+    return FileImages(images, labels, note)
 
 
-def voxel_affine(files: tuple[Path, ...]) -> np.ndarray | None:
-    """Return the 4 x 4 matrix from voxels (column, row from below, slice) of a case to millimetres.
+def geometry_of(files: tuple[Path, ...], options: ReadOptions) -> Geometry | None:
+    """Return where the images of a case lie, or None if the files do not say.
 
-    The millimetres count to the right, to the front and up. None if the files do not say: a NIfTI file does, and a
-    DICOM series with orientation, position and spacing.
+    A NIfTI file says so, and a DICOM series with orientation, position and spacing.
     """
     if len(files) == 1 and format_of(files[0]) == ".nii":
-        with reading(files[0], "header"):
-            return np.asarray(_canonical(files[0]).affine)
-    return _dicom_affine(files) if all(format_of(file) == ".dcm" for file in files) else None
+        return open_nifti(files[0], options.plane, options.volume).geometry
+    affine = _dicom_affine(files) if all(format_of(file) == ".dcm" for file in files) else None
+    return None if affine is None else Geometry(affine)
 
 
 def _npz(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
@@ -170,45 +186,6 @@ def _png(file: Path) -> np.ndarray:
     with reading(file, "image"), Image.open(file) as image:
         grey = image.mode in ("L", "I", "F") or image.mode.startswith("I;16")
         return np.asarray(image if grey else image.convert("L"))
-
-
-# --- NIfTI --------------------------------------------------------------------------------------------------------
-
-
-def _nifti(file: Path) -> np.ndarray:
-    """Axial slices, upright: rows from front to back."""
-    with reading(file, "volume"):
-        volume = np.asarray(_canonical(file).dataobj)
-    return volume[:, ::-1].transpose(2, 1, 0)
-
-
-def _canonical(file: Path) -> Any:
-    """The volume with its axes turned to run to the right, to the front and up; one slice becomes a volume."""
-    import nibabel
-
-    image = _open_nifti(file)
-    if image.ndim == 2:
-        image = nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine)
-    return nibabel.as_closest_canonical(image)
-
-
-def _count_axial(file: Path) -> int:
-    """The number of axial slices, from the header: the axis that runs up need not be the last one stored."""
-    import nibabel
-
-    with reading(file, "header"):
-        image = _open_nifti(file)
-        axes = nibabel.io_orientation(image.affine)[:, 0]
-        return int((*image.shape, 1)[axes.tolist().index(2)])
-
-
-def _open_nifti(file: Path) -> Any:
-    import nibabel
-
-    image = nibabel.load(file)
-    if image.ndim not in (2, 3):
-        raise fault(file, "volume", f"expected 2 or 3 dimensions, got shape {image.shape}")
-    return image
 
 
 # --- DICOM --------------------------------------------------------------------------------------------------------

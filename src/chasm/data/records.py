@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +68,29 @@ class RawSlice:
     size: tuple[int, int]
     case: str
     index: int
+
+
+SOMEWHERE = 2  # NIfTI's code for a coordinate system that is not the scanner's
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the voxels of a case lie.
+
+    Attributes:
+        affine: 4 x 4, from voxels (column, row from below, slice) to millimetres to the right, to the front and up.
+        code: what the millimetres are relative to, as in NIfTI: 1 the scanner, 2 (`SOMEWHERE`) another scan or
+            something unknown, 3 Talairach, 4 MNI; 0 if the matrix is not to be used.
+        qform: the second matrix of a NIfTI file, if it has two that differ.
+        qform_code: the code of that.
+        note: what the files do not say, in words.
+    """
+
+    affine: np.ndarray
+    code: int = 1
+    qform: np.ndarray | None = None
+    qform_code: int | None = None
+    note: str = ""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """What a file or folder given to `chasm reconstruct` holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from chasm.common.registry import suggest
 from chasm.common.text import counted
-from chasm.data import CC359, Case, FastMRI, FileDataset, Folder, KSpaceDataset, RawSlice, Slice, fault
+from chasm.data import CC359, Case, FastMRI, FileDataset, Folder, KSpaceDataset, RawSlice, Slice, fault, open_dataset
 from chasm.data.fastmri import STORED, column_mask
 from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
 from chasm.data.formats import FORMATS, is_readable
@@ -110,7 +111,16 @@ class KSpaceFolder(Folder, KSpaceDataset):
         return exchange_image_halves(values) if self.exchange_image else values
 
 
-def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, mask: Path | None = None) -> Scan:
+def open_scan(
+    path: Path,
+    *,
+    phase: bool,
+    target: str,
+    kind: str | None = None,
+    mask: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
+) -> Scan:
     """Open a file or folder for reconstruction.
 
     Args:
@@ -119,18 +129,23 @@ def open_scan(path: Path, *, phase: bool, target: str, kind: str | None = None, 
         target: the stored reconstruction to prefer, "rss" or "esc".
         kind: what complex arrays are, "image" (default) or "kspace".
         mask: a file with the mask that undersampled k-space was measured with.
+        options: of the reader, as the user gave them.
+        images: options of the reader of images, where `options` does not give others.
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"--as {kind}: {suggest(kind, KINDS)}")
     form = _format(path)
     if form != "folder" and kind == "image":
         raise ValueError(f"{path}: holds k-space, not images: leave out --as image")
+    options = dict(options or {})
+    if options and form != "folder":
+        raise ValueError(f"{path}: this format takes no option {next(iter(options))!r}: leave it out")
     if form == "fastmri":
         scan = _open_fastmri(path, phase, target, mask)
     elif form == "cc359":
         scan = _open_cc359(path, phase, mask)
     else:
-        scan = _open_folder(path, kind, mask)
+        scan = _open_folder(path, kind, mask, {**(images or {}), **options})
     h, w = scan.data[len(scan.data) // 2].image.shape[-2:]
     if scan.scored and min(h, w) < MIN_SCORED:
         raise fault(path, "image", f"slices of {h} x {w} cannot be scored: SSIM needs {MIN_SCORED} x {MIN_SCORED}")
@@ -199,7 +214,7 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Sc
     return Scan(data, read_as, measured, measured is None or stored in STORED, notes, guessed)
 
 
-def _open_folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
+def _open_folder(path: Path, kind: str | None, mask: Path | None, options: dict[str, Any]) -> Scan:
     notes: list[str] = []
     if path.is_dir():
         volumes = sum(file.suffix.lower() in _HDF5 for file in path.rglob("*"))
@@ -208,7 +223,9 @@ def _open_folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
             raise fault(path, "folder", advice if volumes else f"no file that is read ({FORMATS})")
         if volumes:
             notes.append(f"left out of the folder: {counted(volumes, '.h5 file')}: give those as files")
-    data = KSpaceFolder(path) if kind == "kspace" else Folder(path, "all", stack=True)
+    data: Folder = (
+        KSpaceFolder(path) if kind == "kspace" else open_dataset("folder", path, split="all", stack=True, **options)
+    )
     if not len(data):
         raise fault(path, "slices", "there is none")
     if isinstance(data, KSpaceFolder):
@@ -216,7 +233,9 @@ def _open_folder(path: Path, kind: str | None, mask: Path | None) -> Scan:
     image = data[len(data) // 2].image
     if kind is None and image.is_complex() and looks_like_kspace(image):
         notes.append("taken for images, but its energy is in few values, as in k-space: is it? then --as kspace")
-    return Scan(data, f"{'complex' if image.is_complex() else 'magnitude'} images", notes=notes)
+    how = data.how_cut(len(data) // 2)
+    read_as = f"{'complex' if image.is_complex() else 'magnitude'} images" + (f", {how}" if how else "")
+    return Scan(data, read_as, notes=notes)
 
 
 def _as_kspace(data: KSpaceFolder, path: Path, mask: Path | None, notes: list[str]) -> Scan:

@@ -13,10 +13,11 @@ One slice at a time goes through the network, and a volume is written as it is m
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,6 +90,7 @@ def reconstruct(
     *,
     kind: str | None = None,
     mask: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     on_slice: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
@@ -103,6 +105,7 @@ def reconstruct(
         out: the file to write; the suffix says the format: HDF5, NIfTI or PNG. Default: NAME-reconstructed.h5.
         kind: what complex arrays are: "image" (default) or "kspace".
         mask: a mask file: instead of the run's mask, or the one that undersampled k-space was measured with.
+        options: what to take from the files: plane or volume of NIfTI. Default: as the run was trained.
         device: where the model runs.
         on_slice: called after every slice with (slices done, slices in all).
 
@@ -111,7 +114,8 @@ def reconstruct(
         OSError: with one line, when a file cannot be read or written, or memory does not suffice.
     """
     on_each = lambda _, done, total: on_slice(done, total)  # noqa: E731
-    _, outcome = next(reconstruct_each([source], run, out, kind=kind, mask=mask, device=device, on_slice=on_each))
+    each = reconstruct_each([source], run, out, kind=kind, mask=mask, options=options, device=device, on_slice=on_each)
+    _, outcome = next(each)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -124,6 +128,7 @@ def reconstruct_each(
     *,
     kind: str | None = None,
     mask: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     on_slice: Callable[[Path, int, int], None] = lambda source, done, total: None,
 ) -> Iterator[tuple[Path, Outcome | ValueError | OSError]]:
@@ -135,6 +140,7 @@ def reconstruct_each(
         out: with several sources, the name of each is added to it.
         kind: as for `reconstruct`.
         mask: as for `reconstruct`.
+        options: as for `reconstruct`.
         device: as for `reconstruct`.
         on_slice: called after every slice with (source, slices done, slices in all).
 
@@ -165,7 +171,7 @@ def reconstruct_each(
     written: set[Path] = set()
     for path, file in zip(paths, outs, strict=True):
         try:
-            scan = _open(path, trained, kind, mask)
+            scan = _open(path, trained, kind, mask, dict(options or {}))
             yield path, _reconstruct(scan, trained, path, file, device, inputs, written, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
@@ -173,10 +179,15 @@ def reconstruct_each(
             yield path, OSError(f"{path}: out of memory on {device}: try --device cpu, or a machine with more")
 
 
-def _open(path: Path, trained: Run, kind: str | None, mask: str | Path | None) -> Scan:
+def _open(path: Path, trained: Run, kind: str | None, mask: str | Path | None, options: dict[str, Any]) -> Scan:
     magnitudes = not getattr(trained.task, "complex", False)
-    target = trained.config.data.options.get("target", "rss")
-    scan = open_scan(path, phase=not magnitudes, target=target, kind=kind, mask=existing(mask) if mask else None)
+    data = trained.config.data
+    target = data.options.get("target", "rss")
+    trained_on = {k: v for k, v in data.options.items() if k in ("plane", "volume") and data.name == "folder"}
+    where = existing(mask) if mask else None
+    scan = open_scan(
+        path, phase=not magnitudes, target=target, kind=kind, mask=where, options=options, images=trained_on
+    )
     if scan.measured is None and not magnitudes and not scan.data[len(scan.data) // 2].image.is_complex():
         raise ValueError(f"{path}: magnitudes, and the run was trained on complex images: give those, or another run")
     if scan.measured is not None and magnitudes:
@@ -258,10 +269,11 @@ def _write_case(
             yield result.image
 
     replaced = any(file.exists() for file in files.volume)
-    affine = scan.data.affine(case) if files.is_nifti else None
-    if files.is_nifti and affine is None and UNKNOWN_VOXELS not in scan.notes:
-        scan.notes.append(UNKNOWN_VOXELS)
-    write_volume(files, images(), affine)
+    geometry = scan.data.geometry(case) if files.is_nifti else None
+    note = UNKNOWN_VOXELS if geometry is None else geometry.note
+    if files.is_nifti and note and note not in scan.notes:
+        scan.notes.append(note)
+    write_volume(files, images(), geometry)
     scores, reference = {}, {}
     if scan.scored:
         scores, reference = (m.per_case().get(case, {}) for m in meters)

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from chasm.common.files import unwritable, write_atomic
+from chasm.data.records import SOMEWHERE, Geometry
 from chasm.reconstruct.outputs import OutputFiles
 
 
@@ -24,16 +25,16 @@ class SliceResult:
     target: np.ndarray | None = None
 
 
-def write_volume(files: OutputFiles, images: Iterator[np.ndarray], affine: np.ndarray | None = None) -> None:
+def write_volume(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geometry | None = None) -> None:
     """Write the slices of a volume, each as it comes. The files appear complete or not at all.
 
     Args:
         files: the names and the format.
         images: slices (H, W) of one shape.
-        affine: 4 x 4, from voxels (column, row from below, slice) to millimetres, for NIfTI. Default: 1 mm voxels.
+        geometry: where the slices lie, for NIfTI. Default: voxels of 1 mm somewhere.
     """
     if files.is_nifti:
-        _write_nifti(files, images, np.eye(4) if affine is None else affine)
+        _write_nifti(files, images, geometry or Geometry(np.eye(4), SOMEWHERE))
     else:
         (_write_png if files.suffix.lower() == ".png" else _write_h5)(files, images)
 
@@ -73,8 +74,8 @@ def _lay_out(file: Path, shape: tuple[int, ...]) -> int:
         raise OSError(os.strerror(number) if number else " ".join(str(e).split())) from None
 
 
-def _write_nifti(files: OutputFiles, images: Iterator[np.ndarray], affine: np.ndarray) -> None:
-    """Axial slices, one after another, as the format stores them."""
+def _write_nifti(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geometry) -> None:
+    """Slices one after another, as the format stores them."""
     import nibabel
 
     @contextmanager
@@ -93,8 +94,10 @@ def _write_nifti(files: OutputFiles, images: Iterator[np.ndarray], affine: np.nd
                     header = nibabel.Nifti1Header()
                     header.set_data_dtype(np.float32)
                     header.set_data_shape((image.shape[1], image.shape[0], files.slices))
-                    header.set_sform(affine, code=1)
-                    header.set_qform(affine, code=1)  # sets the voxel sizes, too
+                    qform = geometry.affine if geometry.qform is None else geometry.qform
+                    qform_code = geometry.code if geometry.qform_code is None else geometry.qform_code
+                    header.set_qform(qform, code=qform_code)  # sets the voxel sizes, too
+                    header.set_sform(geometry.affine, code=geometry.code)
                     header.set_xyzt_units("mm")
                     header["magic"], header["vox_offset"] = b"n+1", 352
                     f.write(header.binaryblock + b"\0\0\0\0")
