@@ -70,6 +70,11 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda p: p.write_text(text))
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes atomically."""
+    write_atomic(path, lambda p: p.write_bytes(content))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON atomically; NaN and infinity become null."""
     write_text(path, json.dumps(json_safe(value), indent=2, allow_nan=False) + "\n")

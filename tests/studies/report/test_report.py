@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from chasm.studies.plan import Plan, make_plan
 from chasm.studies.report import figures, learned, report_runs, words, write_report
 from chasm.studies.report.figures import _box, colours
+from chasm.studies.report.pareto import Point, pareto_figure
 from chasm.studies.results import collect
 
 # How far each arm is above the Baseline in the made-up runs, in dB: CHASM loses to one rival, and ties with another.
@@ -165,6 +166,9 @@ def test_the_page_needs_nothing_else(basis: tuple[Path, Path, dict[str, Any]]) -
         payload = base64.b64decode(image.partition(",")[2], validate=True)
         assert payload.startswith((b"\x89PNG", b"<?xml"))
     assert "@media print" in text
+    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        figure = (page.parent / f"report-pareto-cc359-x8-hifi-mamba.{kind}").read_bytes()
+        assert figure.startswith(start)
 
 
 def test_the_papers_numbers_stand_beside_ours(basis: tuple[Path, Path, dict[str, Any]]) -> None:
@@ -310,14 +314,14 @@ def test_the_rule_and_the_whole_command_are_in_the_report(basis: tuple[Path, Pat
     assert f"Made by `chasm report basis --scale proxy --protocol default --out {basis[1]}`" in text
 
 
-def test_axes_have_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Any] = []
-    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
-    points = [figures.Point(f"m{i}", 12.9151 + i * 1e-5, 1e9 + i, 2000.0 + 900 * i) for i in range(3)]
+def test_axes_have_plain_numbers() -> None:
+    points = [Point(f"m{i}", 12.9151 + i * 1e-5, 2000.0 + 900 * i, 0.030 + 1e-4 * i) for i in range(3)]
     labels = {p.arm: p.arm for p in points}
-    figures.cost(points, labels, "PSNR")
-    figures.cost([*points, figures.Point("wide", 12.9, 1e9, 9e6)], labels | {"wide": "wide"}, "PSNR")
-    for figure in kept:
+    wide = [*points, Point("wide", 12.9, 9e6, 4.0)]
+    for figure in (
+        pareto_figure(points, labels, "PSNR"),
+        pareto_figure(wide, labels | {"wide": "wide"}, "PSNR"),
+    ):
         figure.canvas.draw()
         for ax in figure.axes:
             assert ax.yaxis.get_offset_text().get_text() == ""
@@ -413,7 +417,7 @@ def test_a_method_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     monkeypatch.setattr(figures, "source", lambda figure, kind="svg": kept.append(figure))
     labels = {"classical": "classical", "gfnet": "GFNet", "chasm": "CHASM"}
-    figures.cost([figures.Point(arm, 20.0, 1e9, 1000) for arm in labels], labels, "PSNR")
+    kept.append(pareto_figure([Point(arm, 20.0, 1000, 0.01) for arm in labels], labels, "PSNR"))
     figures.learning([figures.Curve(a, 0, [1, 2], [1, 1], [1, 2], [9, 9]) for a in ("gfnet", "chasm")], labels, "PSNR")
     first, second = ({line.get_label(): line.get_color() for line in f.axes[0].get_lines()} for f in kept)
     assert [first[name] for name in ("GFNet", "CHASM")] == [second[name] for name in ("GFNet", "CHASM")]

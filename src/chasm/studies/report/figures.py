@@ -49,13 +49,18 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def source(figure: "Figure", kind: str = "svg") -> str:
     """The figure as a data URI: charts as vectors, pictures as PNG."""
+    mime = "image/svg+xml" if kind == "svg" else "image/png"
+    return f"data:{mime};base64,{base64.b64encode(encoded(figure, kind)).decode()}"
+
+
+def encoded(figure: "Figure", kind: str) -> bytes:
+    """The content of an SVG or PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    mime = "image/svg+xml" if kind == "svg" else "image/png"
-    return f"data:{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return buffer.getvalue()
 
 
-def _plain(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
+def axis_style(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)
     ax.tick_params(colors=INK, labelsize=9)
@@ -85,44 +90,7 @@ def forest(comparisons: Sequence[dict[str, Any]], labels: dict[str, str], unit: 
     ax.set_ylim(-0.6, len(comparisons) - 0.4)
     focus = labels[comparisons[0]["arm"]]
     ax.set_xlabel(f"{focus} minus the other, {unit} (95 % interval)", fontsize=9.5)
-    _plain(ax, "x")
-    return source(figure)
-
-
-@dataclass
-class Point:
-    """One method in the chart of score against cost."""
-
-    arm: str
-    score: float
-    macs: float | None
-    parameters: float | None
-
-
-def cost(points: Sequence[Point], labels: dict[str, str], metric: str) -> str:
-    """Score against multiply-adds, and against the parameters in the slots."""
-    tints = colours(list(labels))
-    figure = new_figure(9.2, 3.9)
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, name, scale, title in (
-        (axes[0], "macs", 1e9, "multiply-adds of the model, G"),
-        (axes[1], "parameters", 1e3, "real numbers in the slots, thousands"),
-    ):
-        for i, p in enumerate(points):
-            if (value := getattr(p, name)) is not None:
-                marker, size = ("*", 15) if p.arm == "chasm" else ("osD^vPX<>h"[i % 10], 8)
-                style = {"color": tints[p.arm], "ms": size, "mec": "white", "mew": 0.8, "ls": "none"}
-                ax.plot(value / scale, p.score, marker, **style, label=labels[p.arm] if ax is axes[0] else None)
-        counts = [v / scale for p in points if (v := getattr(p, name))]
-        if (
-            name == "parameters" and counts and max(counts) > 30 * min(counts)
-        ):  # fewer decades would go without a number
-            ax.set_xscale("symlog", linthresh=min(counts))
-        ax.margins(x=0.08, y=0.12)
-        ax.set_xlabel(title, fontsize=9.5)
-        _plain(ax, "both")
-    axes[0].set_ylabel(metric, fontsize=9.5)
-    _legend(figure, len(points))
+    axis_style(ax, "x")
     return source(figure)
 
 
@@ -164,7 +132,7 @@ def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> st
         right.set_yscale("log")
     for ax in (left, right):
         ax.set_xlabel("step", fontsize=9.5)
-        _plain(ax)
+        axis_style(ax)
     _legend(figure, len(arms))
     return source(figure)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from chasm import ops
-from chasm.studies.report.figures import FOCUS, INK, _plain, new_figure, source
+from chasm.studies.report.figures import FOCUS, INK, axis_style, new_figure, source
 
 _KEY = re.compile(r"^slots\.(\d+)\.((?:.*\.)?)(theta|gain_table|phase_table)\.(\w+)$")
 _AXIS = {"ch": "height", "cw": "width"}
@@ -135,4 +135,4 @@ def _spread(ax: Any, members: list[Learned]) -> None:
     ax.set_title("gain: mean ± std", fontsize=9, color=INK)
     ax.set_xlabel("frequency / Nyquist", fontsize=8.5)
     ax.legend(fontsize=8, frameon=False)
-    _plain(ax)
+    axis_style(ax)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from chasm import __version__
-from chasm.common.files import write_text
+from chasm.common.files import write_bytes, write_text
 from chasm.common.tables import markdown_table
 from chasm.studies.report import place, sections
 from chasm.studies.report.runs import as_results
-from chasm.studies.report.words import Section, Table, places
+from chasm.studies.report.words import Picture, Section, Table, places
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Report:
 def write_report(
     results: dict[str, Any], folder: str | Path, *, root: str | Path | None = None, command: str | None = None
 ) -> Path:
-    """Write report.html, .md and .csv into `folder` (or under the name of an .html file); returns the HTML file.
+    """Write report.html, .md, .csv and figures into `folder` (or under the name of an .html file); returns the page.
 
     `root` is the folder of the runs the results were collected from; curves, pictures and what CHASM learned are read
     there. Without it the report has numbers only.
@@ -44,6 +44,9 @@ def write_report(
     write_text(page.with_suffix(".md"), _markdown(report))
     write_text(page.with_suffix(".csv"), _csv(sections.score_rows(results)))
     write_text(page.with_name(f"{page.stem}-differences.csv"), _csv(results["comparisons"]))
+    pictures = (item for section in report.sections for item in section.items if isinstance(item, Picture))
+    for name, content in (pair for picture in pictures for pair in picture.files.items()):
+        write_bytes(page.with_name(f"{page.stem}-{name}"), content)
     return page
 
 

@@ -1,6 +1,8 @@
 """The section of a report about one setting in one host: scores, differences, cost, learning curves, images."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 
 from chasm.studies.report import figures as figures
 from chasm.studies.report import words as w
+from chasm.studies.report.pareto import Point, pareto_figure
 from chasm.studies.report.words import Cell, Picture, Results, Row, Section, Table
 
 
@@ -30,10 +33,9 @@ def place(results: Results, setting: str, host: str, root: Path | None) -> Secti
         section.items.append(Picture(figures.forest(ours, labels, name), "CHASM against each other mixer", caption))
     differences = [_differences(results, setting, host, m) for m in metrics]
     section.items += [table for table in differences if table.rows]
-    points = [_point(r, first) for r in rows]
-    if any(p.macs is not None for p in points):
-        caption = "Mean test score against cost; whether a difference holds is said above, not here."
-        section.items.append(Picture(figures.cost(points, labels, name), "score against cost", caption))
+    points = [_point(results, row, first) for row in rows]
+    if any(p.slot_numbers is not None or p.step_seconds is not None for p in points):
+        section.items.append(_pareto(points, labels, name, f"{setting}-{host}"))
     if root is not None:
         curves = [c for c in (_curve(root, cell, first) for cell in w.cells_of(results, rows)) if c is not None]
         if any(c.val for c in curves):
@@ -125,9 +127,27 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
     return Table(f"Paired differences, {w.NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
 
 
-def _point(row: dict[str, Any], metric: str) -> figures.Point:
+def _point(results: Results, row: dict[str, Any], metric: str) -> Point:
     numbers = (row["parameters"] or {}).get("slots_real")
-    return figures.Point(row["arm"], row["scores"][metric]["mean"], row["macs"], numbers)
+    timed = [
+        c["metrics"] for c in w.cells_of(results, [row]) if c["metrics"].get("seconds") and c["metrics"].get("steps")
+    ]
+    times = [m["seconds"] / m["steps"] for m in timed]
+    score = row["scores"][metric]["mean"]
+    return Point(row["arm"], math.nan if score is None else score, numbers, float(np.mean(times)) if times else None)
+
+
+def _pareto(points: list[Point], labels: dict[str, str], metric: str, place: str) -> Picture:
+    figure = pareto_figure(points, labels, metric)
+    caption = (
+        "Mean test score against cost. The line is the Pareto front: no other method has a higher mean for less. Whether a "
+        "difference holds is said above, not here. Time is that of the whole training divided by its steps, so it "
+        "includes validation, and runs that shared a device took longer. A triangle at the lower edge is a "
+        "method that scored less than is shown; its number stands beside it."
+    )
+    stem = "pareto-" + re.sub(r"[^\w.]+", "-", place).strip("-").lower()
+    files = {f"{stem}.{kind}": figures.encoded(figure, kind) for kind in ("svg", "png")}
+    return Picture(figures.source(figure), "score against cost", caption, files)
 
 
 def _curve(root: Path, cell: dict[str, Any], metric: str) -> figures.Curve | None:

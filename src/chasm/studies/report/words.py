@@ -42,6 +42,7 @@ class Picture:
     source: str
     alt: str
     caption: str
+    files: dict[str, bytes] = field(default_factory=dict)  # also written beside the page, by name
 
 
 @dataclass
