@@ -172,6 +172,5 @@ def _leader(ax: Any, marker: tuple[float, float], box: Any) -> None:
     """A line from a marker to a name that had to go far."""
     near = (min(max(marker[0], box.x0), box.x1), min(max(marker[1], box.y0), box.y1))
     ends = ax.transData.inverted().transform([marker, near])
-    ax.annotate(
-        "", *ends, zorder=1.2, arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 4}
-    )
+    style = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 4}
+    ax.annotate("", *ends, zorder=1.2, arrowprops=style)

@@ -129,10 +129,8 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
 
 def _point(results: Results, row: dict[str, Any], metric: str) -> Point:
     numbers = (row["parameters"] or {}).get("slots_real")
-    timed = [
-        c["metrics"] for c in w.cells_of(results, [row]) if c["metrics"].get("seconds") and c["metrics"].get("steps")
-    ]
-    times = [m["seconds"] / m["steps"] for m in timed]
+    metrics = [c["metrics"] for c in w.cells_of(results, [row])]
+    times = [m["seconds"] / m["steps"] for m in metrics if m.get("seconds") and m.get("steps")]
     score = row["scores"][metric]["mean"]
     return Point(row["arm"], math.nan if score is None else score, numbers, float(np.mean(times)) if times else None)
 
@@ -140,10 +138,10 @@ def _point(results: Results, row: dict[str, Any], metric: str) -> Point:
 def _pareto(points: list[Point], labels: dict[str, str], metric: str, place: str) -> Picture:
     figure = pareto_figure(points, labels, metric)
     caption = (
-        "Mean test score against cost. The line is the Pareto front: no other method has a higher mean for less. Whether a "
-        "difference holds is said above, not here. Time is that of the whole training divided by its steps, so it "
-        "includes validation, and runs that shared a device took longer. A triangle at the lower edge is a "
-        "method that scored less than is shown; its number stands beside it."
+        "Mean test score against cost. The line is the Pareto front: no other method has a higher mean for less. "
+        "Whether a difference holds is said above, not here. Time is that of the whole training divided by its steps: "
+        "it includes validation, and runs that shared a device took longer. A triangle at the lower edge is a method "
+        "that scored less than is shown; its score stands beside it."
     )
     stem = "pareto-" + re.sub(r"[^\w.]+", "-", place).strip("-").lower()
     files = {f"{stem}.{kind}": figures.encoded(figure, kind) for kind in ("svg", "png")}
