@@ -229,12 +229,14 @@ def test_nifti_keeps_the_geometry_of_a_dicom_series(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("missing", ["a position", "a slice", "all"])
-def test_a_dicom_series_without_a_grid_has_no_geometry(tmp_path: Path, missing: str) -> None:
+def test_a_dicom_series_without_a_grid(tmp_path: Path, missing: str) -> None:
+    """What is known is written, and a volume with a gap is refused: 1 mm voxels were written for all three."""
     for i in range(4):
         more = {
             "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
-            "PixelSpacing": [1, 1],
-            "ImagePositionPatient": [0, 0, i],
+            "PixelSpacing": [2, 3],
+            "SliceThickness": 5,
+            "ImagePositionPatient": [0, 0, 4 * i],
             "SeriesInstanceUID": "1.2",
         }
         if missing == "a position" and i == 2:
@@ -242,9 +244,17 @@ def test_a_dicom_series_without_a_grid_has_no_geometry(tmp_path: Path, missing: 
         if not (missing == "a slice" and i == 2):
             pixels = np.random.default_rng(i).integers(1, 4000, (16, 16))
             writers.write_dicom(tmp_path / "in" / f"{i}.dcm", pixels, number=i, **({} if missing == "all" else more))
-    np.savetxt(tmp_path / "all.txt", np.ones(16))
-    run = make_run(tmp_path / "run")
-    assert UNKNOWN_VOXELS in reconstruct(tmp_path / "in", run, tmp_path / "out.nii", mask=tmp_path / "all.txt").notes
+    words = (tmp_path / "in", "--run", make_run(tmp_path / "run"), "-o", tmp_path / "out.nii")
+    found = call(*words)
+    if missing == "a slice":
+        assert found.exit_code == 3
+        assert "a slice is missing between 4 and 12 mm: the others are 4 mm apart" in found.output
+        assert call(*words[:-1], tmp_path / "out.h5").exit_code == 0  # without geometry there is nothing wrong
+        return
+    note = UNKNOWN_VOXELS if missing == "all" else "ImagePositionPatient is missing: only the voxel sizes are written"
+    assert f"note: {note}\n" in found.output
+    written = nibabel.load(next(tmp_path.glob("out*.nii")))
+    assert written.header.get_zooms() == ((1, 1, 1) if missing == "all" else (3, 2, 5))
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -31,7 +31,7 @@ def reading(file: Path, field: str = "file") -> Iterator[None]:
     except (MemoryError, ImportError):
         raise
     except Exception as e:
-        problem = str(e).splitlines()[0] if str(e) else type(e).__name__
+        problem = str(e) or type(e).__name__  # all lines: pydicom names the packages it lacks in the last ones
         size = file.stat().st_size if file.is_file() else -1
         raise fault(file, field, "the file is empty" if size == 0 else f"cannot be read ({problem})") from e
 

@@ -1,10 +1,10 @@
 """Your own folder of magnitude images, without writing code: .npy, .npz, .png, .tif, .nii(.gz) or DICOM.
 
-A file is a case, and so are the files of one DICOM series. Other files in a sub-folder together are one case (a stack
-of PNGs). All cases of a patient share a split: the patient is the PatientID of DICOM, or else the first sub-folder.
-Splits come from folders named train, val and test; or from a text file with a case and its split on each line; or else
-70/10/20 by hash. Arrays are (H, W) or (slices, H, W), real or complex; an .npz holds `image` and may hold `label`.
-DICOM is ordered by instance number, other files by name.
+A file is a case, and so is each volume of a DICOM series (`chasm.data.dicom`). Other files in a sub-folder together are
+one case (a stack of PNGs), in the order of the numbers in their names. All cases of a patient share a split: the
+patient is the PatientID of DICOM, or else the first sub-folder. Splits come from folders named train, val and test; or
+from a text file with a case and its split on each line; or else 70/10/20 by hash. Arrays are (H, W) or (slices, H, W),
+real or complex; an .npz holds `image` and may hold `label`.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from chasm.data.base import FileDataset, existing, register_dataset
+from chasm.data.dicom import SeriesFile, geometry_of_frames, header_or_none, read_header, split_volumes
 from chasm.data.files import crop_or_pad, require_finite
 from chasm.data.formats import (
     FORMATS,
@@ -21,14 +22,12 @@ from chasm.data.formats import (
     ReadOptions,
     count_images,
     format_of,
-    geometry_of,
     in_order,
     is_readable,
     is_single_image,
     load_images,
-    patient_of,
-    series_of,
 )
+from chasm.data.nifti import open_nifti
 from chasm.data.records import Case, CaseFacts, Geometry, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders, splits_from_list
 from chasm.data.survey import SliceSurvey
@@ -69,12 +68,12 @@ class Folder(FileDataset):
         super().__init__(path, split, splits=splits, seed=seed, stack=stack)
         self.size = None if size is None else (int(size[0]), int(size[1]))
         self._options = ReadOptions(self.arrays, plane, volume)
-        # case -> number of its first image in each file, and of all its images
-        self._starts = {
-            c.name: np.cumsum([0, *(count_images(file, self._options) for file in c.files)]) for c in self._cases
-        }
+        self._frames = {case.name: case.frames or self._all_frames(case) for case in self._cases}
         self._last_file: tuple[Path, FileImages] | None = None
-        self.list_slices(lambda case: range(int(self._starts[case.name][-1])))
+        self.list_slices(lambda case: range(len(self._frames[case.name])))
+
+    def _all_frames(self, case: Case) -> list[tuple[int, int]]:
+        return [(i, k) for i, file in enumerate(case.files) for k in range(count_images(file, self._options))]
 
     @classmethod
     def find(
@@ -83,7 +82,10 @@ class Folder(FileDataset):
         if path.is_file():
             if not format_of(path):
                 raise fault(path, "format", f"expected {FORMATS}")
-            return [Case(path.name, "train", (path,))], SINGLE_FILE
+            headers = {path: read_header(path)} if format_of(path) == ".dcm" else {}
+            volumes = _volumes([path], headers).items()
+            names = {volume: f"{path.name}/{volume}" if volume else path.name for volume, _ in volumes}
+            return [Case(names[v], "train", files, path.name, frames) for v, (files, frames) in volumes], SINGLE_FILE
         cases = []
         for role, folders in role_folders(path).items():
             for folder in folders:
@@ -96,9 +98,8 @@ class Folder(FileDataset):
         return _stacked(cases, path) if stack else cases, rule
 
     def read(self, case: Case, k: int) -> Slice:
-        starts = self._starts[case.name]
-        number = int(np.searchsorted(starts, k, side="right")) - 1
-        file, frame = case.files[number], k - int(starts[number])
+        number, frame = self._frames[case.name][k]
+        file = case.files[number]
         if self._last_file is None or self._last_file[0] != file:
             self._last_file = (file, load_images(file, self._options))
         _, loaded = self._last_file
@@ -121,7 +122,7 @@ class Folder(FileDataset):
         return self._last_file[1].note
 
     def geometry(self, case: str) -> Geometry | None:
-        return geometry_of(next(c.files for c in self._cases if c.name == case), self._options)
+        return _geometry(next(c for c in self._cases if c.name == case), self._options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last_file": None}
@@ -129,9 +130,12 @@ class Folder(FileDataset):
     @classmethod
     def probe(cls, case: Case, plane: str | None = None, volume: int | None = None) -> CaseFacts:
         shapes, survey, kinds = set(), SliceSurvey(), set()
-        for file in case.files:
-            loaded = load_images(file, ReadOptions(cls.arrays, plane, volume))
+        options = ReadOptions(cls.arrays, plane, volume)
+        for i, file in enumerate(case.files):
+            loaded = load_images(file, options)
             images = loaded.images
+            if case.frames:
+                images = images[[number for which, number in case.frames if which == i]]
             require_finite(np.asarray(images), file, "image")
             for image in images:
                 survey.add(np.asarray(image))
@@ -142,25 +146,56 @@ class Folder(FileDataset):
         low, high, digests = survey.low, survey.high, tuple(survey.digests)
         if low == high:
             raise fault(case.files[0], "image", f"every value is {low:g}")
+        _geometry(case, options)  # refuses a gap between slices
         dtype = "/".join(sorted(kinds))
         return CaseFacts((1, *shapes.pop()), len(digests), dtype, low, high, kind=loaded.note, digests=digests)
 
 
+def _geometry(case: Case, options: ReadOptions) -> Geometry | None:
+    if format_of(case.files[0]) == ".nii" and len(case.files) == 1:
+        return open_nifti(case.files[0], options.plane, options.volume).geometry
+    if not case.frames:
+        return None
+    frames = [read_header(file).frames for file in case.files]
+    return geometry_of_frames([frames[file][number] for file, number in case.frames])
+
+
 def _cases_in(folder: Path, role: str) -> list[Case]:
     groups: dict[tuple[str, str], list[Path]] = {}  # (sub-folder, DICOM series or name of a file by itself) -> files
-    for file in folder.rglob("*"):
-        if is_readable(file):
-            parent = file.parent.relative_to(folder).as_posix()
-            by_itself = file.name if parent == "." else ""
-            groups.setdefault((parent, series_of(file) or by_itself), []).append(file)
+    headers: dict[Path, SeriesFile] = {}
+    for file in in_order([file for file in folder.rglob("*") if is_readable(file)]):
+        parent = file.parent.relative_to(folder).as_posix()
+        by_itself = file.name if parent == "." else ""
+        header = header_or_none(file) if format_of(file) == ".dcm" else None
+        if header is None:
+            groups.setdefault((parent, by_itself), []).append(file)
+        elif header.frames:
+            headers[file] = header
+            groups.setdefault((parent, header.series or by_itself), []).append(file)
     prefix, cases = f"{folder.name}/" if role else "", []
     for (parent, _), files in groups.items():
-        files = in_order(files)
+        volumes = _volumes(files, headers)
+        first = volumes[min(volumes)][0][0]
         shared = sum(parent == other for other, _ in groups) > 1
-        name = files[0].name if parent == "." else f"{parent}/{files[0].name}" if shared else parent
-        group = patient_of(files[0]) or prefix + name.split("/")[0]
-        cases.append(Case(prefix + name, role, tuple(files), group))
+        name = first.name if parent == "." else f"{parent}/{first.name}" if shared else parent
+        patient = headers[first].patient if first in headers else ""
+        for volume, (own, frames) in volumes.items():
+            whole = f"{prefix}{name}/{volume}" if volume else prefix + name
+            cases.append(Case(whole, role, own, patient or prefix + name.split("/")[0], frames))
     return sorted(cases, key=lambda case: case.name)
+
+
+def _volumes(
+    files: list[Path], headers: dict[Path, SeriesFile]
+) -> dict[str, tuple[tuple[Path, ...], tuple[tuple[int, int], ...]]]:
+    """Return the files and frames of each volume that files which belong together hold, by a name for the volume."""
+    if not all(file in headers for file in files):
+        return {"": (tuple(files), ())}
+    volumes = {}
+    for name, frames in split_volumes(frame for file in files for frame in headers[file].frames).items():
+        own = tuple(dict.fromkeys(frame.file for frame in frames))
+        volumes[name] = own, tuple((own.index(frame.file), frame.number) for frame in frames)
+    return volumes
 
 
 def _stacked(cases: list[Case], path: Path) -> list[Case]:

@@ -155,12 +155,14 @@ class Case:
         split: "train", "val", "test" or another name; "" until a split is assigned.
         files: the files that hold it.
         group: the patient, if one has several cases: cases of one group share a split. Empty: the case itself.
+        frames: for each slice, the number of its file and of the image within that. Empty: all images of all files.
     """
 
     name: str
     split: str
     files: tuple[Path, ...]
     group: str = ""
+    frames: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
