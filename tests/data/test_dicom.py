@@ -161,6 +161,17 @@ def test_an_enhanced_file_of_one_volume_keeps_its_name(tmp_path: Path) -> None:
     assert open_dataset("folder", tmp_path, split="all").cases == ["p"]
 
 
+def test_frames_without_places_of_their_own_are_one_volume(tmp_path: Path) -> None:
+    """Multi-frame files older than Enhanced MR give one position, that of the first frame."""
+    values = np.stack([pixels(i) for i in range(3)])
+    frames = {**GRID, "NumberOfFrames": 3, "ImagePositionPatient": [0, 0, 0], "Rows": 20, "Columns": 16}
+    write_dicom(tmp_path / "a.dcm", values[0], **frames, PixelData=values.astype("<u2").tobytes())
+    data = open_dataset("folder", tmp_path, split="all")
+    assert data.cases == ["a.dcm"]
+    np.testing.assert_array_equal(data[2].image[0], values[2])
+    assert "ImagePositionPatient" in data.geometry("a.dcm").note
+
+
 def test_a_dicomdir_and_reports_are_no_images(tmp_path: Path) -> None:
     import pydicom
 

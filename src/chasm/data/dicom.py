@@ -252,6 +252,9 @@ def _frame(file: Path, data: Any, number: int) -> Frame:
         return np.array([float(v) for v in value])
 
     orientation = floats("PlaneOrientationSequence", "ImageOrientationPatient", 6)
+    position = floats("PlanePositionSequence", "ImagePositionPatient", 3)
+    if int(data.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in data:
+        position = None  # the file gives one position for all its frames: that of the first
     kind = get("MRImageFrameTypeSequence", "ComplexImageComponent")
     if kind is None:
         types = data.get("ImageType") or []
@@ -268,7 +271,7 @@ def _frame(file: Path, data: Any, number: int) -> Frame:
         float(echo or 0),
         str(kind or "")[:1].lower(),
         int(time or 0),
-        floats("PlanePositionSequence", "ImagePositionPatient", 3),
+        position,
         None if orientation is None else orientation.reshape(2, 3),
         floats("PixelMeasuresSequence", "PixelSpacing", 2),
         None if thickness is None else float(thickness),
