@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench interop clean
 
 demo: .venv/.ready
 	$(BIN)/chasm demo
@@ -14,6 +14,12 @@ lint: .venv/.ready
 	$(BIN)/ruff check src tests benchmarks docs setup.py
 	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
+
+# Tests against other people's programs, from the packages of Debian or Ubuntu. `make test` neither needs nor runs them.
+interop: .venv/.ready
+	command -v bart && command -v ismrmrd_generate_cartesian_shepp_logan && command -v dcm2niix && command -v dcmdump || \
+	  $$(command -v sudo) apt-get install -y --no-install-recommends bart ismrmrd-tools dcm2niix dcmtk
+	$(BIN)/python -m pytest -m interop tests/interop
 
 bench: .venv/.ready
 	$(BIN)/python benchmarks/operator_cpu.py

@@ -17,7 +17,7 @@ from writers import (
     write_proxy,
 )
 
-from chasm.data import DataError
+from chasm.data import DataError, open_dataset
 from chasm.data.check import check, verify, write_manifest
 
 
@@ -91,6 +91,26 @@ def test_identical_files_in_two_splits(tmp_path: Path) -> None:
     (finding,) = check(tmp_path, "images").findings
     assert "identical file" in finding
     assert "train and val" in finding
+
+
+@pytest.mark.parametrize("chosen", ["single", "multi"])
+def test_single_and_multi_coil_folders_are_not_mixed(tmp_path: Path, chosen: str) -> None:
+    """Both hold the same cases: they were merged into one."""
+    for coils in ("single", "multi"):
+        for split in ("train", "val", "test"):
+            file = tmp_path / f"{coils}coil_{split}" / f"{split}.h5"
+            write_fastmri(file, coils=None if coils == "single" else 3, test=split == "test", seed=len(split))
+    (finding,) = check(tmp_path, "fastmri").findings
+    assert "singlecoil and multicoil folders: choose with coils=single or coils=multi" in finding
+    with pytest.raises(DataError, match="choose with coils=single"):
+        open_dataset("fastmri", tmp_path)
+    data = open_dataset("fastmri", tmp_path, split="all", coils=chosen, slices=1, target="kspace", acquisition=None)
+    assert data.cases == ["train", "val", "test"]
+    assert len(data[0].image) == (1 if chosen == "single" else 3)
+    assert check(tmp_path, "fastmri", coils=chosen).ok
+    assert check(tmp_path / "multicoil_train", "fastmri").ok
+    with pytest.raises(ValueError, match="unknown coils 'mult': did you mean 'multi'"):
+        open_dataset("fastmri", tmp_path, coils="mult")
 
 
 def exams(root: Path, patients: dict[str, str]) -> None:

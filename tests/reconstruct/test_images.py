@@ -16,6 +16,7 @@ from runs import as_trained, columns, make_run, zero_filled
 
 from chasm.data.folder import Folder
 from chasm.reconstruct import reconstruct
+from chasm.reconstruct.inputs import ONE_COIL
 
 
 def test_fastmri_with_its_reconstruction(tmp_path: Path) -> None:
@@ -97,6 +98,8 @@ def test_cc359_single_and_multi_channel(tmp_path: Path) -> None:
     coils = writers.write_cc359_multi(tmp_path / "e2.h5", slices=3, coils=2, size=(16, 12))
     outcome = reconstruct(tmp_path / "e2.h5", run, tmp_path / "two.h5")
     assert outcome.volumes[0].slices == len(coils) == 3
+    assert outcome.notes == [ONE_COIL]
+    assert reconstruct(tmp_path / "e1.npy", run, tmp_path / "one.h5").notes == []
     assert outcome.volumes[0].scores["psnr"] > 0
 
 

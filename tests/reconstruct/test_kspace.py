@@ -16,6 +16,7 @@ from runs import as_trained, brains, columns, make_run, zero_filled
 from chasm.data.folder import Folder
 from chasm.reconstruct import reconstruct
 from chasm.reconstruct.columns import looks_like_kspace
+from chasm.reconstruct.inputs import ONE_COIL
 
 
 def test_kspace_is_told_from_images() -> None:
@@ -138,8 +139,12 @@ def test_fully_sampled_kspace_alone(tmp_path: Path, coils: int | None, stored: s
     assert outcome.read_as == f"fastMRI {'multi' if coils else 'single'}-coil {used}, fully sampled (3 slices, 16 x 16)"
     assert any("no ismrmrd_header: the image is 16 x 16" in n for n in outcome.notes) == (stored == "nothing")
     assert outcome.volumes[0].scores["psnr"] > 0
+    assert (ONE_COIL in outcome.notes) == (coils is not None)  # it is the image that is undersampled, not the coils
     with h5py.File(tmp_path / "out.h5") as g:
         np.testing.assert_allclose(g["reconstruction"][()], as_trained(target, columns(16)), atol=1e-4)
+    np.savetxt(tmp_path / "mask.txt", np.arange(16) % 5 != 0)
+    phase = make_run(tmp_path / "phase", complex=True, sampling={"kind": "file", "file": str(tmp_path / "mask.txt")})
+    assert ONE_COIL not in reconstruct(file, phase, tmp_path / "out.h5").notes
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -26,6 +26,7 @@ from chasm.mri.fft import ifft2c
 
 STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}  # target -> key of the stored images
 _KEYS = {**STORED, "kspace": "kspace"}
+_COILS = ("single", "multi")
 _GRID = ("fieldOfView_mm", "matrixSize")
 
 
@@ -60,6 +61,7 @@ class FastMRI(KSpaceDataset):
         acquisition: only volumes with this attribute; None takes all.
         slices: the number of central slices of each volume; None takes all.
         seed: of the split, where folders do not decide it.
+        coils: "single" or "multi", where the download has folders of both.
         header: whether a file without an ISMRMRD header is an error. False takes the size of the image from the stored
             reconstruction, or from the k-space.
     """
@@ -76,11 +78,12 @@ class FastMRI(KSpaceDataset):
         acquisition: str | None = "CORPDFS_FBK",
         slices: int | None = 20,
         seed: int = 0,
+        coils: str | None = None,
         header: bool = True,
     ) -> None:
         if target not in _KEYS:
             raise ValueError(f"unknown target {target!r}: {suggest(target, _KEYS)}")
-        super().__init__(path, split, seed=seed)
+        super().__init__(path, split, seed=seed, coils=coils)
         self.target, self.needs_header = target, header
         self._h5 = H5Files()
         acquisitions: dict[str, int] = {}
@@ -103,12 +106,18 @@ class FastMRI(KSpaceDataset):
             raise DataError(f"{self.root}: acquisition: {problem}: choose one, or null (in Python: None) for all")
 
     @classmethod
-    def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
+    def find(cls, path: Path, seed: int = 0, coils: str | None = None) -> tuple[list[Case], str]:
+        if coils is not None and coils not in _COILS:
+            raise ValueError(f"unknown coils {coils!r}: {suggest(coils, _COILS)}")
         if path.is_file():
             return [Case(path.stem, "train", (path,))], SINGLE_FILE
         cases, challenge = [], []
-        for role, folders in role_folders(path).items():
-            for folder in folders:
+        by_role = role_folders(path)
+        present = {name for name in _COILS for folders in by_role.values() for f in folders if _has(f, name)}
+        if coils is None and len(present) > 1:
+            raise fault(path, "folder", "singlecoil and multicoil folders: choose with coils=single or coils=multi")
+        for role, folders in by_role.items():
+            for folder in folders if coils is None else [f for f in folders if _has(f, coils)]:
                 for file in sorted(folder.glob("*.h5")):
                     if role == "test":
                         challenge.append(Case(file.stem, "challenge", (file,)))
@@ -194,6 +203,10 @@ class FastMRI(KSpaceDataset):
         facts = CaseFacts(shape, len(digests), dtype, low, high, _patient(file), kind, varies, digests)
         files.close()
         return facts
+
+
+def _has(folder: Path, coils: str) -> bool:
+    return folder.name.lower().startswith(f"{coils}coil")
 
 
 def read_header(handle: Any, file: Path) -> Header:

@@ -18,16 +18,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from chasm.mri.coils import rss
 from chasm.mri.operators import Operator
 
 
 def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int = 50) -> Tensor:
     """Complex images (B, M, H, W) from k-space `y` of the operator's shape, all slices at once.
 
-    `lam` is in units of each slice's largest zero-filled magnitude, so that scaling the data scales the image.
+    `lam` is in units of each slice's largest zero-filled magnitude, so that scaling the data, or the maps, scales the
+    image and changes nothing else.
     """
     if lam <= 0 or iterations < 1:
         raise ValueError(f"total variation needs lam > 0 and iterations >= 1, got {lam:g} and {iterations}")
+    scale = torch.ones(())
+    if A.maps is not None:  # their scale becomes that of the image, and the operator has norm 1
+        scale = rss(A.maps).amax((-2, -1), keepdim=True).clamp_min(torch.finfo(A.maps.real.dtype).tiny)
+        A = Operator(A.mask, A.maps / scale)
     back = A.adjoint(y)
     weight = _weight(back, lam)
     rho = 10 * lam  # measured: converges in about 50 iterations for lam from 1e-3 to 1e-2
@@ -38,7 +44,7 @@ def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int =
         g = _grad(x) + u
         z = g * (1 - weight / rho / _length(g).clamp_min(1e-20)).clamp_min(0)
         u = g - z
-    return x
+    return x / scale.to(x.device)
 
 
 def objective(A: Operator, y: Tensor, x: Tensor, lam: float) -> Tensor:

@@ -28,6 +28,10 @@ from chasm.reconstruct.columns import (
 
 KINDS = ("kspace", "image")
 MIN_SCORED = 7  # pixels each way: the window of SSIM
+ONE_COIL = (
+    "the run was trained on magnitudes: one coil is simulated from the root-sum-of-squares image, and the measured "
+    "coils are not used (a run with task.options.complex=true uses them)"
+)
 _HDF5 = (".h5", ".hdf5")
 
 
@@ -175,7 +179,9 @@ def _open_cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
     notes: list[str] = []
     measured = measured_columns(data.raw_slice(len(data) // 2).kspace, path, mask, notes)
     if measured is None:
-        return Scan(CC359(path, "all", skip=0, combine="coils" if phase else "rss"), "CC359 k-space")
+        several = len(data.raw_slice(0).kspace) > 1
+        notes += [ONE_COIL] if several and not phase else []
+        return Scan(CC359(path, "all", skip=0, combine="coils" if phase else "rss"), "CC359 k-space", notes=notes)
     return Scan(data, "CC359 k-space, as measured", measured, False, notes, mask is None)
 
 
@@ -207,6 +213,7 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Sc
     coils = f"fastMRI {'single' if kspace.ndim == 3 else 'multi'}-coil"
     if measured is None:
         read_as = f"{coils} {STORED.get(stored, 'k-space')}, fully sampled"
+        notes += [ONE_COIL] if kspace.ndim == 4 and not phase else []
     else:
         read_as = f"{coils} k-space, as measured" + (f", scored by {STORED[stored]}" if stored in STORED else "")
     guessed = "mask" not in handle and mask is None
