@@ -54,10 +54,7 @@ def test_folded_inference() -> None:
 
 
 def test_a_wrong_host_gets_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: CHASM, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return 3 * x, x
-
-    monkeypatch.setattr(CHASM, "_core", wrong)
+    monkeypatch.setattr(CHASM, "forward", lambda self, x: 3 * x)
     monkeypatch.setattr(hosts, "TOLERANCE", 1e-3)  # a fresh network adds little to its input
     rows = {r["mixer"]: r for r in hosts.hifi(CPU, QUICK)}
     assert "wrong" in rows["chasm"]["note"]
@@ -69,7 +66,7 @@ def test_a_host_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("chasm.surgery.fold.circulant_product", broken)
+    monkeypatch.setattr("chasm.surgery.fold.FoldedCHASM.forward", broken)
     rows = list(hosts.unet(CPU, QUICK))
     assert [r.get("note") for r in rows] == [None, "out of memory"] * 2
 

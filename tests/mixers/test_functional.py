@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "bare core": {"local": False},
-    "fft, as on long axes": {"form": "fft"},
+    "complex": {"gain": "complex", "axes": "ch+cw"},
     "untied": {"basis": "untied"},
 }
 each_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)

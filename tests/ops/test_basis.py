@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chasm.ops import orthogonal_basis, skew
+from chasm.ops._cost import Tally, measuring
 from chasm.ops.basis import _NODES, _WEIGHTS, channels_of
 
 NORMS = [0.0, 1e-3, 1.0, 30.0, 100.0]
@@ -41,7 +42,7 @@ class MatrixProducts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         assert name not in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"), f"{name} synchronises"
-        if name in ("mm", "bmm", "addmm", "baddbmm"):
+        if name in ("mm", "bmm", "addmm", "baddbmm", "matmul"):
             self.dtypes.update(a.dtype for a in args if isinstance(a, Tensor))
         return func(*args, **(kwargs or {}))
 
@@ -162,7 +163,8 @@ def test_every_matrix_product_is_float64_and_nothing_synchronises() -> None:
     """What makes the basis immune to TF32, seen without a GPU: no product in a precision that TF32 applies to."""
     theta = theta_of_norm(8, 5.0, dtype=torch.float32).requires_grad_()
     for dtype in (torch.float32, torch.bfloat16):
-        with MatrixProducts() as seen, torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        cast = torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16)
+        with MatrixProducts() as seen, cast, measuring(Tally()):  # while somebody counts, arithmetic can be seen
             orthogonal_basis(theta).square().sum().backward()
         assert seen.dtypes == {torch.float64}
 

@@ -9,8 +9,11 @@ from torch import Tensor
 
 import chasm
 from chasm import ops
-from chasm.ops import AxisOperator, choose_form, reference
-from chasm.ops.fused import gain_table, hartley, obstacle, scales
+from chasm.ops import AxisOperator, reference
+from chasm.ops.forms import fused
+from chasm.ops.forms.fused import gain_table, hartley, scales
+from chasm.ops.kernels.layout import is_channels_last
+from helpers import pairwise
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available()
@@ -68,22 +71,26 @@ def test_gains_lie_as_results_do():
             assert table[part, column // 16, warp, lane, register] == (min(k, 256 - k) * 128 + column) * scales(256)[1]
 
 
-def random_chain(C: int, size: tuple[int, int], dims: tuple[int, ...], bases: list[bool]) -> list[AxisOperator]:
+def random_chain(C: int, size: tuple[int, int], dims: tuple[int, ...], based: bool = True) -> list[AxisOperator]:
     torch.manual_seed(C)
     found = []
-    for dim, based in zip(dims, bases, strict=True):
+    for dim in dims:
         U = ops.orthogonal_basis(torch.randn(C * (C - 1) // 2, dtype=torch.float64)) if based else None
         found.append(AxisOperator(dim, U, torch.rand(size[dim - 2] // 2 + 1, C, dtype=torch.float64) + 0.5))
     return found
 
 
-def applied(x: Tensor, chain: list[AxisOperator], wrapped: bool = False) -> Tensor:
+def applied(x: Tensor, chain: list[AxisOperator], before_local: bool = False) -> Tensor:
     moved = [
         op._replace(U=None if op.U is None else op.U.float().to(DEVICE), gains=op.gains.float().to(DEVICE))
         for op in chain
     ]
     with torch.no_grad():
-        return ops.run(x, ops.prepare(x.shape, moved, "fused", x.dtype), wrapped=wrapped)
+        prepared = ops.prepare(x.shape, moved, "fused", x.dtype)
+        if before_local:  # as the operator calls it when layers follow
+            z = x if is_channels_last(x) else x.contiguous()
+            return fused.forward(z, prepared.dims, prepared.constants, False, True)[0]
+        return ops.run(x, [prepared])
 
 
 def expected(x: Tensor, chain: list[AxisOperator]) -> Tensor:
@@ -99,44 +106,47 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
 
 
 @kernel_test
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize(
-    ("C", "size", "dims", "bases"),
-    [
-        (16, (6, 10), (2, 3), [True, True]),
-        (90, (2, 90), (3,), [True]),
-        (96, (2, 218), (3,), [True]),
-        (128, (1, 130), (3,), [True]),
-        (20, (130, 1), (2,), [True]),  # few channels: the interpreter takes long for their circulants
-        (40, (2, 5), (2,), [True]),
-        (17, (8, 2), (2, 3), [False, True]),
-        (64, (2, 6), (3, 2), [True, False]),
-        (33, (4, 2), (3, 2), [False, False]),
-    ],
+    ("shape", "layout", "before_local"),
+    pairwise(
+        {
+            "shape": [
+                (16, (6, 10), (2, 3), True),
+                (90, (2, 90), (3,), True),
+                (96, (2, 218), (3,), True),
+                (128, (1, 130), (3,), True),
+                (20, (130, 1), (2,), True),  # few channels: the interpreter takes long for their circulants
+                (40, (2, 5), (2,), True),
+                (17, (8, 2), (2, 3), True),
+                (64, (2, 6), (3, 2), True),
+                (33, (4, 2), (3, 2), False),
+            ],
+            "layout": list(FORMATS),
+            "before_local": [False, True],
+        }
+    ),
 )
-def test_chains(C, size, dims, bases, layout, wrapped):
-    chain = random_chain(C, size, dims, bases)
+def test_chains(shape, layout, before_local):
+    C, size, dims, based = shape
+    chain = random_chain(C, size, dims, based)
     x = torch.randn(2, C, *size, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
-    y = applied(x.contiguous(memory_format=FORMATS[layout]), chain, wrapped)
-    assert y.is_contiguous(memory_format=FORMATS["NCHW" if wrapped else layout])
+    y = applied(x.contiguous(memory_format=FORMATS[layout]), chain, before_local)
+    assert y.is_contiguous(memory_format=FORMATS["NCHW" if before_local else layout])
     assert_close(y, expected(x, chain))
 
 
 @kernel_test
 @pytest.mark.parametrize("layout", FORMATS)
 def test_programs_that_take_several_rows(layout, monkeypatch):
-    from chasm.ops.kernels import fused
-
-    monkeypatch.setattr(fused, "PROGRAMS_SHORT", 3)
-    chain = random_chain(20, (6, 4), (2, 3), [True, True])
+    monkeypatch.setattr("chasm.ops.kernels.fused.multiprocessors", lambda x: 2)
+    chain = random_chain(20, (6, 4), (2, 3))
     x = torch.randn(3, 20, 6, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
     assert_close(applied(x.contiguous(memory_format=FORMATS[layout]), chain), expected(x, chain))
 
 
 @kernel_test
 def test_other_strides_and_an_untouched_input():
-    chain = random_chain(16, (4, 6), (2, 3), [True, True])
+    chain = random_chain(16, (4, 6), (2, 3))
     big = torch.randn(2, 20, 4, 12, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
     x = big[:, 2:18, :, ::2]
     before = x.clone()
@@ -177,106 +187,34 @@ def test_a_mixer_in_eval(layout):
 
 
 @kernel_test
-@pytest.mark.parametrize(
-    ("C", "W", "layout", "form"),
-    [(32, 96, "NCHW", "fused"), (32, 10, "NHWC", "fused"), (32, 10, "NCHW", "triton"), (24, 10, "NHWC", "triton")],
-)
-def test_folded_models_take_it_where_it_pays(C, W, layout, form, monkeypatch):
-    mixer, plain = mixers(C, (2, W), "auto")
-    folded = chasm.fold(mixer, size=(2, W))
-    x = torch.randn(1, C, 2, W, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+@pytest.mark.parametrize("layout", FORMATS)
+def test_folded_models_take_it(layout):
+    mixer, plain = mixers(32, (2, 10), "fused")
+    folded = chasm.fold(mixer, size=(2, 10))
+    x = torch.randn(1, 32, 2, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
     x = x.contiguous(memory_format=FORMATS[layout])
-    forms = []
-
-    def noted(x, prepared, *, wrapped):
-        forms.append(prepared.form)
-        return ops.run(x, prepared, wrapped=wrapped)
-
-    monkeypatch.setattr("chasm.surgery.fold.run", noted)
     with torch.no_grad(), autocast():
         y = folded(x)
+        assert {chain.form for chain in folded._prepared(x, DTYPE)} == {"fused"}
     assert_close(y, plain(x.double()).cpu())
     assert y.is_contiguous(memory_format=FORMATS[layout])
-    x.requires_grad_()
-    with autocast():
-        y = folded(x)
-    assert forms == [form, "triton"]
-    (found,) = torch.autograd.grad(y.float().square().sum(), x)
-    z = x.detach().double().requires_grad_()
-    (exact,) = torch.autograd.grad(plain(z).square().sum(), z)
-    assert_close(found, exact.cpu())
-
-
-@pytest.mark.skipif(INTERPRETED, reason="there the device is a CPU")
-@pytest.mark.parametrize(
-    ("shape", "options", "form"),
-    [
-        ((8, 96, 256, 256), {}, "fused"),
-        ((8, 32, 6, 96), {}, "fused"),
-        ((8, 32, 6, 94), {}, "triton"),
-        ((8, 32, 6, 94), {"channels_last": True}, "fused"),
-        ((8, 32, 6, 6), {"channels_last": True}, "fused"),
-        ((8, 96, 256, 256), {"grad": True}, "triton"),
-        ((8, 96, 256, 256), {"dtype": torch.float16}, "triton"),
-        ((8, 24, 256, 256), {}, "triton"),
-        ((8, 96, 256, 255), {}, "triton"),
-        ((8, 96, 258, 256), {}, "triton"),
-    ],
-)
-def test_what_auto_takes(shape, options, form, monkeypatch):
-    monkeypatch.setattr("chasm.ops.circulants.triton_runs", lambda: True)
-    monkeypatch.setattr("chasm.ops.circulants.too_small", lambda device: None)
-    gains = [torch.ones(shape[d] // 2 + 1, shape[1]) for d in (2, 3)]
-    options = {"device": torch.device("cuda"), "grad": False, "dtype": torch.bfloat16, **options}
-    choice = choose_form(torch.Size(shape), [AxisOperator(2 + i, None, g) for i, g in enumerate(gains)], **options)
-    assert choice.form == form
-    chain = [AxisOperator(2 + i, None, g.to(torch.complex64)) for i, g in enumerate(gains)]
-    assert choose_form(torch.Size(shape), chain, **options).form == "triton"
-    along_h = [AxisOperator(2, None, gains[0])]  # nothing but a pass of "triton" where channels come first
-    form = form if options.get("channels_last") else "triton"
-    assert choose_form(torch.Size(shape), along_h, **options).form == form
 
 
 @gpu_test
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("shape", [(8, 96, 256, 256), (8, 64, 128, 128), (4, 96, 218, 170), (2, 128, 256, 64)])
 def test_real_sizes_on_a_gpu(shape, layout):
-    chain = random_chain(shape[1], shape[2:], (2, 3), [True, True])
+    chain = random_chain(shape[1], shape[2:], (2, 3))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
     y = applied(x.contiguous(memory_format=FORMATS[layout]), chain)
     assert_close(y[-1:], expected(x[-1:], chain))
     assert y.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("shape", "device", "dtype", "reason"),
-    [
-        ((1, 32, 8), "cuda", torch.bfloat16, "2-D features"),
-        ((1, 32, 7, 8), "cuda", torch.bfloat16, "even axes up to 256"),
-        ((1, 32, 8, 258), "cuda", torch.bfloat16, "even axes up to 256"),
-        ((1, 129, 8, 8), "cuda", torch.bfloat16, "16 to 128 channels"),
-        ((1, 8, 8, 8), "cuda", torch.bfloat16, "16 to 128 channels"),
-        ((1, 32, 8, 8), "cuda", torch.float16, "needs bfloat16 (the mean of a map could overflow in float16), got"),
-        ((1, 32, 8, 8), "cuda", torch.float32, "needs bfloat16 (the"),
-        ((1, 32, 8, 8), "cpu", torch.bfloat16, "on a CUDA device, got torch.bfloat16 on cpu"),
-    ],
-)
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes any dtype, anywhere")
-def test_what_it_does_not_take(shape, device, dtype, reason):
-    dims = list(range(2, len(shape)))
-    assert reason in (obstacle(torch.Size(shape), dims, torch.device(device), dtype) or "")
-    operators = [AxisOperator(d, None, torch.ones(shape[d] // 2 + 1, shape[1])) for d in dims]
-    with pytest.raises(ValueError, match=r"form 'fused' cannot run: .*use 'auto'"):
-        choose_form(torch.Size(shape), operators, device=torch.device(device), grad=False, dtype=dtype, form="fused")
-
-
-def test_gains_it_does_not_take():
-    op = AxisOperator(3, None, torch.ones(5, 32, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="needs real gains"):
-        choose_form(torch.Size((1, 32, 8, 8)), [op], device=CPU, grad=False, dtype=torch.bfloat16, form="fused")
+def test_gain_tables_are_filled_with_zeros():
     assert float(gain_table(torch.ones(5, 32), 8).sum()) == 8 * 32 * scales(8)[1]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="that is where this runs")
 def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 58
+    assert passed_in_the_interpreter(__file__) == 38

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, softplus
 
 from chasm.ops import UNIT_GAIN, complex_gains, positive_gains, reference, signed_gains, table_at
-from chasm.ops.gains import _Impulse, impulse_response
+from chasm.ops.gains import impulse_response, impulse_response_adjoint
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 90, 218, 255, 256]
 
@@ -125,14 +125,22 @@ def test_the_table_is_exact_on_a_gpu_with_tf32_on() -> None:
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 90, 218])
-def test_impulse_response_as_a_product(n: int) -> None:
-    """What a GPU runs: the same numbers and gradients, and exactly the impulse where gains are flat."""
-    gains = torch.rand(n // 2 + 1, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    found, expected = _Impulse.apply(gains, n), impulse_response(gains, n)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
-    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
-    a, b = (torch.autograd.grad(t, gains, weight)[0] for t in (found, expected))
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-    flat = _Impulse.apply(torch.full((n // 2 + 1, 3), 0.7), n)
-    assert torch.equal(flat, torch.tensor(0.7) * torch.eye(n)[0].expand(3, n))
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.complex128])
+@pytest.mark.parametrize("n", [1, 2, 7, 90, 218, 600])
+def test_impulse_response_and_its_adjoint(n: int, kind: torch.dtype) -> None:
+    """As irfft has them; flat gains give exactly the impulse."""
+    gains = torch.rand(n // 2 + 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if kind.is_complex:
+        gains = complex_gains(gains, 1 - gains, n)
+    gains = gains.to(kind).requires_grad_()
+    expected = torch.fft.irfft(gains.mT, n=n)
+    found = impulse_response(gains.detach(), n)
+    tolerance = 1e-6 if kind == torch.float32 else 1e-12
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(expected)
+    (want,) = torch.autograd.grad(expected, gains, weight)
+    got = impulse_response_adjoint(weight, gains.detach())
+    torch.testing.assert_close(got.to(kind), want, rtol=0, atol=10 * tolerance)
+    if not kind.is_complex:
+        flat = impulse_response(torch.full((n // 2 + 1, 3), 0.7, dtype=kind), n)
+        assert torch.equal(flat, 0.7 * torch.eye(n, dtype=kind)[0].expand(3, n))

@@ -295,12 +295,12 @@ def test_what_folding_would_drop_is_refused() -> None:
     after.register_forward_hook(lambda _m, _x, y: 2 * y)
     before.register_forward_pre_hook(lambda _m, x: (2 * x[0],))
     patched.forward = patched.forward  # type: ignore[method-assign]  # as offloading libraries do
-    inside._block = inside._block  # type: ignore[method-assign]
+    inside.core = inside.core  # type: ignore[method-assign]
     x = features(1, 3, 4, 4)
     for mixer, what in (
         (Doubled(3), r"\(Doubled\) has a forward of its own, which folding would drop: put a plain CHASM inside"),
         (patched, r"\(CHASM\) has a forward of its own"),
-        (inside, r"\(CHASM\) has a _block of its own"),
+        (inside, r"\(CHASM\) has a core of its own"),
         (after, "has forward hooks, which folding would drop: remove them"),
         (before, "has forward hooks"),
     ):

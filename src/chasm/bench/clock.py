@@ -4,16 +4,17 @@ A call takes the number of the input set it runs on. Sets are rotated, so that a
 hold what is read.
 """
 
+import gc
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from chasm.ops.replay import capture_stream, no_collection
 
 Call = Callable[[int], dict[str, Tensor]]
 
@@ -130,6 +131,24 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
     torch.cuda.current_stream(device).wait_stream(stream)
     return Captured(graph.replay, results, peak)
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all captures: what libraries and warm-ups leave behind belongs to a stream."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Garbage collection during a capture could free tensors of other streams, which a capture does not allow."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def first_line(error: BaseException) -> str:

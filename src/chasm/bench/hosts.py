@@ -208,7 +208,7 @@ def training_step(model: nn.Module, batch: TaskBatch, *, graph: bool) -> Callabl
     def gradients(batches: Iterable[TaskBatch]) -> Tensor:
         total = torch.zeros((), device=device)
         for one in batches:
-            with batched_bases(model, graph=graph):
+            with batched_bases(model):
                 with torch.autocast(device.type, torch.bfloat16, cache_enabled=not graph):
                     output = model(one.input, **one.physics)
                 loss = task.loss(output.float(), one)

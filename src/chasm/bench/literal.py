@@ -32,4 +32,5 @@ class LiteralBlock(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         assert self.mixer.refine is not None
         assert self.mixer.fuse is not None
-        return x + self.mixer.fuse(gelu(self.mixer.refine(self.core(x))))
+        y: Tensor = self.mixer.fuse(gelu(self.mixer.refine(self.core(x))))
+        return x + y if self.mixer.residual else y

@@ -15,7 +15,9 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -1,48 +1,66 @@
-"""What a mixer keeps of its parameters, and how a change of them is seen."""
+"""What a mixer in eval mode keeps of its parameters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-
-class MadeFrom(dict[Any, Any]):
-    """Whatever was made from these parameters, valid while they are the same.
-
-    A change is seen by object identity and torch's version counter, which every in-place write bumps: optimiser step,
-    `load_state_dict`, `copy_`. A write through `.data` does not; `values`: on a CPU those are compared as well.
-    """
-
-    def __init__(self, params: Iterable[Tensor], *, values: bool = False) -> None:
-        super().__init__()
-        self.params = list(params)
-        watch(self.params)
-        self.versions = [p._version for p in self.params]
-        self.contents = [p.detach().clone() for p in self.params if values and p.device.type == "cpu"]
-
-    def holds_for(self, params: Sequence[Tensor]) -> bool:
-        return (
-            len(params) == len(self.params)
-            and all(p is q and p._version == v for p, q, v in zip(params, self.params, self.versions, strict=True))
-            and all(map(torch.equal, (p for p in params if p.device.type == "cpu"), self.contents))
-        )
+from chasm.ops.kernels import is_transformed
+from chasm.ops.library import wants_gradient
 
 
 class Cache:
-    """What an eval mixer prepared for the last few input sizes, and the bases `batched_bases` gives it for a while."""
+    """Values made from parameters, for the last few keys.
 
-    SIZES = 4
+    They are kept until a parameter is replaced, moved or written to in a way that its version counter sees, or until
+    `clear`. Writes through `.data` and steps of fused optimisers go unseen.
+    """
+
+    MAX_ENTRIES = 4
 
     def __init__(self) -> None:
-        self.captured: list[Any] = []  # for as long as this cache lives: CUDA graphs read these by address
+        self.captured: list[Any] = []  # kept as long as this cache: CUDA graphs read these values by address
+        self.given: tuple[dict[str, Tensor], list[Tensor], list[Any]] | None = None
         self.clear()
 
     def clear(self) -> None:
-        self.entries = MadeFrom([])
-        self.given: MadeFrom | None = None
+        self.params: list[Tensor] = []
+        self.state: list[Any] = []
+        self.entries: dict[Any, Any] = {}
+
+    def get(self, key: Any, params: Sequence[Tensor], make: Callable[[], Any]) -> Any:
+        """make(), or what it returned before for this key and the parameters as they are now."""
+        if any(p.is_inference() for p in params):  # these have no version counter
+            return make()
+        state = _state(params)
+        if state != self.state:
+            self.params, self.state, self.entries = list(params), state, {}  # holding params keeps their ids unique
+        entries = self.entries  # if another thread writes a parameter during make(), these are no longer in use
+        value = entries.get(key)
+        if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            if value is None:
+                return make()  # part of the graph, which has not run yet
+            self.captured.append(value)
+        if value is None:
+            with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
+                value = make()
+            while len(entries) >= self.MAX_ENTRIES:
+                entries.pop(next(iter(entries)), None)
+            entries[key] = value
+        return value
+
+    def give(self, bases: dict[str, Tensor], params: list[Tensor]) -> None:
+        """Bases that `batched_bases` made from these parameters."""
+        self.given = bases, params, _state(params)
+
+    def given_for(self, params: list[Tensor]) -> dict[str, Tensor]:
+        """Those bases, if they are of these parameters as they are now, with the gradient that is wanted; else none."""
+        if self.given is None or torch.compiler.is_compiling() or is_transformed(params[0]):
+            return {}  # there version counters cannot be read
+        bases, _, state = self.given
+        lost = wants_gradient(params) and not all(U.requires_grad for U in bases.values())
+        return {} if lost or state != _state(params) else bases
 
     def __deepcopy__(self, memo: Any) -> "Cache":
         return Cache()
@@ -50,41 +68,7 @@ class Cache:
     def __reduce__(self) -> Any:
         return (Cache, ())
 
-    def of(self, params: Sequence[Tensor]) -> MadeFrom:
-        """The entries of these parameters as they are now.
 
-        Ask before making one, and `put` it here: if another thread writes a parameter meanwhile, both are let go of.
-        """
-        if any(p.is_inference() for p in params):
-            return MadeFrom([])  # such tensors carry no version counter
-        entries = self.entries
-        if not entries.holds_for(params):
-            entries = self.entries = MadeFrom(params, values=True)
-        return entries
-
-    def put(self, entries: MadeFrom, key: Any, value: Any) -> None:
-        while len(entries) >= self.SIZES:
-            entries.pop(next(iter(entries)), None)
-        entries[key] = value
-
-
-_WATCHED: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by id: tensors compare element by element
-
-
-def watch(params: Iterable[Tensor]) -> None:
-    """From now on a step of any optimiser raises the version counters of these parameters, and of no others."""
-    for p in params:
-        if _WATCHED.get(id(p)) is not p:
-            _WATCHED[id(p)] = p
-
-
-def _note_step(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    if not _WATCHED:
-        return
-    ours = {id(ref()) for ref in _WATCHED.valuerefs()}
-    params = (p for group in optimiser.param_groups for p in group["params"] if id(p) in ours)
-    torch.autograd.graph.increment_version([p for p in params if p.grad is not None])
-
-
-# Fused optimisers write without raising version counters; the others raise them once more.
-register_optimizer_step_post_hook(_note_step)
+def _state(params: Sequence[Tensor]) -> list[Any]:
+    """What changes when a parameter is replaced, moved or written to. Whoever compares it must hold the parameters."""
+    return [(id(p), p.data_ptr(), p._version) for p in params]

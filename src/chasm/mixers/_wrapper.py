@@ -1,5 +1,6 @@
-"""The layers around CHASM's core, and whether kernels may go past them."""
+"""The layers around CHASM's core."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,8 +8,9 @@ from torch import Tensor, nn
 
 from chasm.common.precision import autocast_dtype
 from chasm.ops._cost import counted_as
-from chasm.ops.kernels import observed, traced
-from chasm.ops.kernels.local import obstacle
+from chasm.ops.block import Prepared, can_join_layers
+from chasm.ops.kernels import is_transformed, observed
+from chasm.ops.kernels.layout import is_channels_last
 
 
 class Pointwise(nn.modules.conv._ConvNd):
@@ -16,9 +18,9 @@ class Pointwise(nn.modules.conv._ConvNd):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         C, ones = x.shape[1], [1] * (x.ndim - 2)
-        usual = bias is not None and weight.shape == (C, C, *ones) and _plain(self, 0)  # somebody may have made another
-        here = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-        if not (usual and here) or torch.compiler.is_compiling():
+        unchanged = bias is not None and weight.shape == (C, C, *ones) and _is_plain(self, 0)
+        fast = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+        if not (unchanged and fast) or torch.compiler.is_compiling():
             y: Tensor = super()._conv_forward(x, weight, bias)
             return y
         assert bias is not None
@@ -36,34 +38,49 @@ class Pointwise2d(Pointwise, nn.Conv2d): ...
 class Pointwise3d(Pointwise, nn.Conv3d): ...
 
 
-def kernels_fit(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
-    """Whether z goes through `local_block`."""
-    return obstacle(z) is None and ordinary(z, refine, fuse)
+POINTWISE = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}
 
 
-def ordinary(z: Tensor, refine: nn.Module, fuse: nn.Module) -> bool:
-    """Whether z may go past the layers: not when traced, nor where one was exchanged, set otherwise or has hooks."""
-    if traced(z) or (type(refine), type(fuse)) != (nn.Conv2d, Pointwise2d):
-        return False
-    if any(observed(m) or "forward" in vars(m) or "_conv_forward" in vars(m) for m in (refine, fuse)):
-        return False
-    cast, given = autocast_dtype(z) is not None, parameters(refine, fuse)
-    if not all(type(p) in (nn.Parameter, Tensor) and (cast or p.dtype == z.dtype) for p in given):
-        return False
-    C = z.shape[1]  # shapes also tell kernel sizes and groups
-    shapes = [(C, 1, 3, 3), (C,), (C, C, 1, 1), (C,)]
-    return [p.shape for p in given] == shapes and _plain(refine, 1) and _plain(fuse, 0)
+def joined_layers(
+    x: Tensor, chains: Sequence[Prepared], refine: nn.Module | None, fuse: nn.Module | None
+) -> list[Tensor]:
+    """Weights and biases of L and P_fuse, if the operator of the chains may stand for these layers as well; else none.
+
+    It may not where a layer was exchanged, set otherwise or has hooks, nor where its parameters are of another dtype
+    than the features (autocast converts them).
+    """
+    if (type(refine), type(fuse)) != (nn.Conv2d, Pointwise2d) or is_transformed(x) or not can_join_layers(x, chains):
+        return []
+    assert refine is not None
+    assert fuse is not None
+    found: list[Any] = [refine.weight, refine.bias, fuse.weight, fuse.bias]
+    C = x.shape[1]
+    shapes = [(C, 1, 3, 3), (C,), (C, C, 1, 1), (C,)]  # these also tell kernel sizes and groups
+    if (
+        [None if p is None else tuple(p.shape) for p in found] != shapes
+        or _is_changed(refine, 1)
+        or _is_changed(fuse, 0)
+    ):
+        return []
+    fits = autocast_dtype(x) is not None or all(p.dtype == chains[0].dtype for p in found)
+    return found if fits and all(type(p) in (nn.Parameter, Tensor) for p in found) else []
 
 
-def _plain(conv: Any, padding: int) -> bool:
-    """Whether a convolution has stride 1, dilation 1, and that many zeros around."""
+def in_format_of(y: Tensor, x: Tensor) -> Tensor:
+    """y in the memory format of x, where that is channels last."""
+    if is_transformed(x) or not is_channels_last(x):
+        return y
+    return y.contiguous(memory_format=torch.channels_last)
+
+
+def _is_changed(conv: Any, padding: int) -> bool:
+    """True if a convolution is not the plain one it was built as, or if somebody listens to it."""
+    replaced = "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__
+    return replaced or observed(conv) or not _is_plain(conv, padding)
+
+
+def _is_plain(conv: Any, padding: int) -> bool:
+    """True if a convolution has stride 1, dilation 1, and so many zeros around."""
     n = len(conv.kernel_size)
     found = conv.stride, conv.dilation, conv.padding, conv.padding_mode
     return found == ((1,) * n, (1,) * n, (padding,) * n, "zeros")
-
-
-def parameters(refine: nn.Module, fuse: nn.Module) -> tuple[Any, ...]:
-    return refine.weight, refine.bias, fuse.weight, fuse.bias
-
-
-POINTWISE = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}

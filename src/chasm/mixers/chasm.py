@@ -17,9 +17,8 @@ gradients of A and Gamma (see `stepped`). `step_scale=1` is the paper's paramete
 
 import math
 import re
-import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -30,16 +29,13 @@ from torch.nn.functional import gelu
 from chasm import ops
 from chasm.common.precision import autocast_dtype
 from chasm.common.registry import suggest
-from chasm.mixers._cache import Cache, MadeFrom, watch
-from chasm.mixers._wrapper import POINTWISE, kernels_fit, ordinary, parameters
+from chasm.mixers._cache import Cache
+from chasm.mixers._wrapper import POINTWISE, in_format_of, joined_layers
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops import AxisOperator, Choice, Prepared, local_cpu
-from chasm.ops._cost import counted_as
-from chasm.ops.axis import LONG
-from chasm.ops.kernels import traced
-from chasm.ops.kernels.layout import channels_last, like
-from chasm.ops.kernels.local import local_block
-from chasm.ops.replay import Replays
+from chasm.ops import AxisOperator, Choice, Prepared
+from chasm.ops.kernels import is_transformed
+from chasm.ops.kernels.layout import is_channels_last
+from chasm.ops.library import wants_gradient
 
 AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
 STEP_SCALE = 30.0
@@ -48,11 +44,11 @@ Gain = Literal["positive", "signed", "complex"]
 
 
 class AxisParameters(NamedTuple):
-    """What the equations of one axis are made from: theta (entries,) or (B, entries); Gamma and phi (B, C)."""
+    """What the equations of one axis are made from."""
 
-    theta: Tensor | None
-    gain_table: Tensor
-    phase_table: Tensor | None
+    theta: Tensor | None  # (C(C-1)/2,), untied: (B, C(C-1)/2); None for the identity basis
+    gain_table: Tensor  # Gamma (B, C)
+    phase_table: Tensor | None  # phi (B, C) of complex gains
 
 
 @register_mixer("chasm")
@@ -124,6 +120,7 @@ class CHASM(Mixer):
         self.residual = local if residual is None else residual
         self.chains = _parse_axes(self.axes, ndim)
         used = [axis for chain in self.chains for axis in chain] if basis is not None else []
+        self._dims = [2 + AXES[ndim].index(axis) for axis in used]
         n_bins = dict(zip(AXES[ndim], _bins_per_axis(size, bins, ndim), strict=True))
 
         entries = channels * (channels - 1) // 2
@@ -145,82 +142,56 @@ class CHASM(Mixer):
         # In the state dict, so that weights written with another scale are never taken for the same numbers.
         self.register_buffer("stored_step_scale", torch.tensor(self.step_scale, **factory))
         self._cache = Cache()
-        self._replays = Replays()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Y = X + P_fuse(L(Phi(X))), in the dtype and memory format of X."""
         self._check(x)
-        return like(self._block(x), x)
-
-    def _block(self, x: Tensor) -> Tensor:
-        y, x = self._core(x)
+        if x.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
+            return x + sum(p.sum() for p in self.parameters())
+        dtype = autocast_dtype(x) or x.dtype
+        chains = self._prepared(x, dtype)
+        layers = joined_layers(x, chains, self.refine, self.fuse)
+        if layers:  # all of it as one operator
+            return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
+        y = ops.run(x.to(dtype), chains)
         if self.refine is not None and self.fuse is not None:
-            y = y.to(autocast_dtype(y) or y.dtype)
-            if kernels_fit(y, self.refine, self.fuse):
-                with counted_as("conv", macs=y.numel() * (9 + self.channels)):
-                    y = local_block(y, x if self.residual else None, *parameters(self.refine, self.fuse))
-                return y if self.residual else y.to(x.dtype)
-            if self.residual and local_cpu.fits(y, x) and ordinary(y, self.refine, self.fuse):
-                with counted_as("conv", macs=y.numel() * (9 + self.channels)):
-                    return local_cpu.local_block(y, x, *parameters(self.refine, self.fuse))
             y = self.fuse(gelu(self.refine(y)))
-        return x + y if self.residual else y.to(x.dtype)
+        return in_format_of(x + y if self.residual else y.to(x.dtype), x)
 
     def core(self, x: Tensor) -> Tensor:
         """Phi(x), in x's dtype or the one autocast asks for."""
-        return self._core(x)[0]
-
-    def _core(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Phi(x), and x for the residual."""
-        if self.basis is None:
-            return x, x
         z = x.to(autocast_dtype(x) or x.dtype)
-        if z.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
-            return z + sum(p.sum() for p in self._spectral()), x
-        wrapped = self.ndim == 2 and self.refine is not None
-        found = [ops.run_beside(z, prepared, wrapped=wrapped) for prepared in self._prepared(z)]
-        if len(found) > 1:
-            return torch.stack([y for y, _ in found]).mean(0), x
-        y, again = found[0]
-        return y, again if z is x else x
+        if z.shape[0] == 0:
+            return z + sum(p.sum() for p in self._spectral())
+        return ops.run(z, self._prepared(z, z.dtype))
 
     def axis_parameters(self, axis: str) -> AxisParameters:
         """theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
-        return self._unscaled(self.theta.get(axis), self.gain_table[axis], self.phase_table.get(axis))
-
-    def _unscaled(self, theta: Tensor | None, table: Tensor, phase: Tensor | None) -> AxisParameters:
         start = 1.0 if self.gain == "signed" else ops.UNIT_GAIN
-        theta, offset, phase = (stepped(p, self.step_scale) for p in (theta, table, phase))
-        assert offset is not None
-        return AxisParameters(theta, start + offset, phase)
+        stored = self.theta.get(axis), self.gain_table[axis], self.phase_table.get(axis)
+        return AxisParameters(*(stepped(p, self.step_scale, s) for p, s in zip(stored, (0.0, start, 0.0), strict=True)))
 
     def operators(self, *spatial: int) -> dict[str, AxisOperator]:
         """Basis and gains of every axis in use, for features of this spatial size. Differentiable."""
-        return self._operators(spatial, self._spectral())
-
-    def _operators(self, spatial: tuple[int, ...], params: Sequence[Tensor]) -> dict[str, AxisOperator]:
-        """The same, of tensors in place of the parameters, in the order of `_spectral`."""
-        each = iter(params)
-        theta, tables, phases = ({a: next(each) for a in d} for d in (self.theta, self.gain_table, self.phase_table))
-        values = {axis: self._unscaled(theta.get(axis), t, phases.get(axis)) for axis, t in tables.items()}
-        bases = self._given(theta) or self._bases(spatial, {axis: values[axis].theta for axis in theta})
+        length = dict(zip(AXES[self.ndim], spatial, strict=True))
+        parameters = {axis: self.axis_parameters(axis) for axis in self.gain_table}
+        bases = self._bases(length, {a: p.theta for a, p in parameters.items() if p.theta is not None})
         found = {}
-        for axis, (_, table, phase) in values.items():
-            i = AXES[self.ndim].index(axis)
+        for axis, (_, table, phase) in parameters.items():
+            n, dim = length[axis], 2 + AXES[self.ndim].index(axis)
             if phase is not None:
-                gains = ops.complex_gains(table, phase, spatial[i])
+                gains = ops.complex_gains(table, phase, n)
             else:
-                gains = (ops.positive_gains if self.gain == "positive" else ops.signed_gains)(table, spatial[i])
-            found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
+                gains = (ops.signed_gains if self.gain == "signed" else ops.positive_gains)(table, n)
+            found[axis] = AxisOperator(dim, bases.get(axis), gains)
         return found
 
     def explain(self, x: Tensor) -> Choice:
-        """The form that runs on x, and why."""
+        """The form that runs on x, and why. Computes nothing."""
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        z = x.to(autocast_dtype(x) or x.dtype)
-        chains = self._chains_of_operators(z, self._spectral())
-        return self._choose(z, chains, self._wants_backward(z), channels_last(z))
+        return self._choose(x, autocast_dtype(x) or x.dtype)
 
     def extra_repr(self) -> str:
         return (
@@ -253,82 +224,56 @@ class CHASM(Mixer):
             state_dict[f"{prefix}stored_step_scale"] = torch.full_like(written, self.step_scale)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _bases(self, spatial: tuple[int, ...], theta: dict[str, Any]) -> dict[str, Tensor]:
-        if self.basis == "shared":
-            return dict(zip(theta, ops.orthogonal_basis(torch.stack(list(theta.values()))), strict=True))
-        at = dict(zip(AXES[self.ndim], spatial, strict=True))
-        return {a: ops.orthogonal_basis(ops.table_at(t, at[a])) for a, t in theta.items()}
-
-    def _given(self, theta: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The bases of `batched_bases`, if made from these very theta as they are, with the gradient that is wanted."""
-        given = None if torch.compiler.is_compiling() else self._cache.given  # a compiler sees no version counters
-        if given is None or not given.holds_for(list(theta.values())):
-            return {}
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in theta.values())
-        return given if not wanted or all(U.requires_grad for U in given.values()) else {}
-
-    def _chains_of_operators(self, x: Tensor, params: Sequence[Tensor]) -> list[list[AxisOperator]]:
-        operators = self._operators(tuple(x.shape[2:]), params)
-        return [[operators[axis] for axis in chain] for chain in self.chains]
-
-    def _wants_backward(self, x: Tensor) -> bool:
-        return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self._spectral()))
-
-    def _choose(self, x: Tensor, chains: list[list[AxisOperator]], grad: bool, last: bool) -> Choice:
-        return ops.choose_form(
-            x.shape,
-            [op for chain in chains for op in chain],
-            device=x.device,
-            dtype=x.dtype,
-            grad=grad,
-            form=self.form,
-            channels_last=last,
-        )
-
-    def _build(self, x: Tensor, grad: bool, last: bool, params: Sequence[Tensor]) -> list[Prepared]:
-        chains = self._chains_of_operators(x, params)
-        form = self._choose(x, chains, grad, last).form
-        return [ops.prepare(x.shape, chain, form, x.dtype) for chain in chains]
-
-    def _prepared(self, x: Tensor) -> list[Prepared]:
-        """What `ops.run` needs. Cached in eval, unless a gradient of the spectral parameters is wanted."""
-        params, grad, last = self._spectral(), self._wants_backward(x), channels_last(x)
-        wants_gradient = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        if traced(x) or self._cache.given is not None or self._large(x):
-            # Fake tensors keep out of the cache, and what is large.
-            return self._build(x, grad, last, params)
-        key = (x.shape[2:], x.dtype, x.device, self.form, grad, last)
-        if self.training or wants_gradient:
-            watch(params)  # replays tell by version counters that values of before are gone
-            # Kept for as long as the result, so neither x nor a strong reference, which would be a cycle of autograd's.
-            empty, mixer = x.new_empty(0, *x.shape[1:]), weakref.proxy(self)
-            found: list[Prepared] = self._replays(key, params, lambda tensors: mixer._build(empty, grad, last, tensors))
-            return found
-        entries = self._cache.of(params)
-        kept: list[Prepared] | None = entries.get(key)
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            if kept is None:
-                return self._build(x, grad, last, params)  # part of the graph; it has not run yet
-            self._cache.captured.append(kept)
-        if kept is None:
-            with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                kept = self._build(x, grad, last, params)
-            self._cache.put(entries, key, kept)
-        return kept
-
-    def _large(self, x: Tensor) -> bool:
-        """Whether circulants are made for x that are too large to keep; in float32 a GPU takes the FFT."""
-        circulants = x.device.type != "cpu" and x.dtype.itemsize == 2 and self.basis != "untied"
-        return circulants and max(x.shape[2:]) > LONG
-
     def _spectral(self) -> list[nn.Parameter]:
         return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]
 
-    # `.to()` and friends move or round parameters without a trace in their version counters; `.train()` and
-    # `.eval()` mark the places where people write through `.data` (averaged weights swapped in and out).
+    def _choose(self, x: Tensor, dtype: torch.dtype) -> Choice:
+        assert self.basis is not None
+        transformed = is_transformed(x)
+        return ops.choose_form(
+            x.shape,
+            self._dims,
+            basis=self.basis,
+            gain=self.gain,
+            device=x.device,
+            dtype=dtype,
+            grad=wants_gradient([x, *self._spectral()]),
+            channels_last=not transformed and is_channels_last(x),
+            transformed=transformed,
+            form=self.form,
+        )
+
+    def _prepared(self, x: Tensor, dtype: torch.dtype) -> list[Prepared]:
+        """Each chain of passes, ready to run on x. Kept in eval, unless a gradient of its parameters is wanted."""
+        if self.basis is None:
+            return [ops.identity(dtype)]
+        form = self._choose(x, dtype).form
+
+        def make() -> list[Prepared]:
+            operators = self.operators(*x.shape[2:])
+            return [ops.prepare(x.shape, [operators[a] for a in chain], form, dtype) for chain in self.chains]
+
+        params = self._spectral()
+        if self.training or wants_gradient(params):
+            self._cache.clear()
+            return make()
+        if torch.compiler.is_compiling() or is_transformed(x) or not ops.can_be_kept(form, x.shape):
+            return make()
+        found: list[Prepared] = self._cache.get((x.shape[2:], dtype, x.device, form), params, make)
+        return found
+
+    def _bases(self, length: dict[str, int], theta: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.basis == "untied":
+            return {a: ops.orthogonal_basis(ops.table_at(t, length[a])) for a, t in theta.items()}
+        if not theta:
+            return {}
+        given = self._cache.given_for(list(self.theta.values()))
+        return given or dict(zip(theta, ops.orthogonal_basis(torch.stack(list(theta.values()))), strict=True))
+
+    # `.to()` moves parameters without a trace in their version counters; `.train()` and `.eval()` are called where
+    # people write through `.data`, as averaged weights are swapped in and out, and around the steps of an optimiser.
     def _apply(self, fn: Any, recurse: bool = True) -> "CHASM":
         self._cache.clear()
-        self._replays.clear()
         super()._apply(fn, recurse)
         return self
 
@@ -339,55 +284,58 @@ class CHASM(Mixer):
 
 
 @contextmanager
-def batched_bases(model: nn.Module, *, graph: bool = False) -> Iterator[None]:
+def batched_bases(model: nn.Module) -> Iterator[None]:
     """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
 
-    On a GPU only where the step becomes a CUDA graph of one's own (`graph`): else every mixer replays its own basis
-    (`ops.replay`), which takes fewer launches. Parameters that are changed (but for writes through `.data`), exchanged
-    or sharded, and compiled code, get bases of their own. The batched call has one backward pass: open a context for
-    each, around forward and backward (checkpointing looks for the same bases when it computes again).
+    A mixer whose theta is replaced, moved or written to meanwhile, is sharded, or runs in compiled code builds its own
+    bases. (Fused optimisers write unseen: leave the context before they step.) The batched call has one backward pass:
+    open a context for each, around forward and backward; checkpointing looks for the same bases when it computes again.
+
+    Args:
+        model: any module; those without CHASM mixers are left alone.
 
     >>> import torch
     >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))
     >>> with batched_bases(model):
     ...     model(torch.randn(1, 8, 16, 16)).square().mean().backward()
     """
-    mixers: dict[CHASM, MadeFrom] = {}
-    groups: dict[Any, list[tuple[MadeFrom, str, Tensor]]] = defaultdict(list)
-    for module in model.modules():
-        if isinstance(module, CHASM) and module.basis == "shared":
-            thetas = dict(module.theta.items())
-            if all(_versioned(t) and (graph or not t.is_cuda) for t in thetas.values()):
-                mixers[module] = MadeFrom(thetas.values())
-                for axis, theta in thetas.items():
-                    scaled = stepped(theta, module.step_scale)
-                    groups[theta.shape, theta.dtype, theta.device].append((mixers[module], axis, scaled))
+    groups: dict[Any, list[tuple[CHASM, str, Tensor]]] = defaultdict(list)
+    mixers = [m for m in model.modules() if isinstance(m, CHASM) and m.basis == "shared"]
+    mixers = [m for m in mixers if all(_is_versioned(t) for t in m.theta.values())]
+    for mixer in mixers:
+        for axis in mixer.theta:
+            theta = mixer.axis_parameters(axis).theta
+            assert theta is not None
+            groups[theta.shape, theta.dtype, theta.device].append((mixer, axis, theta))
+    bases: dict[CHASM, dict[str, Tensor]] = defaultdict(dict)
     for members in groups.values():
-        bases = ops.orthogonal_basis(torch.stack([theta for *_, theta in members]))
-        for (given, axis, _), U in zip(members, bases, strict=True):
-            given[axis] = U
+        for (mixer, axis, _), U in zip(
+            members, ops.orthogonal_basis(torch.stack([t for *_, t in members])), strict=True
+        ):
+            bases[mixer][axis] = U
     try:
-        for module, given in mixers.items():
-            module._cache.given = given
+        for mixer in mixers:
+            mixer._cache.give({a: bases[mixer][a] for a in mixer.theta}, list(mixer.theta.values()))
         yield
     finally:
-        for module in mixers:
-            module._cache.given = None
+        for mixer in mixers:
+            mixer._cache.given = None
 
 
-def stepped(parameter: Tensor | None, scale: float) -> Any:
-    """scale * parameter, with the gradient of the product handed to the parameter as it is.
+def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
+    """start + scale * parameter, with the gradient of that handed to the parameter as it is.
 
-    A step of any first-order optimiser then moves the product `scale` times as far as it would move the product
+    A step of any first-order optimiser then moves the result `scale` times as far as it would move the result
     itself: Adam and Lion step by the learning rate whatever the gradient, SGD in proportion to it.
     """
-    if parameter is None or scale == 1:
+    if parameter is None or (scale == 1 and start == 0):
         return parameter
-    return parameter + (scale - 1) * parameter.detach()
+    rest = (scale - 1) * parameter.detach()
+    return parameter + (rest + start if start else rest)
 
 
-def _versioned(theta: Tensor) -> bool:
-    """Whether theta has a version to tell by: not sharded (a DTensor), nor made anew whenever it is asked for."""
+def _is_versioned(theta: Tensor) -> bool:
+    """True if a change of theta can be seen: it is not sharded (a DTensor), nor computed when it is asked for."""
     return type(theta) is nn.Parameter and not theta.is_inference()
 
 

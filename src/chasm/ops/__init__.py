@@ -1,8 +1,10 @@
-"""Stateless functions: bases, gains and axis passes. `reference` is the oracle."""
+"""Stateless functions: bases, gains, axis passes and the form they run in. `reference` is the oracle."""
 
-from chasm.ops.axis import FORMS, GPU_FORMS, AxisOperator, Choice, Prepared, choose_form, prepare, run, run_beside
 from chasm.ops.basis import orthogonal_basis, skew
+from chasm.ops.block import Prepared, identity, prepare, run
+from chasm.ops.dispatch import FORMS, GPU_FORMS, Choice, can_be_kept, choose_form
 from chasm.ops.gains import UNIT_GAIN, complex_gains, positive_gains, signed_gains, table_at
+from chasm.ops.operators import AxisOperator
 
 __all__ = [
     "FORMS",
@@ -11,13 +13,14 @@ __all__ = [
     "AxisOperator",
     "Choice",
     "Prepared",
+    "can_be_kept",
     "choose_form",
     "complex_gains",
+    "identity",
     "orthogonal_basis",
     "positive_gains",
     "prepare",
     "run",
-    "run_beside",
     "signed_gains",
     "skew",
     "table_at",

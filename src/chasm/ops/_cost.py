@@ -57,6 +57,11 @@ def measuring(tally: Tally) -> Iterator[None]:
         _tally = before
 
 
+def is_counting() -> bool:
+    """True inside `measuring`."""
+    return _tally is not None
+
+
 def counted_as(kind: str, macs: int | None = None) -> AbstractContextManager[None]:
     """Name the arithmetic of a block; with ``macs``, also replace its count."""
     return nullcontext() if _tally is None else _tally.section(kind, macs)

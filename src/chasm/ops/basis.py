@@ -1,13 +1,14 @@
 """theta -> skew-symmetric A -> orthogonal U = exp(A), in plain matrix products.
 
-Scaling and squaring with a fixed number of steps: exp(A) = (p(A / 2^s))^(2^s), p the Taylor polynomial of degree 16.
-Nothing depends on the values of A, so there is no host synchronisation and the call can be compiled, captured
-in a CUDA graph and batched over many bases. All of it runs in float64: TF32 and autocast never touch float64
-products, so a basis is as orthogonal under those settings as without them. On a CUDA device the gradient of theta in
-float32 is computed in float32.
+Scaling and squaring with a fixed number of steps: exp(A) = p(A / 2^s)^(2^s), where p is the Taylor polynomial of degree
+16. Nothing depends on the values of A, so there is no host synchronisation, and the call can be compiled, captured in a
+CUDA graph and batched over many bases. All of it runs in float64: TF32 and autocast never touch float64 products, so
+a basis is as orthogonal under those settings as without them. On a CUDA device the gradient of a float32 theta is
+computed to float32 accuracy.
 """
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from chasm.ops._cost import counted_as
 from chasm.ops.constants import constant
-from chasm.ops.kernels import traced, transformed, triton_runs
+from chasm.ops.kernels import has_triton, is_transformed
+from chasm.ops.library import Operator, wants_gradient
 
 # |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
 # fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
@@ -26,12 +28,26 @@ _NODES = [0.33827115, 0.8598559102]
 _WEIGHTS = [0.6497086626, 0.3502913324]
 
 
-def channels_of(entries: int) -> int:
-    """C from the number of strict lower-triangle entries C(C-1)/2."""
-    C = (1 + math.isqrt(1 + 8 * entries)) // 2
-    if entries != C * (C - 1) // 2:
-        raise ValueError(f"theta needs C(C-1)/2 entries for some C, got {entries}")
-    return C
+def orthogonal_basis(theta: Tensor) -> Tensor:
+    """U = exp(skew(theta)), the orthogonal basis that theta parametrises.
+
+    Args:
+        theta: (..., C(C-1)/2) with any number of leading batch dimensions.
+
+    Returns:
+        (..., C, C) in theta's dtype, but at least float32. Differentiable any number of times.
+
+    >>> orthogonal_basis(torch.zeros(3))
+    tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]])
+    """
+    flat = theta.cpu() if theta.device.type == "mps" else theta  # Apple GPUs have no float64
+    flat = flat.flatten(0, -2) if flat.ndim > 1 else flat[None]
+    C = channels_of(theta.shape[-1])
+    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * flat.shape[0] * C**3):
+        U = _differentiable(flat) if is_transformed(theta) else _BASIS.op(flat)[0]
+    return U.view(*theta.shape[:-1], *U.shape[1:]).to(theta.device)
 
 
 def skew(theta: Tensor) -> Tensor:
@@ -42,146 +58,190 @@ def skew(theta: Tensor) -> Tensor:
     return lower - lower.mT
 
 
+def channels_of(entries: int) -> int:
+    """C from the number of strict lower-triangle entries C(C-1)/2."""
+    C = (1 + math.isqrt(1 + 8 * entries)) // 2
+    if entries != C * (C - 1) // 2:
+        raise ValueError(f"theta needs C(C-1)/2 entries for some C, got {entries}")
+    return C
+
+
 def _places(device: torch.device, C: int) -> Tensor:
-    """Of the strict lower triangle in a flat C x C matrix, row by row."""
+    """Where the strict lower triangle lies in a flat C x C matrix, row by row."""
     row, col = torch.tril_indices(C, C, -1, device=device)
     return row * C + col
 
 
 def _taylor(device: torch.device) -> Tensor:
+    """The 17 coefficients of the Taylor polynomial."""
     return torch.tensor(_TAYLOR, dtype=torch.float64, device=device)
 
 
-def orthogonal_basis(theta: Tensor) -> Tensor:
-    """U = exp(skew(theta)) for theta (..., C(C-1)/2), any leading batch; in theta's dtype, at least float32."""
-    out_dtype = torch.promote_types(theta.dtype, torch.float32)
-    # Apple GPUs have no float64; theta is small enough to go through the CPU.
-    flat = theta.cpu() if theta.device.type == "mps" else theta
-    flat = flat.flatten(0, -2) if flat.ndim > 1 else flat[None]
-    with counted_as("matrix exponential"):
-        if torch.is_grad_enabled() and theta.requires_grad and not transformed():
-            U = _Exponential.apply(flat)[0]
-        else:
-            U = _exponential(flat)[0]
-    return U.view(*theta.shape[:-1], *U.shape[1:]).to(theta.device, out_dtype)
+def _cubics(device: torch.device) -> Tensor:
+    """(4, 5): the Taylor polynomial as four cubic polynomials in A, highest first, that Horner's rule joins in A^4.
 
-
-def _kernels_fit(theta: Tensor) -> bool:
-    """Whether kernels of ours may run, for theta (batch, C(C-1)/2): a third of the launches."""
-    if torch.is_grad_enabled() and theta.requires_grad:  # autograd cannot see into kernels
-        return False
-    return theta.is_cuda and theta.numel() > 0 and len(theta) < 2**16 and not traced(theta) and triton_runs()
-
-
-def _exponential(theta: Tensor, kept: Tensor | None = None) -> tuple[Tensor, ...]:
-    """exp(skew(theta)) in float64 for theta (batch, C(C-1)/2), and what was met on the way.
-
-    Where kernels fit, kept (4 + SQUARINGS, batch, C, C) is memory for the scaled A, what was squared, A^2, A^3, A^4.
+    The highest has the term of degree 16 as well, which makes it quartic.
     """
-    fused = _kernels_fit(theta)
-    place = [None] * (4 + SQUARINGS) if kept is None else kept.unbind()
-    if fused:
-        from chasm.ops.kernels import small  # imports triton, which not everybody has
-
-        A = small.skew(theta, channels_of(theta.shape[-1]), 0.5**SQUARINGS, place[0])
-    else:
-        A = skew(theta.to(torch.float64)) * 0.5**SQUARINGS
-    A2 = torch.bmm(A, A, out=place[-3])
-    A3, A4 = torch.bmm(A2, A, out=place[-2]), torch.bmm(A2, A2, out=place[-1])
-    t = constant(_taylor, A)
-    # Degree 16 in six products: Horner's rule in A^4 over four cubic polynomials in A, the last with the term of A^16.
-    if fused:
-        cubics = small.cubics(A, A2, A3, A4, t, None if kept is None else kept[1:5])  # free again when squares come
-    else:
-        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
-        cubics = (t[:16].view(4, 4, 1, 1, 1) * torch.stack([eye, A, A2, A3])).sum(1)  # (4, batch, C, C)
-        cubics = torch.stack([*cubics[:3], torch.add(cubics[3], A4, alpha=_TAYLOR[16])])
-    steps = [cubics[3]]
-    for j in (2, 1, 0):
-        add = cubics[j].baddbmm_ if fused else cubics[j].baddbmm  # in place: a library copies what it adds to
-        steps.append(add(A4, steps[-1]))
-    for j in range(SQUARINGS):
-        steps.append(torch.bmm(steps[-1], steps[-1], out=place[2 + j] if j < SQUARINGS - 1 else None))
-    return steps[-1], A, A2, A4, *steps[:-1]
+    rows = [[*_TAYLOR[4 * j : 4 * j + 4], _TAYLOR[16] if j == 3 else 0.0] for j in (3, 2, 1, 0)]
+    return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
-class _Exponential(torch.autograd.Function):
-    """theta (batch, C(C-1)/2) -> U, then what its gradient needs of `_exponential`. Half the launches of autograd."""
-
-    @staticmethod
-    def forward(theta: Tensor) -> tuple[Tensor, ...]:
-        if theta.dtype == torch.float64 or not _kernels_fit(theta):
-            U, *rest = _exponential(theta)
-            return U.to(torch.promote_types(theta.dtype, torch.float32)), *rest
-        C = channels_of(theta.shape[-1])
-        kept = torch.empty(4 + SQUARINGS, len(theta), C, C, dtype=torch.float64, device=theta.device)
-        U, *_ = _exponential(theta, kept)
-        from chasm.ops.kernels import small
-
-        single, *pairs = small.halves(kept, U, constant(_exponentials, U))
-        return single, U, *pairs
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
-        return None if g is None else _Gradient.apply(g, *ctx.saved_tensors)
+def _out_dtype(theta: Tensor) -> torch.dtype:
+    return torch.promote_types(theta.dtype, torch.float32)
 
 
-class _Gradient(torch.autograd.Function):
-    """The backward of `_Exponential`, itself differentiable: the slow way, through autograd."""
-
-    @staticmethod
-    def forward(g: Tensor, theta: Tensor, *kept: Tensor) -> Tensor:
-        short = len(kept) == 3
-        if short and not _kernels_fit(theta):  # recorded now, though the forward was not
-            short, kept = False, _exponential(theta)[1:]
-        gradient: Any = _gradient_by_pairs if short else _gradient
-        return gradient(g, *kept).to(theta.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.steps = len(inputs) - 2
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, gg: Tensor) -> Any:
-        g, theta = ctx.saved_tensors
-        with torch.enable_grad():
-            g, theta = g.detach().requires_grad_(), theta.detach().double().requires_grad_()
-            (d,) = torch.autograd.grad(_exponential(theta)[0], theta, g.double(), create_graph=True)
-            dg, dtheta = torch.autograd.grad(d, (g, theta), gg.double())
-        return dg, dtheta.to(gg.dtype), *(None,) * ctx.steps
+def _differentiable(theta: Tensor) -> Tensor:
+    """exp(skew(theta)) for theta (batch, C(C-1)/2) in operations that autograd, torch.func and torch.export follow."""
+    A = skew(theta.double()) * 0.5**SQUARINGS
+    A2 = A @ A
+    A3, A4 = A2 @ A, A2 @ A2
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+    U, *lower = torch.tensordot(constant(_cubics, A), torch.stack([eye, A, A2, A3, A4]), 1)
+    for cubic in lower:
+        U = cubic + A4 @ U
+    for _ in range(SQUARINGS):
+        U = U @ U
+    return U.to(_out_dtype(theta))
 
 
-def _gradient(g: Tensor, A: Tensor, A2: Tensor, A4: Tensor, *steps: Tensor) -> Tensor:
-    """Gradient of theta from the gradient g of U, in float64."""
-    g = g.to(A.dtype)
-    for W in reversed(steps[3:]):  # W W
-        g = (g @ W.mT).baddbmm_(W.mT, g)
+# --- the registered operator ----------------------------------------------------------------------
+
+
+def _forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """U for theta (batch, C(C-1)/2), and what its gradient needs."""
+    C = channels_of(theta.shape[-1])
+    if _has_kernels(theta):
+        return _forward_by_kernels(theta, C)
+    kept = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
+    eye, A, A2, A3, A4, *steps = kept.unbind()
+    eye.zero_().diagonal(dim1=1, dim2=2).fill_(1)
+    lower = torch.zeros(len(theta), C * C, dtype=torch.float64, device=theta.device)
+    lower.index_copy_(1, constant(_places, theta, C), theta.double())
+    lower = lower.mul_(0.5**SQUARINGS).view(-1, C, C)
+    torch.sub(lower, lower.mT, out=A)
+    torch.bmm(A, A, out=A2)
+    torch.bmm(A2, A, out=A3)
+    torch.bmm(A2, A2, out=A4)
+    torch.mm(constant(_cubics, A), kept[:5].view(5, -1), out=kept[5:9].view(4, -1))
+    for higher, cubic in pairwise(steps[:4]):
+        cubic.baddbmm_(A4, higher)
+    for W, square in pairwise(steps[3:]):
+        torch.bmm(W, W, out=square)
+    return steps[-1].to(_out_dtype(theta), copy=True), [kept]
+
+
+def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
+    """The gradient of theta for the gradient g of U."""
+    if len(kept) > 1:
+        return _backward_by_kernels(g, *kept).to(theta.dtype)
+    _, A, A2, _, A4, *steps = kept[0].unbind()
+    g = g.double()
+    for W in reversed(steps[3:-1]):  # W W
+        W = W.mT
+        g = torch.bmm(g, W).baddbmm_(W, g)
     # Powers of a skew matrix are skew or symmetric: no transposes from here on.
-    cubics, dA4 = [g], torch.zeros_like(g)
+    cubics, d_A4 = [g], None
     for V in reversed(steps[:3]):  # cubic + A4 V
-        dA4.baddbmm_(g, V.mT)
-        g = A4 @ g
+        V = V.mT
+        d_A4 = torch.bmm(g, V) if d_A4 is None else d_A4.baddbmm_(g, V)
+        g = torch.bmm(A4, g)
         cubics.append(g)
-    dA4.add_(g, alpha=_TAYLOR[16])
-    t = constant(_taylor, g)[:16].view(4, 4, 1, 1, 1)
-    _, dA, dA2, dA3 = (t * torch.stack(cubics)[:, None]).sum(0)
-    dA2 = dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
-    dA = dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
+    _, dA, dA2, dA3, beyond = torch.mm(constant(_cubics, g).t(), torch.stack(cubics[::-1]).view(4, -1)).view(
+        5, *g.shape
+    )
+    dA4 = beyond.add_(d_A4)
+    dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
+    dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
     d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
-    return d * 0.5**SQUARINGS
+    return d.mul_(0.5**SQUARINGS).to(theta.dtype)
+
+
+def _autograd(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
+    if not wants_gradient([theta]):
+        return _BASIS.without_autograd(theta)
+    U, *kept = _Basis.apply(theta)
+    return U, kept
+
+
+class _Basis(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor) -> tuple[Tensor, ...]:
+        U, kept = _BASIS.without_autograd(theta)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*kept)
+        ctx.save_for_backward(theta, *kept)
+        return U, *kept
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Tensor | None:
+        if g is None:
+            return None
+        theta, *kept = ctx.saved_tensors
+        return _GRADIENT.op(g, theta, kept)
+
+
+def _gradient_autograd(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
+    if not wants_gradient([g, theta]):
+        return _GRADIENT.without_autograd(g, theta, kept)
+    (d,) = torch.autograd.grad(_differentiable(theta), theta, g, create_graph=True)
+    return d
+
+
+_BASIS = Operator("basis(Tensor theta) -> (Tensor, Tensor[])", _forward, _autograd)
+_GRADIENT = Operator("basis_backward(Tensor g, Tensor theta, Tensor[] kept) -> Tensor", _backward, _gradient_autograd)
+
+
+# --- by kernels, on a GPU -------------------------------------------------------------------------
+
+
+def _has_kernels(theta: Tensor) -> bool:
+    """True on a GPU, except for float64, whose gradient the kernels do not compute to float64 accuracy."""
+    return theta.is_cuda and theta.dtype != torch.float64 and 0 < len(theta) < 2**16 and has_triton()
+
+
+def _forward_by_kernels(theta: Tensor, C: int) -> tuple[Tensor, list[Tensor]]:
+    """As `_forward` with half the launches; what the gradient needs is kept in pairs of float16."""
+    from chasm.ops.kernels import basis as kernels  # imports triton, which is not installed everywhere
+
+    powers = theta.new_empty(4 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
+    A, *squares, A2, A3, A4 = powers.unbind()
+    kernels.skew(theta, 0.5**SQUARINGS, A)
+    torch.bmm(A, A, out=A2)
+    torch.bmm(A2, A, out=A3)
+    torch.bmm(A2, A2, out=A4)
+    kernels.cubics(A, A2, A3, A4, constant(_taylor, A), powers[1:5])  # in memory that the squares take over later
+    for j in (2, 1, 0):
+        squares[j].baddbmm_(A4, squares[j + 1])
+    for W, square in pairwise(squares):
+        torch.bmm(W, W, out=square)
+    U = torch.bmm(squares[-1], squares[-1])
+    single, *pairs = kernels.halves(powers, U, constant(_exponentials, U))
+    return single, [U, *pairs]
+
+
+def _backward_by_kernels(g: Tensor, U: Tensor, powers: Tensor, nodes: Tensor) -> Tensor:
+    """The gradient of theta to float32 accuracy, by products of pairs of float16: nothing here amplifies rounding.
+
+    In g = U (S + K) with S symmetric and K skew only K has an effect, but S may be large: it leaves in float64. Then
+    g = W W K becomes g W^T + W^T g = W (K + W K W^T) by each U = W W down to W = exp(2A), halved so that it never
+    grows. There the gradient of 2A is the mean of exp(tA) K exp(-tA) for t from 0 to 2: with t = 1 + s and g = W K
+    that of exp((s - 1) A) g exp((-s - 1) A), which is a sum over few s.
+    """
+    from chasm.ops.kernels import basis as kernels
+
+    K, largest = kernels.skew_part(U, g)
+    *squared, last = powers.unbind(1)
+    g = kernels.product_of_pairs(last, K, largest)
+    for W in reversed(squared):
+        g = kernels.product_of_pairs(g, W.mT, factor=0.5, both=True)
+    g = kernels.product_of_pairs(g, nodes.permute(0, 3, 1, 2, 4))
+    return kernels.product_of_pairs(nodes.flatten(3), g, largest, factor=2.0, triangle=True)
 
 
 def _exponentials(device: torch.device) -> Tensor:
-    """exp((s - 1) A) for s and -s of _NODES, by the root of their weights, as sums of what `small.halves` sums: (4, 9).
+    """(4, 9): coefficients with which `halves` sums exp((s - 1) A) for s and -s of _NODES, times root weights.
 
-    A fit as good as one by polynomials of degree 8, for all eigenvalues ia of A up to norm 200.
+    The fit holds for all eigenvalues ia of A up to norm 200, and is as good as polynomials of degree 8.
     """
     a = 200 * 0.5**SQUARINGS * torch.linspace(0, math.pi / 2, 65, dtype=torch.float64)[:-1].cos()
     s = a.new_tensor([*(-s for s in reversed(_NODES)), *_NODES])
@@ -190,22 +250,3 @@ def _exponentials(device: torch.device) -> Tensor:
     wanted = weights.sqrt() * torch.exp(1j * a[:, None] * (s - 1))
     fit = torch.linalg.lstsq(*(torch.cat([x.real, x.imag]) for x in (summed, wanted))).solution
     return fit.mT.contiguous().to(device)
-
-
-def _gradient_by_pairs(g: Tensor, U: Tensor, powers: Tensor, nodes: Tensor) -> Tensor:
-    """Gradient of theta in float32, by products of pairs of float16: on the way back nothing amplifies rounding.
-
-    In g = U (S + K), S symmetric and K skew, only K has an effect but S may be large: it leaves in float64. Then
-    g = W W K becomes g W^T + W^T g = W (K + W K W^T) by each U = W W down to W = exp(2A), halved so that it never
-    grows. There the gradient of 2A is the mean of exp(tA) K exp(-tA) for t from 0 to 2: with t = 1 + s and g = W K
-    that of exp((s - 1) A) g exp((-s - 1) A), which is a sum over few s.
-    """
-    from chasm.ops.kernels import small
-
-    K, largest = small.skew_part(U, g)
-    *squared, last = powers.unbind(1)
-    g = small.pairs(last, K, largest)
-    for W in reversed(squared):
-        g = small.pairs(g, W.mT, factor=0.5, both=True)
-    g = small.pairs(g, nodes.permute(0, 3, 1, 2, 4))
-    return small.pairs(nodes.flatten(3), g, largest, factor=2.0, triangle=True)

@@ -1,7 +1,6 @@
 """Gain table Gamma (B, C) -> gains lambda (K, C) at the K = n//2 + 1 rFFT bins of an axis of length n."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,14 +8,13 @@ from torch.nn.functional import pad, softplus
 
 from chasm.ops._cost import counted_as
 from chasm.ops.constants import constant
-from chasm.ops.kernels import traced
 from chasm.ops.precision import exact_product
 
 UNIT_GAIN = math.log(math.e - 1)  # softplus of this is 1
-LONGEST_BY_PRODUCT = 512  # whose matrix of cosines is kept
+MAX_COSINES = 512  # longer axes use the FFT instead of a stored matrix of cosines
 
 
-def interpolation_matrix(K: int, B: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def interpolation_matrix(device: torch.device, K: int, B: int, dtype: torch.dtype) -> Tensor:
     """(K, B): linear interpolation on the normalised frequency k/(K-1), end points aligned. B = K gives I exactly.
 
     A matrix product, because torch's own interpolation has no deterministic backward on CUDA.
@@ -34,7 +32,7 @@ def table_at(table: Tensor, n: int) -> Tensor:
     K, B = n // 2 + 1, table.shape[0]
     if not torch.compiler.is_exporting() and K == B:  # the matrix would be the identity
         return table
-    W = interpolation_matrix(K, B, table.device, table.dtype)
+    W = constant(interpolation_matrix, table, K, B, table.dtype)
     with counted_as("interpolation"):
         return exact_product(W, table)
 
@@ -54,41 +52,46 @@ def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
     return torch.polar(positive_gains(table, n), table_at(phase_table, n) * turns)
 
 
+# --- the filter of an axis as a circulant matrix: no gradients here, the forms have their own ------------
+
+
 def impulse_response(gains: Tensor, n: int) -> Tensor:
-    """(K, C) gains -> (C, n): what the filter of each channel makes of a unit impulse, first column of its circulant.
+    """(K, C) gains -> (C, n): the response of each channel's filter to a unit impulse, first column of its circulant.
 
-    Only what gains differ from the first is transformed, so that flat ones give the impulse to the last bit.
+    Only the difference to the first gain is transformed, so that flat gains give the impulse to the last bit.
     """
-    if gains.is_cuda and n <= LONGEST_BY_PRODUCT and gains.dtype == torch.float32 and not traced(gains):
-        column: Tensor = _Impulse.apply(gains, n)
-        return column
     first = gains[:1]
-    impulse = pad((first.real if first.is_complex() else first).mT, (0, n - 1))
-    return impulse + torch.fft.irfft((gains - first).mT, n=n)
+    if gains.is_complex() or n > MAX_COSINES:
+        impulse = pad((first.real if first.is_complex() else first).mT, (0, n - 1))
+        return impulse + torch.fft.irfft((gains - first).mT, n=n)
+    with counted_as("fft"):  # a product with cosines takes a fraction of the launches of an FFT
+        column = exact_product((gains - first).mT, _cosines_like(gains, n))
+    column[:, 0] += gains[0]
+    return column
 
 
-def _cosines(device: torch.device, n: int) -> Tensor:
-    """(K, n): the inverse real FFT of a real spectrum."""
+def impulse_response_adjoint(d: Tensor, gains: Tensor) -> Tensor:
+    """The gradient (K, C) of the gains for the gradient d (C, n) of their impulse response."""
+    n = d.shape[1]
+    if not gains.is_complex() and n <= MAX_COSINES:
+        return exact_product(_cosines_like(gains, n), d.mT)
+    found = torch.fft.rfft(d).mT * constant(_bins_per_coefficient, d, n)[:, None].to(d.dtype) / n
+    return found if gains.is_complex() else found.real
+
+
+def _bins_per_coefficient(device: torch.device, n: int) -> Tensor:
+    """(K,): how many bins of a full FFT each coefficient of a real one stands for: DC and Nyquist one, others two."""
+    k = torch.arange(n // 2 + 1, device=device)
+    return 2 - ((k == 0) | (2 * k == n)).long()
+
+
+def _cosines_like(gains: Tensor, n: int) -> Tensor:
+    """(K, n): the inverse real FFT of a real spectrum, in float32 only where the kernel for float32 products runs."""
+    exact = gains.dtype == torch.float64 or not gains.is_cuda
+    return constant(_cosines, gains, n, torch.float64 if exact else torch.float32)
+
+
+def _cosines(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
     k, i = torch.arange(n // 2 + 1, device=device)[:, None], torch.arange(n, device=device)
-    twice = ((k > 0) & (2 * k != n)) + 1
-    return (torch.cos((k * i % n).double() * (2 * math.pi / n)) * twice / n).float()
-
-
-class _Impulse(torch.autograd.Function):
-    """The impulse response of real gains as a product: a fraction of the launches of an FFT and its backward."""
-
-    @staticmethod
-    def forward(gains: Tensor, n: int) -> Tensor:
-        with counted_as("fft"):  # what it stands for
-            column = exact_product((gains - gains[:1]).mT, constant(_cosines, gains, n))
-        column[:, 0] += gains[0]
-        return column
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.cosines = constant(_cosines, inputs[0], inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Any:
-        return None if g is None else exact_product(ctx.cosines, g.mT), None
+    cosines = torch.cos((k * i % n).double() * (2 * math.pi / n))  # k i modulo n first: as exact for n = 500 as for 4
+    return (cosines * _bins_per_coefficient(device, n)[:, None] / n).to(dtype)

@@ -5,30 +5,26 @@ number, no matrix exponential, so any runtime can execute it. The price is one f
 """
 
 import copy
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from chasm import ops
 from chasm.common.precision import autocast_dtype
-from chasm.mixers._wrapper import kernels_fit, parameters
+from chasm.mixers._cache import Cache
+from chasm.mixers._wrapper import in_format_of, joined_layers
 from chasm.mixers.chasm import AXES, CHASM
-from chasm.ops import AxisOperator, Prepared, fused, run
-from chasm.ops.axis import (
-    channel_operators,
-    channel_product,
-    circulant,
-    circulant_product,
-    merged_matrices,
-    prepare_for_kernels,
-)
-from chasm.ops.circulants import obstacle
-from chasm.ops.kernels import traced
-from chasm.ops.kernels.layout import channels_last, contiguous, like
-from chasm.ops.kernels.local import local_block
-from chasm.ops.transforms import dense_basis
+from chasm.ops import AxisOperator, Prepared
+from chasm.ops.forms.circulant import channel_product
+from chasm.ops.gains import impulse_response
+from chasm.ops.kernels import is_transformed
+from chasm.ops.kernels.layout import is_channels_last
+from chasm.ops.library import wants_gradient
+from chasm.ops.operators import channel_operators, merge
 from chasm.surgery.probe import watch
 
 
@@ -45,7 +41,7 @@ class _ChannelProduct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting() or torch.jit.is_tracing() or autocast_dtype(x) is not None:
             return self.conv(x, self.weight)
-        return channel_product(self.weight.flatten(1), contiguous(x))
+        return channel_product(self.weight.flatten(1), x.contiguous())
 
 
 class _CirculantProduct(nn.Module):
@@ -59,7 +55,11 @@ class _CirculantProduct(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return circulant_product(self.T.to(x.dtype), x, self.dim)  # under autocast x is what came before in bfloat16
+        T = self.T.to(x.dtype)  # under autocast x is what came before in bfloat16
+        if self.dim == x.ndim - 1:
+            return torch.matmul(x.reshape(*x.shape[:2], -1, x.shape[-1]), T.mT).view(x.shape)
+        before, after = math.prod(x.shape[2 : self.dim]), math.prod(x.shape[self.dim + 1 :])
+        return torch.matmul(T[:, None], x.reshape(*x.shape[:2], before, x.shape[self.dim], after)).view(x.shape)
 
 
 class _FrequencyProduct(nn.Module):
@@ -72,7 +72,7 @@ class _FrequencyProduct(nn.Module):
         super().__init__()
         M = channel_operators(op)  # (K, C, C)
         self.register_buffer("M", torch.cat([M, M[1 : n - n // 2]]))  # rows of Q: cosines, then sines
-        self.register_buffer("Q", dense_basis(M.device, n, M.dtype))
+        self.register_buffer("Q", _real_dft(n, M.device, M.dtype))
         self.dim = op.dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,113 +83,119 @@ class _FrequencyProduct(nn.Module):
         return z.movedim(-1, 1).movedim(-1, self.dim)
 
 
-class _Kept(NamedTuple):
-    """What kernels need of these buffers, as long as they are the same ones, unchanged."""
-
-    buffers: list[Tensor]
-    versions: list[int]
-    entries: dict[Any, list[Prepared]]
-
-    def made_from(self, buffers: list[Tensor], versions: list[int]) -> bool:
-        return versions == self.versions and all(a is b for a, b in zip(buffers, self.buffers, strict=True))
-
-
 class FoldedCHASM(nn.Module):
-    """A CHASM mixer with everything but x made constant, for one spatial size."""
+    """A CHASM mixer with everything but x made constant, for one spatial size.
+
+    A file gets the products of `branches` one by one. Elsewhere they run as a mixer in eval does, in the form that is
+    fastest for x.
+    """
 
     def __init__(self, mixer: CHASM, size: tuple[int, ...]) -> None:
         super().__init__()
-        self.size = size
+        self.size, self.basis, self.gain, self.form = size, mixer.basis, mixer.gain, mixer.form
         operators = mixer.operators(*size) if mixer.basis is not None else {}
         self.branches = nn.ModuleList()
         for chain in mixer.chains if operators else []:
-            ops = [operators[axis] for axis in chain]
-            steps: list[nn.Module] = []
-            if mixer.basis == "untied":
-                steps = [_FrequencyProduct(op, size[op.dim - 2]) for op in ops]
-            else:
-                mats = merged_matrices(ops)
-                for A, op in zip(mats, [*ops, None], strict=True):
-                    steps += [] if A is None else [_ChannelProduct(A, mixer.ndim)]
-                    steps += [] if op is None else [_CirculantProduct(circulant(op.gains, size[op.dim - 2]), op.dim)]
-            self.branches.append(nn.Sequential(*steps))
+            self.branches.append(nn.Sequential(*_products([operators[axis] for axis in chain], size)))
         self.refine, self.fuse = copy.deepcopy(mixer.refine), copy.deepcopy(mixer.fuse)
         self.residual = mixer.residual
-        self.symmetric = mixer.gain != "complex"
-        self._kernel_constants = _Kept([], [], {})
-        self._captured: list[list[Prepared]] = []  # stay: CUDA graphs read these by address
+        self._cache = Cache()
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[2:]) != self.size:
             raise ValueError(f"folded for spatial size {self.size}, got {tuple(x.shape[2:])}: fold again for that size")
-        y = x
-        if len(self.branches):
-            y = x.to(autocast_dtype(x) or x.dtype)
-            form = self._kernel_form(y)
-            if form is not None:
-                wrapped = self.refine is not None
-                outputs = [run(y, prepared, wrapped=wrapped) for prepared in self._prepared(y, form)]
-            else:
-                z = x.to(next(self.branches.buffers()).dtype)  # half-precision models: their core ran in float32 too
-                outputs = [branch(z).to(x.dtype) for branch in self.branches]
+        if x.shape[0] == 0:
+            return x.clone()
+        dtype = autocast_dtype(x) or x.dtype
+        if is_transformed(x) or self.basis == "untied":
+            z = x.to(next(self.branches.buffers(), x).dtype)  # half-precision models: their core ran in float32 too
+            outputs = [branch(z).to(dtype) for branch in self.branches] or [x]
             y = torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]
+        else:
+            chains = self._prepared(x, dtype)
+            layers = joined_layers(x, chains, self.refine, self.fuse)
+            if layers:
+                return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
+            y = ops.run(x.to(dtype), chains)
         if self.refine is not None and self.fuse is not None:
-            y = y.to(autocast_dtype(y) or y.dtype)
-            if kernels_fit(y, self.refine, self.fuse):
-                residual = x if self.residual else None
-                return like(local_block(y, residual, *parameters(self.refine, self.fuse)).to(x.dtype), x)
             y = self.fuse(gelu(self.refine(y)))
-        return x + y if self.residual else like(y.to(x.dtype), x)
+        return in_format_of(x + y if self.residual else y.to(x.dtype), x)
 
-    def _kernel_form(self, x: Tensor) -> str | None:
-        """On a GPU in half precision the products have kernels. Never while traced: a file gets plain products."""
-        dims = [step.dim for step in self._steps() if isinstance(step, _CirculantProduct)]
-        if traced(x) or not dims or obstacle(x.shape, dims, x.device, x.dtype):
-            return None
-        wanted = torch.is_grad_enabled() and x.requires_grad
-        fits = self.symmetric and not wanted and fused.pays(x.shape, dims, x.device, x.dtype, channels_last(x))
-        return "fused" if fits else "triton"
+    def _prepared(self, x: Tensor, dtype: torch.dtype) -> list[Prepared]:
+        if self.basis is None:
+            return [ops.identity(dtype)]
+        form = ops.choose_form(
+            x.shape,
+            [step.dim for step in self.modules() if isinstance(step, _CirculantProduct)],
+            basis=self.basis,
+            gain=self.gain,
+            device=x.device,
+            dtype=dtype,
+            grad=wants_gradient([x]),
+            channels_last=is_channels_last(x),
+            form=self.form,
+        ).form
 
-    def _steps(self) -> Iterator[nn.Module]:
-        return (step for branch in self.branches for step in branch)  # type: ignore[attr-defined]
+        def make() -> list[Prepared]:
+            return [ops.prepare(x.shape, _operators(branch, self.gain), form, dtype) for branch in self.branches]
 
-    def _prepared(self, x: Tensor, form: str) -> list[Prepared]:
-        buffers = [b for step in self._steps() for b in step._buffers.values() if b is not None]
-        versions = [0 if b.is_inference() else b._version for b in buffers]
-        kept = self._kernel_constants
-        if not kept.made_from(buffers, versions):
-            kept = self._kernel_constants = _Kept(buffers, versions, {})
-        key = (form, x.dtype, x.device)
-        found = kept.entries.get(key)
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            if found is None:
-                return [self._chain(branch, form, x.dtype) for branch in self.branches]  # part of the graph
-            self._captured.append(found)
-        if found is None:
-            with torch.inference_mode(False), torch.no_grad():  # usable later in any mode
-                found = kept.entries[key] = [self._chain(branch, form, x.dtype) for branch in self.branches]
+        if torch.compiler.is_compiling():
+            return make()
+        found: list[Prepared] = self._cache.get((form, dtype, x.device), list(self.branches.buffers()), make)
         return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> "FoldedCHASM":
-        self._kernel_constants = _Kept([], [], {})  # of no use elsewhere, and as large as the buffers
+        self._cache.clear()
         super()._apply(fn, recurse)
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kernel_constants": _Kept([], [], {}), "_captured": []}
 
-    def _chain(self, branch: nn.Module, form: str, dtype: torch.dtype) -> Prepared:
-        mats: list[Tensor | None] = [None]
-        dims: list[int] = []
-        columns: list[Tensor] = []
-        for step in branch.children():
-            if isinstance(step, _CirculantProduct):
-                columns.append(step.T[:, :, 0].float())
-                dims.append(step.dim)
-                mats.append(None)
-            elif isinstance(step, _ChannelProduct):
-                mats[-1] = step.weight.flatten(1)
-        return prepare_for_kernels(form, dtype, tuple(dims), mats, columns, self.symmetric)
+def _products(operators: list[AxisOperator], size: tuple[int, ...]) -> list[nn.Module]:
+    """A chain of axis passes as products with constant matrices."""
+    lengths = [size[op.dim - 2] for op in operators]
+    if any(op.U is not None and op.U.ndim == 3 for op in operators):
+        return [_FrequencyProduct(op, n) for op, n in zip(operators, lengths, strict=True)]
+    steps: list[nn.Module] = [
+        _CirculantProduct(_circulant(op.gains, n), op.dim) for op, n in zip(operators, lengths, strict=True)
+    ]
+    bases = [op.U for op in operators if op.U is not None]
+    for j, A in reversed(list(enumerate(merge(bases).unbind() if bases else ()))):
+        steps.insert(j, _ChannelProduct(A, len(size)))
+    return steps
+
+
+def _operators(branch: Any, gain: str) -> list[AxisOperator]:
+    """The operators that `_products` were made from, in float32 or wider."""
+    found: list[AxisOperator] = []
+    mats = [_wide(step.weight).flatten(1) for step in branch if isinstance(step, _ChannelProduct)]
+    U = mats[0].mT if mats else None
+    for j, step in enumerate(s for s in branch if isinstance(s, _CirculantProduct)):
+        if U is not None and j > 0:
+            U = U @ mats[j].mT  # A_j = U_{j+1}^T U_j
+        gains = torch.fft.rfft(_wide(step.T[:, :, 0])).mT
+        found.append(AxisOperator(step.dim, U, gains if gain == "complex" else gains.real))
+    return found
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _circulant(gains: Tensor, n: int) -> Tensor:
+    """(K, C) gains -> (C, n, n) matrices T with T[c] v = irfft(gains[:, c] * rfft(v))."""
+    i = torch.arange(n, device=gains.device)
+    return impulse_response(gains, n)[:, (i[:, None] - i) % n]
+
+
+def _real_dft(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
+    home = torch.device("cpu") if device.type == "mps" else device  # float64 does not exist there
+    k, i = torch.arange(n // 2 + 1, device=home), torch.arange(n, device=home)
+    # Reduce k i modulo n in integers first: the angle is then as exact for n = 1000 as for n = 4.
+    angle = (k[:, None] * i % n).to(torch.float64) * (2 * math.pi / n)
+    scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()[:, None]
+    cosines, sines = angle.cos() * scale, angle.sin() * scale
+    return torch.cat([cosines, sines[1 : n - n // 2]]).to(device, dtype)
 
 
 @torch.no_grad()
@@ -240,7 +246,7 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
 def _check_plain(name: str, mixer: CHASM) -> None:
     """Refuse a mixer whose subclass or hooks do more than CHASM: constants would leave that out."""
     where, kind = f"mixer {name!r}" if name else "the mixer", type(mixer)
-    for method in ("__call__", "forward", "_block", "_core", "operators"):
+    for method in ("__call__", "forward", "core", "operators", "axis_parameters"):
         if getattr(kind, method) is not getattr(CHASM, method) or method in vars(mixer):
             raise ValueError(
                 f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop: put a plain CHASM"

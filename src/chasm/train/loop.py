@@ -220,7 +220,7 @@ class Trainer:
         """Adds the gradients of a step to those that are there, micro-batch by micro-batch; returns its loss."""
         total = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
-            with batched_bases(self.model, graph=self.t.cuda_graph), self._sync(last=i == self.t.accumulate - 1):
+            with batched_bases(self.model), self._sync(last=i == self.t.accumulate - 1):
                 with self._precision():
                     output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
                 loss = (self.task.loss(output.float(), batch) + aux.float()) / self.t.accumulate

@@ -1,7 +1,9 @@
-"""Triton kernels; each module here is imported only where it runs. What decides whether one may run is here."""
+"""Triton kernels. A module that holds one is imported only where it runs: triton is not installed everywhere."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,65 +11,64 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-SHARED_MEMORY = 227 * 1024  # bytes a block may have: Hopper's, for which block sizes were chosen
+from chasm.ops.kernels.launch import cdiv as cdiv
+from chasm.ops.kernels.launch import power_of_2 as power_of_2
+
+
+def has_triton() -> bool:
+    """True if triton can be imported; a build that does not fit this machine cannot."""
+    return _can_import("triton")
+
+
+has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]  # to the compiler it is a constant
 
 
 @cache
-def triton_runs() -> bool:
-    if find_spec("triton") is None:
+def _can_import(package: str) -> bool:
+    if find_spec(package) is None:
         return False
-    try:  # a build that does not fit this machine is as good as none
-        import triton  # noqa: F401
+    try:
+        import_module(package)
     except ImportError:
         return False
     return True
 
 
-@cache
-def too_small(device: torch.device) -> str | None:
-    """Why the larger blocks do not fit this card; None if they do."""
-    from triton.runtime import driver
-
-    index = torch.cuda.current_device() if device.index is None else device.index
-    found = driver.active.utils.get_device_properties(index)["max_shared_mem"]
-    if found >= SHARED_MEMORY:
-        return None
-    return f"its blocks need {SHARED_MEMORY // 1024} KB of shared memory, this card has {found // 1024}"
+def is_interpreted() -> bool:
+    """True in Triton's interpreter, where kernels run on CPU tensors of any dtype: in tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. Triton's own takes microseconds, of which a step has few."""
-    return -(-a // b)
+def is_transformed(x: Tensor) -> bool:
+    """True if only plain torch operations can follow what happens to x.
 
-
-def power_of_2(n: int) -> int:
-    """The least that is n or more; as above."""
-    return 1 << (n - 1).bit_length()
-
-
-def roomy(x: Tensor) -> bool:
-    """Whether the larger blocks fit where x is."""
-    return not x.is_cuda or too_small(x.device) is None
+    That is so in torch.func, forward mode, torch.jit.trace and torch.export, and for subclasses of Tensor, fake tensors
+    among them. torch.compile takes registered operators as they are.
+    """
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return type(x) not in (Tensor, nn.Parameter) or torch.jit.is_tracing()
 
 
 def transformed() -> bool:
-    """Whether someone records what happens or does more with it (compile, export, jit, torch.func, forward mode)."""
+    """True while code is traced (compile, export, jit) or transformed (torch.func, forward mode)."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def traced(x: Tensor) -> bool:
-    """Whether that, or what x is (a fake tensor), leaves no place for kernels of ours."""
+    """True if x is being traced or is not a plain tensor, so that kernels outside of operators must not run on it."""
     return transformed() or type(x) not in (Tensor, nn.Parameter)
 
 
 def observed(module: nn.Module) -> bool:
-    """Whether a hook would miss what happens when kernels of ours go past the module."""
-    return any(vars(module)[hooks] for hooks in _HOOKS)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    """True if a module has hooks, which would miss what happens when a kernel stands for the module."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def applied(function: Any, *args: Any) -> Any:

@@ -1,44 +1,35 @@
 """Circulant passes as Triton kernels: each channel has its own n x n matrix T, applied along H or along W.
 
 A library's batched product would want T once per image. Here a program loads a block of T of one channel once and
-takes the maps of all images past it. `matrices` makes T from its first column, `pass_` applies it, `gradient`
-makes the gradient of the column.
+takes the maps of all images past it. `matrices` makes T from its first column, `circulant_pass` applies it,
+`column_gradient` makes the gradient of the column.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
 
-from math import gcd
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv, power_of_2
+from chasm.ops.kernels.launch import alignment, cdiv, is_large_card, launch, multiprocessors, power_of_2
+from chasm.ops.library import is_fake
 
-PASS = {"BLOCK_T": 128, "BLOCK_X": 64, "num_warps": 8, "num_stages": 4}
-PASS_SHORT = {"BLOCK_T": 64, "BLOCK_X": 64, "num_warps": 4, "num_stages": 3}  # up to 128
-KEPT = 256  # length up to which a program keeps its block of T
-PASS_IN_BLOCKS = {"BLOCK_T": 128, "BLOCK_X": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}  # beyond
-WIDE = 512  # length beyond which a block of the result has 256 columns
-GRADIENT = {"BLOCK": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
-GRADIENT_LONG = {**GRADIENT, "num_warps": 4}  # beyond 256
-MATRIX = {"TILE": 8192, "num_warps": 4}  # at most, and at most 16 rows
-DIAGONAL = {"BLOCK": 64, "ROWS": 16, "num_warps": 4}
-PROGRAMS = 396  # three per multiprocessor of an H200; each then walks over several maps
-PROGRAMS_SHORT = 528
+MAX_KEPT_MATRIX = 256  # length up to which a program keeps its block of T in shared memory; half of it on small cards
 
 
 @triton.jit
 def _pass_kernel(
-    t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, apart_ptr, C, H, W_units, TILES, STRIDE_T,
+    t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, rest_ptr, C, H, W_units, TILES, STRIDE_T,
     N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
-    APART: tl.constexpr,
+    MEAN_APART: tl.constexpr,
 ):  # fmt: skip
     """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart.
 
-    With APART that goes to apart_ptr, and y is it plus mean x.
+    With MEAN_APART that goes to rest_ptr, and y is that plus mean x.
     """
     c = tl.program_id(2).to(tl.int64)
     W = W_units * UNIT
@@ -49,7 +40,7 @@ def _pass_kernel(
     r = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     t_ptr += c * n * STRIDE_T
     scale = tl.load(scale_ptr + c)
-    if APART:
+    if MEAN_APART:
         mean = tl.load(mean_ptr)
     if ALONG_H:  # (r, k)
         T = tl.load(t_ptr + r[:, None] * STRIDE_T + k[None, :], mask=(r < n)[:, None] & (k < n)[None, :], other=0.0)
@@ -65,7 +56,7 @@ def _pass_kernel(
             x = tl.load(
                 x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
             )
-            if APART:
+            if MEAN_APART:
                 own = tl.load(x_ptr + at, mask=inside, other=0.0)  # under way during the product
             y = tl.dot(T, x) * scale
         else:
@@ -77,22 +68,22 @@ def _pass_kernel(
             x = tl.load(
                 x_ptr + start + h[:, None] * W + k[None, :], mask=(h < H)[:, None] & (k < W)[None, :], other=0.0
             )
-            if APART:
+            if MEAN_APART:
                 own = tl.load(x_ptr + at, mask=inside, other=0.0)
             y = tl.dot(x, T) * scale
-        if APART:
-            tl.store(apart_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+        if MEAN_APART:
+            tl.store(rest_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
             y += mean * own.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _pass_in_blocks_kernel(
-    t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, apart_ptr, C, H, W_units, TILES, STRIDE_T,
+    t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, rest_ptr, C, H, W_units, TILES, STRIDE_T,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
-    APART: tl.constexpr,
+    MEAN_APART: tl.constexpr,
 ):  # fmt: skip
-    """As above, with blocks of T and x that come and go: grid (TILES, blocks of T, C), one tile for each program."""
+    """As `_pass_kernel` for a T too long to stay in shared memory: grid (TILES, blocks of T, C), a tile each."""
     c = tl.program_id(2).to(tl.int64)
     W = W_units * UNIT
     n, other = W, H
@@ -120,8 +111,8 @@ def _pass_in_blocks_kernel(
             x = tl.load(x_ptr + o[:, None] * W + k[None, :], mask=(o < other)[:, None] & (k < n)[None, :], other=0.0)
             total = tl.dot(x, T, total)
     y = total * tl.load(scale_ptr + c)
-    if APART:
-        tl.store(apart_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if MEAN_APART:
+        tl.store(rest_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
         y += tl.load(mean_ptr) * tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -129,15 +120,15 @@ def _pass_in_blocks_kernel(
 @triton.jit
 def _matrix_kernel(
     column_ptr, t_ptr, scale_ptr, mean_ptr, C, n, WIDTH,
-    N: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, APART: tl.constexpr,
+    N: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, MEAN_APART: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of rows, C): the column over its largest number, as a circulant; and that number.
 
-    With APART the mean over all channels of what stands on the diagonal is taken off it first.
+    With MEAN_APART the mean over all channels of what stands on the diagonal is taken off it first.
     """
     c = tl.program_id(1).to(tl.int64)
     mean = 0.0
-    if APART:
+    if MEAN_APART:
         channels = tl.arange(0, CHANNELS)
         one = tl.load(column_ptr)
         others = tl.load(column_ptr + channels * n, mask=channels < C, other=one)
@@ -204,77 +195,84 @@ def _gradient_kernel(
     tl.store(d_ptr + (c * n + i[:, None]) * n + j[None, :], total, mask=(i < n)[:, None] & (j < n)[None, :])
 
 
-def unit(n: int) -> int:
-    """Rows of n numbers start at multiples of this one. Kernels take n as units times UNIT, to know it too."""
-    return gcd(n, 16)
+def _pass_blocks(n: int, other: int, aligned: bool, along_h: bool, large: bool) -> tuple[bool, dict[str, Any]]:
+    """Whether a program keeps its block of T; block sizes for an axis of length n and another of length `other`."""
+    N = power_of_2(n, 16)
+    keeps = (MAX_KEPT_MATRIX if large else MAX_KEPT_MATRIX // 2) >= N
+    if keeps:
+        block_t, block_x, warps, stages = (128, 64, 8, 4) if N > 128 else (64, 64, 4, 3)
+    else:
+        block_t, block_x, warps, stages = 128, 128, 8 if aligned else 4, 3 if large else 2
+        if n > 2 * MAX_KEPT_MATRIX and aligned and large:
+            block_t, block_x = (128, 256) if along_h else (256, 128)  # 256 columns of the result
+    blocks = {"BLOCK_T": min(block_t, N), "BLOCK_X": min(block_x, power_of_2(other, 16))}
+    return keeps, {**blocks, **({"N": N} if keeps else {"BLOCK_K": 64}), "num_warps": warps, "num_stages": stages}
 
 
-def pass_(matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h: bool) -> tuple[Tensor, Tensor | None]:
-    """scale (C,) times matrix (C, n, >= n) along H or W of contiguous x (B, C, H, W).
+def circulant_pass(
+    matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h: bool
+) -> tuple[Tensor, Tensor | None]:
+    """One circulant per channel along H or W of contiguous x (B, C, H, W).
 
-    With a mean: that plus mean x, and without.
+    Returns:
+        scale (C,) times matrix (C, n, >= n) times x, and None. With a mean: that plus mean x, and that alone.
     """
+    y, rest = torch.empty_like(x), None if mean is None else torch.empty_like(x)
+    if is_fake(x):
+        return y, rest
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
-    N = max(16, power_of_2(n))
-    options = dict(PASS_IN_BLOCKS if N > KEPT else PASS if N > 128 else PASS_SHORT)
-    if N > KEPT and unit(W) < 8:
-        options["num_warps"] = 4  # faster where rows are not aligned
-    elif N > KEPT and n > WIDE:
-        options["BLOCK_X" if along_h else "BLOCK_T"] = 256
-    block_t = min(options.pop("BLOCK_T"), N)
-    block_x = min(options.pop("BLOCK_X"), max(16, power_of_2(other)))
-    tiles, blocks = B * cdiv(other, block_x), cdiv(n, block_t)
-    y, apart = torch.empty_like(x), None if mean is None else torch.empty_like(x)
-    given = (
-        matrix, scale, scale if mean is None else mean, x, y, y if apart is None else apart,
-        C, H, W // unit(W), tiles, matrix.stride(1),
-    )  # fmt: skip
-    sizes = {"BLOCK_T": block_t, "BLOCK_X": block_x, "ALONG_H": along_h, "UNIT": unit(W), "APART": mean is not None}
-    with torch.cuda.device_of(x):
-        if N > KEPT:
-            _pass_in_blocks_kernel[tiles, blocks, C](*given, **sizes, **options)
-        else:
-            walkers = max(1, min(tiles, (PROGRAMS_SHORT if N <= 128 else PROGRAMS) // (blocks * C)))
-            _pass_kernel[walkers, blocks, C](*given, N=N, **sizes, **options)
-    return y, apart
+    unit = alignment(W)
+    keeps, options = _pass_blocks(n, other, unit >= 8, along_h, is_large_card(x))
+    tiles, blocks = B * cdiv(other, options["BLOCK_X"]), cdiv(n, options["BLOCK_T"])
+    tensors = matrix, scale, scale if mean is None else mean, x, y, y if rest is None else rest
+    sizes = C, H, W // unit, tiles, matrix.stride(1)
+    options |= {"ALONG_H": along_h, "UNIT": unit, "MEAN_APART": mean is not None}
+    if keeps:  # each program walks over several maps
+        programs = multiprocessors(x) * (3 if options["N"] > 128 else 4)
+        walkers = max(1, min(tiles, programs // (blocks * C)))
+        launch(_pass_kernel, (walkers, blocks, C), *tensors, *sizes, **options)
+    else:
+        launch(_pass_in_blocks_kernel, (tiles, blocks, C), *tensors, *sizes, **options)
+    return y, rest
 
 
-def gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
-    """Gradient (C, n) of the first column of T in y = pass_(T, x), for the gradient g of y."""
+def column_gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
+    """The gradient (C, n) of the first column of T, for the gradient g of a pass over x."""
     B, C, H, W = x.shape
-    n = H if along_h else W
-    options = dict(GRADIENT if n <= 256 else GRADIENT_LONG)
-    block = min(options.pop("BLOCK"), max(16, power_of_2(n)))
-    step = min(options.pop("BLOCK_K"), max(16, power_of_2(W if along_h else H)))
+    n, other = (H, W) if along_h else (W, H)
     D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
     d = torch.empty(C, n, dtype=torch.float32, device=g.device)
-    blocks = cdiv(n, block)
-    with torch.cuda.device_of(x):
-        _gradient_kernel[blocks, blocks, C](
-            g, x, D, B, C, H, W // unit(W), BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit(W), **options
-        )
-        # T[i, j] = column[(i - j) % n], and D is the gradient of T, transposed.
-        width = min(DIAGONAL["BLOCK"], power_of_2(n))
-        _diagonal_kernel[cdiv(n, width), C](D, d, n, **{**DIAGONAL, "BLOCK": width})
+    if is_fake(x):
+        return d
+    block, step, unit = min(128, power_of_2(n, 16)), min(64, power_of_2(other, 16)), alignment(W)
+    options = {"num_warps": 8 if n <= 256 else 4, "num_stages": 3 if is_large_card(x) else 2}
+    launch(
+        _gradient_kernel, (cdiv(n, block), cdiv(n, block), C), g, x, D, B, C, H, W // unit,
+        BLOCK=block, BLOCK_K=step, ALONG_H=along_h, UNIT=unit, **options,
+    )  # fmt: skip
+    # T[i, j] = column[(i - j) % n], and D is the gradient of T, transposed.
+    width = min(64, power_of_2(n))
+    launch(_diagonal_kernel, (cdiv(n, width), C), D, d, n, BLOCK=width, ROWS=16, num_warps=4)
     return d
 
 
-def matrices(column: Tensor, dtype: torch.dtype, apart: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def matrices(column: Tensor, dtype: torch.dtype, mean_apart: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words, and their scales (C,).
 
-    `apart`: less their mean gain, which comes third.
+    `mean_apart`: without their mean gain, which comes third.
     """
     C, n = column.shape
     width = cdiv(n, 8) * 8
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
     scale = torch.empty(C, dtype=torch.float32, device=column.device)
-    mean = torch.empty((), dtype=torch.float32, device=column.device) if apart else None
+    mean = torch.empty((), dtype=torch.float32, device=column.device) if mean_apart else None
+    if is_fake(column):
+        return T, scale, mean
     N = power_of_2(width)
-    rows = min(16, MATRIX["TILE"] // N)
-    with torch.cuda.device_of(column):
-        _matrix_kernel[cdiv(n, rows), C](
-            column.contiguous(), T, scale, scale if mean is None else mean, C, n, width,
-            N=N, CHANNELS=power_of_2(C), ROWS=rows, APART=apart, num_warps=MATRIX["num_warps"],
-        )  # fmt: skip
+    rows = min(16, 8192 // N)
+    launch(
+        _matrix_kernel, (cdiv(n, rows), C), column.contiguous(), T, scale, scale if mean is None else mean, C, n, width,
+        N=N, CHANNELS=power_of_2(C), ROWS=rows, MEAN_APART=mean_apart, num_warps=4,
+    )  # fmt: skip
     return T, scale, mean

@@ -1,4 +1,4 @@
-"""One axis pass as one Triton kernel, see `ops.fused`: transform, channel product, gains, channel product, transform.
+"""One axis pass as one Triton kernel, see `forms.fused`: transform, channel product, gains, channel product, transform.
 
 A program takes a row or column of an image with all its channels, (n, C), and goes on to the next. What is the same for
 all of them, two transforms and two channel matrices, stays in shared memory; between the transforms nothing leaves the
@@ -11,17 +11,14 @@ of Triton 3.6 (ptxas 12.8) mixes up the addresses of blocks of 32.
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LONG = {"num_warps": 8, "num_stages": 1}
-SHORT = {"num_warps": 4, "num_stages": 1}  # up to 128
-PROGRAMS = 132  # multiprocessors of an H200, which have shared memory for one program each
-PROGRAMS_SHORT = 264
+from chasm.ops.kernels import is_interpreted
+from chasm.ops.kernels.launch import launch, multiprocessors
+from chasm.ops.library import is_fake
 
 
 @triton.jit
@@ -33,7 +30,7 @@ def _weights(a_ptr, C: tl.constexpr, c):
 
 @triton.jit
 def _gains(g_ptr, P: tl.constexpr, CP: tl.constexpr):
-    """(P, CP), in the order that `ops.fused.gain_table` gave it.
+    """(P, CP), in the order that `forms.fused.gain_table` gave it.
 
     A thread loads 16 bytes at a time, and they are the gains of its own results: threads exchange nothing.
     """
@@ -116,7 +113,7 @@ def _pass_kernel(
         tl.store(start + y_half + y_at, (e - o).to(dtype), mask=live)
 
 
-def pass_(
+def fused_pass(
     x: Tensor,
     transform: Tensor,
     table: Tensor,
@@ -124,24 +121,26 @@ def pass_(
     before: Tensor | None,
     after: Tensor | None,
     dim: int,
-    last: bool,
+    to_last: bool,
 ) -> Tensor:
     """Along dimension dim of x (B, C, H, W), which has stride 1 in C or in dim; y channels last, or else NCHW.
 
-    `hartley`, `gain_table` and the last of `scales` of `ops.fused`; matrices (C, C) contiguous; all of x's dtype.
+    `hartley`, `gain_table` and the last of `scales` of `forms.fused`; matrices (C, C) contiguous; all of x's dtype.
     """
+    y = torch.empty_like(x, memory_format=torch.channels_last if to_last else torch.contiguous_format)
+    if is_fake(x):
+        return y
     B, C, H, W = x.shape
     n, other = (H, 3) if dim == 2 else (W, 2)
-    y = torch.empty_like(x, memory_format=torch.channels_last if last else torch.contiguous_format)
     CP, P, rows = 16 * table.shape[1], 16 * table.shape[2], B * x.shape[other]
-    programs, options = (PROGRAMS, LONG) if P > 64 else (PROGRAMS_SHORT, SHORT)
+    long = P > 64  # then shared memory holds one program, else two
     from_last = x.stride(1) == 1
-    steps = [t.stride(dim) if is_last else t.stride(1) for t, is_last in ((x, from_last), (y, last))]
-    with torch.cuda.device_of(x):
-        _pass_kernel[(min(programs, rows),)](
-            x, y, transform, table, x if before is None else before, x if after is None else after,
-            rows, x.shape[other], x.stride(0), x.stride(other), steps[0], y.stride(0), y.stride(other), steps[1],
-            C=C, HALF=n // 2, P=P, CP=CP, BEFORE=before is not None, AFTER=after is not None,
-            X_LAST=from_last, Y_LAST=last, SCALE=scale, PREFETCH=os.environ.get("TRITON_INTERPRET") != "1", **options,
-        )  # fmt: skip
+    steps = [t.stride(dim) if is_last else t.stride(1) for t, is_last in ((x, from_last), (y, to_last))]
+    launch(
+        _pass_kernel, (min(multiprocessors(x) * (1 if long else 2), rows),),
+        x, y, transform, table, x if before is None else before, x if after is None else after,
+        rows, x.shape[other], x.stride(0), x.stride(other), steps[0], y.stride(0), y.stride(other), steps[1],
+        C=C, HALF=n // 2, P=P, CP=CP, BEFORE=before is not None, AFTER=after is not None, X_LAST=from_last,
+        Y_LAST=to_last, SCALE=scale, PREFETCH=not is_interpreted(), num_warps=8 if long else 4, num_stages=1,
+    )  # fmt: skip
     return y

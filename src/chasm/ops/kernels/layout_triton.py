@@ -8,13 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv
+from chasm.ops.kernels.launch import cdiv, launch
+from chasm.ops.library import is_fake
 
-BLOCK = 64  # of rows and columns
+BLOCK = 64  # rows and columns of a tile
 
 
 @triton.jit
-def _turn_kernel(x_ptr, y_ptr, R, S, BLOCK: tl.constexpr):
+def _transpose_kernel(x_ptr, y_ptr, R, S, BLOCK: tl.constexpr):
     """Grid (batch x blocks of R x blocks of S,): (R, S) -> (S, R)."""
     rows, columns, block = tl.cdiv(R, BLOCK), tl.cdiv(S, BLOCK), tl.program_id(0)
     r = block // columns % rows * BLOCK + tl.arange(0, BLOCK)
@@ -24,11 +25,13 @@ def _turn_kernel(x_ptr, y_ptr, R, S, BLOCK: tl.constexpr):
     tl.store(y_ptr + image + s[:, None] * R + r[None, :], tl.trans(x), mask=(s < S)[:, None] & (r < R)[None, :])
 
 
-def turned(x: Tensor, to_last: bool) -> Tensor:
+def copied(x: Tensor, to_last: bool) -> Tensor:
     """NCHW to channels last, or back."""
     y = torch.empty_like(x, memory_format=torch.channels_last if to_last else torch.contiguous_format)
+    if is_fake(x):
+        return y
     B, C, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
     rows, columns = (C, positions) if to_last else (positions, C)
-    with torch.cuda.device_of(x):
-        _turn_kernel[(B * cdiv(rows, BLOCK) * cdiv(columns, BLOCK),)](x, y, rows, columns, BLOCK=BLOCK, num_warps=4)
+    grid = (B * cdiv(rows, BLOCK) * cdiv(columns, BLOCK),)
+    launch(_transpose_kernel, grid, x, y, rows, columns, BLOCK=BLOCK, num_warps=4)
     return y

@@ -16,19 +16,17 @@ Sizes come as units * UNIT, so that the compiler knows how far rows are aligned:
 # mypy: disable-error-code="no-untyped-def"
 # (what triton.jit compiles has no Python types)
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv, power_of_2, products
-from chasm.ops.kernels.circulant import unit
+from chasm.ops.kernels import products
+from chasm.ops.kernels.launch import alignment, cdiv, launch, power_of_2
+from chasm.ops.library import is_fake
 
-# TILE: elements of a strip's row, BLOCK_C * BLOCK_W; ROWS: rows of a strip
-ACTIVATE = {"TILE": 256, "ROWS": 16, "num_warps": 1}
-SPREAD = {"TILE": 256, "ROWS": 32, "num_warps": 2}
+TILE = 256  # numbers in a row of a strip, BLOCK_C * BLOCK_W
+FORWARD_ROWS, BACKWARD_ROWS = 16, 32  # of a strip
 
 
 @triton.jit
@@ -194,12 +192,11 @@ def _spread_kernel(
 def forward(
     z: Tensor, x: Tensor | None, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
 ) -> Tensor:
+    """x + P(gelu(L(z))) for contiguous z and x (B, C, H, W); in the dtype x + z would have."""
     a = torch.empty_like(z)
     y = torch.empty_like(z, dtype=z.dtype if x is None else torch.promote_types(x.dtype, z.dtype))
-    with torch.cuda.device_of(z):
-        _activate(z, dw_weight, dw_bias, a)
-        products.product(pw_weight.flatten(1).to(z.dtype), a, pw_bias, x, out=y)
-    return y
+    _activate(z, dw_weight, dw_bias, a)
+    return products.product(pw_weight.flatten(1).to(z.dtype), a, pw_bias, x, out=y)
 
 
 def backward(
@@ -207,31 +204,32 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """g in z's dtype -> the gradients of z, dw_weight, dw_bias, pw_weight, pw_bias; those of parameters in float32."""
     h, a = torch.empty_like(z), torch.empty_like(z)
-    with torch.cuda.device_of(z):
-        W = pw_weight.flatten(1).to(z.dtype).t()
-        if z.dtype == torch.float32 or z.shape[2:].numel() % 8:
-            products.product(W, g, out=h)
-        else:  # nothing to add, rows aligned: a library's product is faster
-            torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
-        _activate(z, dw_weight, dw_bias, a, h)
-        gW, gb = products.gram_and_sum(g, a)
+    W = pw_weight.flatten(1).to(z.dtype).t()
+    if z.dtype == torch.float32 or z.shape[2:].numel() % 8:
+        products.product(W, g, out=h)
+    else:  # nothing to add, rows aligned: a library's product is faster
+        torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
+    _activate(z, dw_weight, dw_bias, a, h)
+    gW, gb = products.gram_and_sum(g, a)
     return *depthwise_backward(h, z, dw_weight), gW.reshape(pw_weight.shape), gb
 
 
 def depthwise(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The 3x3 of contiguous z (B, C, H, W) alone, weight (C, 1, 3, 3)."""
     u = torch.empty_like(z)
-    with torch.cuda.device_of(z):
-        _activate(z, weight, bias, u, gelu=False)
+    _activate(z, weight, bias, u, gelu=False)
     return u
 
 
 def depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """g in z's dtype -> the gradients of z, weight, bias; those of parameters in float32."""
-    grid, strips, sizes, constants = _strips(z, SPREAD)
-    gz, parts = torch.empty_like(z), torch.empty(strips, 10, z.shape[1], device=z.device, dtype=torch.float32)
-    with torch.cuda.device_of(z):
-        _spread_kernel[grid](g, z, weight.contiguous(), gz, parts, *sizes, **constants)
+    gz, C = torch.empty_like(z), z.shape[1]
+    if is_fake(z):
+        return gz, z.new_empty(weight.shape, dtype=torch.float32), z.new_empty(C, dtype=torch.float32)
+    strips, sizes, blocks = _strips(z, BACKWARD_ROWS)
+    parts = torch.empty(strips, 10, C, device=z.device, dtype=torch.float32)
+    grid = (strips * cdiv(C, blocks["BLOCK_C"]),)
+    launch(_spread_kernel, grid, g, z, weight.contiguous(), gz, parts, *sizes, **blocks, num_warps=2)
     gk = parts.sum(0)
     return gz, gk[:9].t().reshape(weight.shape), gk[9]
 
@@ -239,21 +237,23 @@ def depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Te
 def _activate(
     z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, h: Tensor | None = None, gelu: bool = True
 ) -> None:
-    grid, _, sizes, constants = _strips(z, ACTIVATE)
-    _activate_kernel[grid](
+    """Writes the 3x3 of z to a, through gelu or not; h: also multiplies h by the derivative of gelu."""
+    if is_fake(z):
+        return
+    strips, sizes, blocks = _strips(z, FORWARD_ROWS)
+    launch(
+        _activate_kernel, (strips * cdiv(z.shape[1], blocks["BLOCK_C"]),),
         *(z, weight.contiguous(), z if bias is None else bias.contiguous(), a, a if h is None else h, *sizes),
-        **constants, BIAS=bias is not None, GELU=gelu, BACKWARD=h is not None,
+        **blocks, BIAS=bias is not None, GELU=gelu, BACKWARD=h is not None, num_warps=1,
     )  # fmt: skip
 
 
-def _strips(z: Tensor, options: dict[str, int]) -> tuple[tuple[int], int, tuple[int, int, int], dict[str, Any]]:
-    """-> grid, strips of a channel, size arguments and constants of a depthwise kernel."""
+def _strips(z: Tensor, rows: int) -> tuple[int, tuple[int, int, int], dict[str, int]]:
+    """-> strips of a channel, size arguments and block sizes of a depthwise kernel."""
     batch, C, H, W = z.shape
-    constants = {key: value for key, value in options.items() if key != "TILE"}
     widths = [256, 128, 64, 32] if W >= 32 else [power_of_2(W)]
     block_w = min(widths, key=lambda width: cdiv(W, width) * width)  # the least beyond the edge, then the widest
-    block_w = min(block_w, options["TILE"])
-    block_c = min(options["TILE"] // block_w, power_of_2(C))
-    strips = batch * cdiv(H, options["ROWS"]) * cdiv(W, block_w)
-    constants |= {"UNIT": unit(W), "BLOCK_C": block_c, "BLOCK_W": block_w}
-    return (strips * cdiv(C, block_c),), strips, (C, H, W // unit(W)), constants
+    block_w = min(block_w, TILE)
+    block_c, unit = min(TILE // block_w, power_of_2(C)), alignment(W)
+    strips = batch * cdiv(H, rows) * cdiv(W, block_w)
+    return strips, (C, H, W // unit), {"UNIT": unit, "ROWS": rows, "BLOCK_C": block_c, "BLOCK_W": block_w}

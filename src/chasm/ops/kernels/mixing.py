@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv, power_of_2
+from chasm.ops.kernels.launch import cdiv, launch, multiprocessors, power_of_2
+from chasm.ops.library import is_fake
 
-PRODUCT = {"BLOCK_S": 64, "num_warps": 4, "num_stages": 3}
-PROGRAMS = 528  # enough to keep a card busy
+BLOCK_S = 64  # positions of a block
 
 
 @triton.jit
@@ -158,7 +158,7 @@ def _product_kernel(
 def channel_blocks(C: int) -> tuple[int, int]:
     """C0, C1: powers of two from 16 with C0 + C1 >= C, because matrix units want those; C1 may be 0. 96 = 64 + 32."""
     C0 = max(16, 1 << (C.bit_length() - 1))
-    return (C0, 0) if C <= C0 else (C0, max(16, power_of_2(C - C0)))
+    return (C0, 0) if C <= C0 else (C0, power_of_2(C - C0, 16))
 
 
 def product(
@@ -175,18 +175,18 @@ def product(
 
     To that come bias (C,) and `add`, a map like X; both of any dtype.
     """
+    Y = torch.empty_like(X) if out is None else out
+    if is_fake(X):
+        return Y
     B, C, S = X.shape
     C0, C1 = channel_blocks(C)
-    options = dict(PRODUCT)
-    block = options.pop("BLOCK_S")
-    Y = torch.empty_like(X) if out is None else out
-    walkers = min(cdiv(S, block), max(1, cdiv(PROGRAMS, B)))
+    walkers = min(cdiv(S, BLOCK_S), max(1, cdiv(4 * multiprocessors(X), B)))
     bins = 1 if gain is None else gain.shape[1]
     gain = None if gain is None else gain.mT  # a position then finds its gains side by side
     terms = (X if t is None else t.contiguous() for t in (gain, bias, add))
-    with torch.cuda.device_of(X):
-        _product_kernel[(walkers * B,)](
-            X, Y, A.contiguous(), *terms, C, S, bins, neighbours, walkers, C0=C0, C1=C1, BLOCK_S=block,
-            GAIN=gain is not None, BIAS=bias is not None, ADD=add is not None, **options,
-        )  # fmt: skip
+    launch(
+        _product_kernel, (walkers * B,), X, Y, A.contiguous(), *terms, C, S, bins, neighbours, walkers,
+        C0=C0, C1=C1, BLOCK_S=BLOCK_S, GAIN=gain is not None, BIAS=bias is not None, ADD=add is not None,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
     return Y

@@ -1,8 +1,9 @@
 """Products over the channels of features (B, C, H, W), and over their positions, as Triton kernels. Sums in float32.
 
-`product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` what it
-may have too few result blocks for. Their float32 is never TF32 alone: up to 128 channels see `mixing`; else, and in
-sums of positions, every number is split in two of TF32, which have all exponents, and three products are summed.
+`product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` is
+faster than a library that has too few blocks of the result to fill the card. Their float32 is never TF32 alone: up to
+128 channels see `mixing`; else, and in sums of positions, every number is split in two of TF32, which have all
+exponents, and three products are summed.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,22 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv, mixing, power_of_2, roomy
-from chasm.ops.kernels.circulant import unit
+from chasm.ops.kernels import mixing
+from chasm.ops.kernels.launch import alignment, cdiv, is_large_card, launch, multiprocessors, power_of_2
+from chasm.ops.library import is_fake
 
-# Products of half precision, where there are enough of them of large blocks; and of float32
-PRODUCT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
-PRODUCT_LARGE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 4, "num_stages": 4}
-PRODUCT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
-PRODUCT_PROGRAMS = 132  # one for every multiprocessor of an H200
-WALK = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-WALK_PROGRAMS = 528  # four for every multiprocessor of an H200
-WEIGHT = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
-WEIGHT_FLOAT32 = {"BLOCK_M": 128, "BLOCK_K": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3}
-WEIGHT_FLOAT32_FEW = {"BLOCK_M": 64, "BLOCK_K": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}  # up to 64 channels
-BOTH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 4}
-BOTH_PROGRAMS = 132  # one for every multiprocessor of an H200
-WEIGHT_PROGRAMS = 132  # among which W's gradient is divided: one for every multiprocessor of an H200
+MAX_KEPT_CHANNELS = 128  # up to which a program keeps the whole matrix
 
 
 @triton.jit
@@ -91,7 +81,7 @@ def _walk_kernel(
     W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, WALKERS, stride_m, stride_k,
     UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The same for half precision and few channels: W stays with a program, positions walk past it."""
+    """As `_product_kernel` for half precision and few channels: W stays with a program, positions walk past it."""
     N = N_units * UNIT
     walker = tl.program_id(0) % WALKERS
     image = (tl.program_id(0) // WALKERS).to(tl.int64) * C * N
@@ -180,56 +170,70 @@ def product(
 ) -> Tensor:
     """W a + bias + x: W (C, C) on the channels of contiguous a (B, C, H, W), of one dtype. `out`: like a by default."""
     out = torch.empty_like(a) if out is None else out
+    if is_fake(a):
+        return out
     B, C, N = a.shape[0], a.shape[1], a.shape[2] * a.shape[3]
-    tensors = (W, a, W if bias is None else bias.contiguous(), a if x is None else x, out)
-    terms = {"BIAS": bias is not None, "RESIDUAL": x is not None, "UNIT": unit(N)}
-    few = C <= 128 and roomy(a)
+    few = C <= MAX_KEPT_CHANNELS and is_large_card(a)
     if few and a.dtype == torch.float32:
         mixing.product(W, a.flatten(2), bias=bias, add=x, out=out.flatten(2))
         return out
-    with torch.cuda.device_of(a):
-        if few:
-            walkers = min(cdiv(N, WALK["BLOCK_N"]), max(1, cdiv(WALK_PROGRAMS, B)))
-            sizes = (C, N // unit(N), walkers, *W.stride())
-            block = max(16, power_of_2(C))
-            _walk_kernel[(walkers * B,)](*tensors, *sizes, BLOCK_C=block, **terms, **WALK)
-        else:
-            large = C > 192 and cdiv(C, 128) * cdiv(N, 128) * B >= PRODUCT_PROGRAMS
-            half = PRODUCT_LARGE if large else PRODUCT
-            constants = _blocks(PRODUCT_FLOAT32 if a.dtype == torch.float32 else half, a, "BLOCK_K")
-            grid = (cdiv(C, constants["BLOCK_M"]) * cdiv(N, constants["BLOCK_N"]) * B,)
-            _product_kernel[grid](*tensors, C, N // unit(N), *W.stride(), **terms, **constants)
+    unit = alignment(N)
+    tensors = W, a, W if bias is None else bias.contiguous(), a if x is None else x, out
+    terms = {"BIAS": bias is not None, "RESIDUAL": x is not None, "UNIT": unit}
+    if few:
+        walkers = min(cdiv(N, 64), max(1, cdiv(4 * multiprocessors(a), B)))
+        launch(
+            _walk_kernel, (walkers * B,), *tensors, C, N // unit, walkers, *W.stride(),
+            BLOCK_C=power_of_2(C, 16), BLOCK_N=64, **terms, num_warps=4, num_stages=3,
+        )  # fmt: skip
+    else:
+        options = _product_blocks(a)
+        grid = (cdiv(C, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"]) * B,)
+        launch(_product_kernel, grid, *tensors, C, N // unit, *W.stride(), **terms, **options)
     return out
 
 
+def _product_blocks(a: Tensor) -> dict[str, int]:
+    B, C, N = a.shape[0], a.shape[1], a.shape[2] * a.shape[3]
+    if a.dtype == torch.float32:
+        rows, columns, summed, stages = 128, 64, 32, 3
+    elif C > 192 and cdiv(C, 128) * cdiv(N, 128) * B >= multiprocessors(a):  # enough large blocks to fill the card
+        rows, columns, summed, stages = 128, 128, 32, 4
+    else:
+        rows, columns, summed, stages = 64, 128, 64, 3
+    summed = summed if is_large_card(a) else summed // 2
+    most = power_of_2(C, 16)
+    blocks = {"BLOCK_M": min(rows, most), "BLOCK_N": columns, "BLOCK_K": min(summed, most)}
+    return {**blocks, "num_warps": 4, "num_stages": stages}
+
+
 def gram(g: Tensor, a: Tensor) -> Tensor:
-    """Sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, ..)."""
-    return _gram_by_library(g, a) if _library_sums(a) else _gram_parts(g, a).sum(0)
+    """The sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, ..)."""
+    return _gram_by_library(g, a) if _library_is_faster(a) else _gram_parts(g, a)[0].sum(0)
 
 
 def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """And the sum of g, (C,)."""
-    if _library_sums(a):
+    """`gram`, and the sum over batch and positions of g, (C,)."""
+    if _library_is_faster(a):
         return _gram_by_library(g, a), g.flatten(2).sum(2, dtype=torch.float32).sum(0)  # at once it takes twice as long
-    sums = torch.empty(WEIGHT_PROGRAMS, a.shape[1], device=a.device, dtype=torch.float32)
-    parts = _gram_parts(g, a, sums)
-    return parts.sum(0), sums[: len(parts)].sum(0)
+    parts, sums = _gram_parts(g, a, with_sums=True)
+    return parts.sum(0), sums.sum(0)
 
 
-def _library_sums(a: Tensor) -> bool:
-    """Whether a library's product of every image is faster (timed on an H200).
+def _library_is_faster(a: Tensor) -> bool:
+    """True if a library's product of every image is faster (timed on an H200).
 
     Its blocks of the result must be enough to fill the card, unless there is one image, whose positions it shares out
     as the kernel does; and the results of all images not much larger than the maps.
     """
     B, C, N = *a.shape[:2], a.shape[2:].numel()
-    blocks = B * cdiv(C, 128) ** 2
     if not a.is_cuda or a.dtype.itemsize > 2 or N % 8:
         return False
-    if C > 2 * N or (2 * C > N and blocks > 2 * WEIGHT_PROGRAMS):
+    blocks, full = B * cdiv(C, 128) ** 2, multiprocessors(a)
+    if C > 2 * N or (2 * C > N and blocks > 2 * full):
         return False
     if C <= 128:
-        return N <= 2048 and WEIGHT_PROGRAMS // 2 <= blocks <= 2 * WEIGHT_PROGRAMS
+        return N <= 2048 and full // 2 <= blocks <= 2 * full
     return B == 1 or N <= 8192 or blocks >= 16
 
 
@@ -240,38 +244,43 @@ def _gram_by_library(g: Tensor, a: Tensor) -> Tensor:
 def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] | None:
     """W q and gram(q, e) in one pass over q; None where a program cannot hold what that takes."""
     B, C, N = q.shape[0], q.shape[1], q.shape[2] * q.shape[3]
-    if C > 128 or q.dtype.itemsize > 2 or not roomy(q):
+    if C > MAX_KEPT_CHANNELS or q.dtype.itemsize > 2 or not is_large_card(q):
         return None
-    walkers = min(cdiv(N, BOTH["BLOCK_N"]), max(1, BOTH_PROGRAMS // B))
     out = torch.empty_like(q)
+    if is_fake(q):
+        return out, torch.empty(C, C, device=q.device, dtype=torch.float32)
+    unit, walkers = alignment(N), min(cdiv(N, 64), max(1, multiprocessors(q) // B))
     parts = torch.empty(walkers * B, C, C, device=q.device, dtype=torch.float32)
-    block = max(16, power_of_2(C))
-    with torch.cuda.device_of(q):
-        _both_kernel[(walkers * B,)](
-            W, q, e, out, parts, C, N // unit(N), walkers, *W.stride(), UNIT=unit(N), BLOCK_C=block, **BOTH
-        )
+    launch(
+        _both_kernel, (walkers * B,), W, q, e, out, parts, C, N // unit, walkers, *W.stride(),
+        UNIT=unit, BLOCK_C=power_of_2(C, 16), BLOCK_N=64, num_warps=8, num_stages=4,
+    )  # fmt: skip
     return out, parts.sum(0)
 
 
-def _gram_parts(g: Tensor, a: Tensor, sums: Tensor | None = None) -> Tensor:
-    """(splits, C, C), at most WEIGHT_PROGRAMS of them; sums: where as many (C,) of g go."""
-    C, N = a.shape[1], a.shape[2:].numel()
-    single = WEIGHT_FLOAT32 if C > 64 else WEIGHT_FLOAT32_FEW
-    constants = _blocks(single if a.dtype == torch.float32 else WEIGHT, a, "BLOCK_N")
-    tiles = cdiv(C, constants["BLOCK_M"]) * cdiv(C, constants["BLOCK_K"])
-    blocks = a.shape[0] * cdiv(N, constants["BLOCK_N"])
-    splits = max(1, min(blocks, WEIGHT_PROGRAMS // tiles))
+def _gram_parts(g: Tensor, a: Tensor, with_sums: bool = False) -> tuple[Tensor, Tensor]:
+    """Parts (splits, C, C) of the gram, one for each group of programs, and with_sums (splits, C) of the sum of g."""
+    C = a.shape[1]
+    if is_fake(a):
+        return a.new_empty(1, C, C, dtype=torch.float32), a.new_empty(1, C, dtype=torch.float32)
+    N, unit, options = a.shape[2:].numel(), alignment(a.shape[2:].numel()), _gram_blocks(a)
+    tiles = cdiv(C, options["BLOCK_M"]) * cdiv(C, options["BLOCK_K"])
+    blocks = a.shape[0] * cdiv(N, options["BLOCK_N"])
+    splits = max(1, min(blocks, multiprocessors(a) // tiles))
     parts = torch.empty(splits, C, C, device=a.device, dtype=torch.float32)
-    tensors = (g, a, parts, parts if sums is None else sums)
-    with torch.cuda.device_of(a):
-        _weight_kernel[(tiles * splits,)](
-            *tensors, C, N // unit(N), blocks, splits, UNIT=unit(N), SUMS=sums is not None, **constants
-        )
-    return parts
+    sums = torch.empty(splits, C, device=a.device, dtype=torch.float32) if with_sums else parts
+    launch(
+        _weight_kernel, (tiles * splits,), g, a, parts, sums, C, N // unit, blocks, splits,
+        UNIT=unit, SUMS=with_sums, **options,
+    )  # fmt: skip
+    return parts, sums
 
 
-def _blocks(options: dict[str, Any], a: Tensor, summed: str) -> dict[str, Any]:
-    """No larger than the channels of a need, 16 at least; half as much of what is summed where memory is short."""
-    options = options if roomy(a) else {**options, summed: options[summed] // 2}
-    most = max(16, power_of_2(a.shape[1]))
-    return {**options, **{key: min(options[key], most) for key in ("BLOCK_M", "BLOCK_K")}}
+def _gram_blocks(a: Tensor) -> dict[str, Any]:
+    if a.dtype != torch.float32:
+        rows, summed, warps = 128, 128, 8
+    else:
+        rows, summed, warps = (128, 32, 8) if a.shape[1] > 64 else (64, 64, 4)
+    summed = summed if is_large_card(a) else summed // 2
+    rows = min(rows, power_of_2(a.shape[1], 16))
+    return {"BLOCK_M": rows, "BLOCK_K": rows, "BLOCK_N": summed, "num_warps": warps, "num_stages": 3}

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv, power_of_2
+from chasm.ops.kernels.launch import cdiv, launch, power_of_2
+from chasm.ops.library import is_fake
 
-SCALE = {"BLOCK": 512, "num_warps": 4}
-IMAGES = 4  # at once
+BLOCK = 512  # positions of a block
+MAX_IMAGES = 4  # that a program takes at once
 
 
 @triton.jit
@@ -41,14 +42,17 @@ def scale_both(P: Tensor, H: Tensor, gain: Tensor, neighbours: int) -> Tensor:
     Returns the sum of P H, as they were, over batch and the positions of a bin: (C, n).
     """
     (B, C, S), n, gain = P.shape, gain.shape[1], gain.contiguous()
-    step = C if B >= IMAGES else cdiv(C, IMAGES)  # sums are as large as an image: of few images a few channels at once
     found = torch.empty(C, n, dtype=torch.float32, device=P.device)
+    if is_fake(P):
+        return found
+    # Sums are as large as an image: of few images only some channels at once.
+    step = C if B >= MAX_IMAGES else cdiv(C, MAX_IMAGES)
     for first in range(0, C, step):
         p, h, g, out = P[:, first:], H[:, first:], gain[first:], found[first : first + step]
         sums = torch.empty(len(out), S, dtype=torch.float32, device=P.device)
-        with torch.cuda.device_of(P):
-            _scale_kernel[(len(out) * cdiv(S, SCALE["BLOCK"]),)](
-                p, h, g, sums, B, C, S, n, neighbours, IMAGES=min(IMAGES, power_of_2(B)), **SCALE
-            )
+        launch(
+            _scale_kernel, (len(out) * cdiv(S, BLOCK),), p, h, g, sums, B, C, S, n, neighbours,
+            BLOCK=BLOCK, IMAGES=min(MAX_IMAGES, power_of_2(B)), num_warps=4,
+        )  # fmt: skip
         torch.sum(sums.view(len(out), -1, n, neighbours), (1, 3), out=out)
     return found

@@ -1,7 +1,7 @@
-"""Small matrices (batch, m, n): what a matrix exponential and its gradient need, in few launches.
+"""Products of small matrices (batch, m, n): what a matrix exponential and its gradient need, in few launches.
 
-In float64; what needs no more than float32 is kept as pairs (2, ...) of float16, x = upper + lower / 2^11, which the
-matrix units multiply fast: 22 bits of what lies below 2^16, and never less than 2^-36.
+In float64. What needs no more than float32 accuracy is kept as pairs (2, ...) of float16, x = upper + lower / 2^11,
+which the matrix units multiply fast: 22 bits of what lies below 2^16, and never less than 2^-36.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,17 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import cdiv, roomy
+from chasm.ops.kernels.launch import cdiv, is_large_card, launch
+from chasm.ops.library import is_fake
 
-PRODUCT = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
-PRODUCT_HUGE = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "num_warps": 2, "num_stages": 4}
-# Of pairs: up to 128 channels, and more, or sums over several times as many.
-PAIRS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 2, "num_stages": 3}
-PAIRS_LARGE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
-PAIRS_HUGE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_warps": 8, "num_stages": 3}
-HUGE = 1024  # channels, from which on
-BLOCK = 1024  # of elementwise kernels
-TILE = 32  # of those that transpose
+MANY_CHANNELS = 1024  # from here on larger blocks are faster
+BLOCK = 1024  # numbers of a block of an elementwise kernel
+TILE = 32  # rows and columns of a block of a kernel that transposes
 
 
 @triton.jit
@@ -239,33 +234,34 @@ def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK
         tl.store(out_ptr + j * SIZE + at, value, mask=live)
 
 
-def product(P: Tensor, Q: Tensor, out: Tensor) -> Tensor:
-    """P Q of (batch, m, k) and (batch, k, n), any strides, float32 or float64; sums in float64, out contiguous."""
-    _product(P, Q, out)
+def product(P: Tensor, Q: Tensor) -> Tensor:
+    """P Q of (batch, m, k) and (batch, k, n), any strides, float32 or float64; in P's dtype, sums in float64."""
+    out = torch.empty(len(P), P.shape[1], Q.shape[2], dtype=P.dtype, device=P.device)
+    _launch_product(P, Q, out, skew=False)
     return out
 
 
 def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """(U^T g - g^T U) / 2 in float32 from sums in float64, and the largest of its numbers in each block."""
     K = torch.empty(U.shape, dtype=torch.float32, device=U.device)
-    return K, _product(U.mT, g, K, skew=True)
+    return K, _launch_product(U.mT, g, K, skew=True)
 
 
-def _product(P: Tensor, Q: Tensor, out: Tensor, skew: bool = False) -> Tensor:
-    """Returns the largest number of each block, (batch, blocks); only of a skew part."""
-    B, M, K = P.shape
-    N = Q.shape[2]
-    options = PRODUCT if M < HUGE else PRODUCT_HUGE
-    rows, columns = cdiv(M, options["BLOCK_M"]), cdiv(N, options["BLOCK_N"])
-    largest = torch.empty(B, rows * columns, dtype=torch.float32, device=P.device) if skew else out
-    with torch.cuda.device_of(P):
-        _product_kernel[rows, columns, B](
-            P, Q, out, largest, M, N, K, *P.stride(), *Q.stride(), SKEW=skew, **options
+def _launch_product(P: Tensor, Q: Tensor, out: Tensor, skew: bool) -> Tensor:
+    """Writes P Q, or its skew part, to out. Returns the largest number of each block of a skew part."""
+    (B, M, K), N = P.shape, Q.shape[2]
+    rows, columns, summed, stages = (16, 32, 32, 3) if M < MANY_CHANNELS else (32, 32, 16, 4)
+    grid = cdiv(M, rows), cdiv(N, columns), B
+    largest = torch.empty(B, grid[0] * grid[1], dtype=torch.float32, device=P.device) if skew else out
+    if not is_fake(P):
+        launch(
+            _product_kernel, grid, P, Q, out, largest, M, N, K, *P.stride(), *Q.stride(),
+            SKEW=skew, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=summed, num_warps=2, num_stages=stages,
         )  # fmt: skip
     return largest
 
 
-def pairs(
+def product_of_pairs(
     P: Tensor,
     Q: Tensor,
     largest: Tensor | None = None,
@@ -285,17 +281,22 @@ def pairs(
     strides = {3: (0, 0), 4: (*Q.stride()[:1], 0), 5: ()}[Q.ndim] + Q.stride()[Q.ndim == 4 :]
     shape, dtype = ((B, C * (C - 1) // 2), torch.float32) if triangle else ((2, B, terms * C, C), torch.float16)
     out = torch.empty(shape, dtype=dtype, device=P.device)
-    options = PAIRS if C <= 128 and not triangle else PAIRS_LARGE
-    if not roomy(P):
-        options = {**options, "BLOCK_K": 32}
-    elif C >= HUGE:
-        options = PAIRS_HUGE
-    with torch.cuda.device_of(P):
-        _pairs_kernel[terms * cdiv(C, options["BLOCK_M"]), cdiv(C, options["BLOCK_N"]), B](
-            *(P, Q, out, out if largest is None else largest, factor, C, K, terms),
-            *(0 if largest is None else largest.shape[1], *P.stride(), *strides),
-            BOTH=both, NUMBERS=numbers, TRIANGLE=triangle, **options,
-        )  # fmt: skip
+    if is_fake(P):
+        return out
+    large = is_large_card(P)
+    if C >= MANY_CHANNELS and large:
+        block, summed, warps = 128, 32, 8
+    elif C > 128 or triangle:  # a triangle sums over several times as many
+        block, summed, warps = 64, 64 if large else 32, 4
+    else:
+        block, summed, warps = 32, 32, 2
+    launch(
+        _pairs_kernel, (terms * cdiv(C, block), cdiv(C, block), B),
+        *(P, Q, out, out if largest is None else largest, factor, C, K, terms),
+        *(0 if largest is None else largest.shape[1], *P.stride(), *strides),
+        BOTH=both, NUMBERS=numbers, TRIANGLE=triangle,
+        BLOCK_M=block, BLOCK_N=block, BLOCK_K=summed, num_warps=warps, num_stages=3,
+    )  # fmt: skip
     return out
 
 
@@ -305,31 +306,26 @@ def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     U in float32; V^2, V^4, ..., U as pairs (2, squarings, batch, C, C); and sums of I, A, A^2, A^3, A^4, V, V^T, V^2,
     V^2T with coefficients t (nodes, 9), as pairs (2, batch, C, nodes, C).
     """
-    B, C, _ = U.shape
-    squarings = len(kept) - 4
+    (B, C, _), squarings = U.shape, len(kept) - 4
     single = torch.empty(U.shape, dtype=torch.float32, device=U.device)
     powers = torch.empty(2, squarings, *U.shape, dtype=torch.float16, device=U.device)
     nodes = torch.empty(2, B, C, len(t), C, dtype=torch.float16, device=U.device)
-    with torch.cuda.device_of(U):
-        _halves_kernel[(squarings + 1) * cdiv(C, TILE), cdiv(C, TILE), B](
-            kept, U, t, single, powers, nodes, C, SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8
+    if not is_fake(U):
+        launch(
+            _halves_kernel, ((squarings + 1) * cdiv(C, TILE), cdiv(C, TILE), B), kept, U, t, single, powers, nodes, C,
+            SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8,
         )  # fmt: skip
     return single, powers, nodes
 
 
-def skew(theta: Tensor, C: int, scale: float, out: Tensor | None = None) -> Tensor:
-    """theta (batch, C(C-1)/2) -> scale times its skew matrices (batch, C, C), in float64."""
-    A = torch.empty(len(theta), C, C, dtype=torch.float64, device=theta.device) if out is None else out
-    with torch.cuda.device_of(theta):
-        _skew_kernel[cdiv(C * C, BLOCK), len(theta)](theta.contiguous(), A, C, scale, BLOCK=BLOCK)
-    return A
+def skew(theta: Tensor, scale: float, out: Tensor) -> None:
+    """Writes scale times the skew matrices of theta (batch, C(C-1)/2) to out (batch, C, C), in float64."""
+    C = out.shape[-1]
+    if not is_fake(theta):
+        launch(_skew_kernel, (cdiv(C * C, BLOCK), len(theta)), theta.contiguous(), out, C, scale, BLOCK=BLOCK)
 
 
-def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor, out: Tensor | None = None) -> Tensor:
-    """(4, batch, C, C): the coefficients t (17,) of a polynomial as cubics in A, for Horner's rule in A^4."""
-    out = torch.empty(4, *A.shape, dtype=A.dtype, device=A.device) if out is None else out
-    with torch.cuda.device_of(A):
-        _cubics_kernel[(cdiv(A.numel(), BLOCK),)](
-            A, A2, A3, A4, t, out, A.shape[-1], A.numel(), BLOCK=BLOCK
-        )  # fmt: skip
-    return out
+def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor, out: Tensor) -> None:
+    """Writes the polynomial with coefficients t (17,) as four cubics in A to out (4, batch, C, C)."""
+    if not is_fake(A):
+        launch(_cubics_kernel, (cdiv(A.numel(), BLOCK),), A, A2, A3, A4, t, out, A.shape[-1], A.numel(), BLOCK=BLOCK)

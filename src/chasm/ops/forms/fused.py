@@ -1,4 +1,4 @@
-"""A chain of axis passes by kernels that read a map once and write it once; bfloat16 without gradient.
+"""A chain of axis passes by kernels that read a map once and write it once; bfloat16 on a GPU, without a gradient.
 
     y = S A_j G_j A_{j-1} S x     of pass j; A_{j-1} only in the first, else it was the A_j of the pass before
 
@@ -9,40 +9,69 @@ off, which makes their matrix symmetric too.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from chasm.ops import circulants
 from chasm.ops._cost import counted_as
-from chasm.ops.circulants import Circulants, circulant_pass, mixed
 from chasm.ops.constants import constant
-from chasm.ops.kernels import power_of_2
-from chasm.ops.kernels.layout import channels_last, contiguous
-
-LONGEST = 256  # of an axis, and
-FEWEST, MOST = 16, 128  # channels: all matrices of a pass stay in shared memory
-
-
-def obstacle(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot run on (B, C, H, W) features; None if they can."""
-    if any(shape[d] % 2 or shape[d] > LONGEST for d in dims) or not FEWEST <= shape[1] <= MOST:
-        return f"it takes {FEWEST} to {MOST} channels and even axes up to {LONGEST}, got {tuple(shape[1:])}"
-    if device.type == "cuda" and dtype != torch.bfloat16:
-        return f"it needs bfloat16 (the mean of a map could overflow in float16), got {dtype}"
-    return circulants.obstacle(shape, dims, device, dtype)
+from chasm.ops.forms.triton import Circulants, channel_product, circulant_pass, make_circulants
+from chasm.ops.gains import impulse_response
+from chasm.ops.kernels.launch import power_of_2
+from chasm.ops.kernels.layout import contiguous, is_channels_last
+from chasm.ops.operators import merge
 
 
-def pays(shape: torch.Size, dims: list[int], device: torch.device, dtype: torch.dtype, last: bool) -> bool:
-    """Whether the kernels can run, and on an H200 beat those of form "triton". `last`: x has its channels last."""
-    if shape[1] < 32 or not (last or (3 in dims and shape[3] >= 96)):
-        return False
-    return obstacle(shape, dims, device, dtype) is None
+def prepare(
+    shape: torch.Size,
+    dims: Sequence[int],
+    gains: Sequence[Tensor],
+    bases: Sequence[Tensor],
+    dtype: torch.dtype,
+    trains: bool,
+) -> list[Tensor]:
+    """Gain tables of all axes, the circulants of a pass along H, then with bases the channel matrices (m + 1, C, C)."""
+    constants = [gain_table(g, shape[dim]).to(dtype) for g, dim in zip(gains, dims, strict=True)]
+    if 2 in dims:
+        column = impulse_response(gains[list(dims).index(2)], shape[2])
+        constants += make_circulants(column, dtype)[:2]
+    return [*constants, merge(bases).to(dtype)] if bases else constants
+
+
+def forward(
+    x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """y in the memory format of x (B, C, H, W), NCHW or channels last; `before_local`: NCHW.
+
+    A program wants its row or column with the channels side by side, or its positions. Where channels come first a
+    column has neither: a pass along H is then one of form "triton", with circulants.
+    """
+    from chasm.ops.kernels import fused as kernels  # imports triton, which is not installed everywhere
+
+    m, along_h = len(dims), 2 * (2 in dims)
+    tables, T = constants[:m], Circulants(*constants[m : m + along_h]) if along_h else None
+    mats = constants[-1].unbind() if len(constants) > m + along_h else [None] * (m + 1)
+    last = is_channels_last(x)
+    A = mats[0]
+    for j, (table, dim, after) in enumerate(zip(tables, dims, mats[1:], strict=True), 1):
+        if dim == 2 and not last:
+            assert T is not None
+            x, _ = circulant_pass(T, channel_product(A, x), dim)
+            A = after
+            continue
+        n, products = x.shape[dim], (A is not None) + (after is not None)
+        with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
+            to_last = last and (not before_local or dim == 2 or j < m)
+            x = kernels.fused_pass(x, constant(hartley, x, n, x.dtype), table, scales(n)[2], A, after, dim, to_last)
+        A = None
+    x = channel_product(A, x)
+    return contiguous(x) if before_local else x, []
 
 
 def _padded(n: int) -> int:
     """Rows or columns of a matrix that holds n: a power of two, and no fewer than matrix units take."""
-    return max(64, power_of_2(n))
+    return power_of_2(n, 64)
 
 
 def scales(n: int) -> tuple[float, float, float]:
@@ -80,38 +109,3 @@ def gain_table(gains: Tensor, n: int) -> Tensor:
     table[:, :half, :C] = gains[torch.minimum(k, n - k)] * scales(n)[1]
     parts = table.unflatten(2, (-1, 2, 4, 2)).unflatten(1, (-1, 2, 8))  # of rows (1 to 3), of columns (4 to 7)
     return parts.permute(0, 4, 1, 3, 6, 5, 2, 7).contiguous()
-
-
-def fused(
-    x: Tensor,
-    tables: list[Tensor],
-    T: list[Circulants],
-    mats: list[Tensor | None],
-    dims: tuple[int, ...],
-    *,
-    first: bool,
-) -> Tensor:
-    """The chain on x (B, C, H, W) with tables of `gain_table` and contiguous matrices A_0 .. A_m, all of x's dtype.
-
-    A program wants its row or column with the channels side by side, or its positions. Where channels come first a
-    column has neither: passes along H are then those of form "triton", with the circulants T, in turn.
-    `first`: return NCHW; else as x is.
-    """
-    from chasm.ops.kernels import fused as kernels  # imports triton, which not everybody has
-
-    A, *rest = mats
-    last = channels_last(x)
-    x = x if last else x.contiguous()
-    along_h = iter(T)
-    for j, (table, dim, after) in enumerate(zip(tables, dims, rest, strict=True), 1):
-        if dim == 2 and not last:
-            x, _ = circulant_pass(next(along_h), mixed(A, x), along_h=True)
-            A = after
-            continue
-        n, products = x.shape[dim], (A is not None) + (after is not None)
-        with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
-            to_last = last and (not first or dim == 2 or j < len(dims))
-            x = kernels.pass_(x, constant(hartley, x, n, x.dtype), table, scales(n)[2], A, after, dim, to_last)
-        A = None
-    x = mixed(A, x)
-    return contiguous(x) if first else x

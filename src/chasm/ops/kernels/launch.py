@@ -1,0 +1,69 @@
+"""Launching Triton kernels: the device they run on, and what fits there.
+
+Block sizes stand beside each kernel, chosen on an H200. Where they follow from the card, they do so through the two
+properties here: its multiprocessors, and whether a block may have as much shared memory as on Hopper.
+"""
+
+from functools import cache
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HOPPER_SHARED_MEMORY = 227 * 1024  # bytes
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run a kernel on the device of its first argument, a tensor."""
+    with torch.cuda.device_of(args[0]):
+        kernel[grid](*args, **options)
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many multiprocessors the card of x has; in the interpreter as many as an H200."""
+    return _multiprocessors(x.device) if x.is_cuda else 132
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def is_large_card(x: Tensor) -> bool:
+    """True if a block may have as much shared memory as on Hopper; in the interpreter too. GeForce cards have less."""
+    return not x.is_cuda or has_large_blocks(x.device)
+
+
+def has_large_blocks(device: torch.device) -> bool:
+    """True if a block on this CUDA device may have as much shared memory as on Hopper."""
+    return _shared_memory(device) >= HOPPER_SHARED_MEMORY
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+has_large_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # to the compiler it is a constant
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own takes microseconds, and a step has few."""
+    return -(-a // b)
+
+
+def power_of_2(n: int, least: int = 1) -> int:
+    """The smallest power of two that is n or more, and no less than `least`."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def alignment(n: int) -> int:
+    """Rows of n numbers start at multiples of this many, 16 at most.
+
+    Kernels take n as a number of units of this size, so that the compiler knows how far rows are aligned.
+    """
+    return gcd(n, 16)

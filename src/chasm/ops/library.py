@@ -1,0 +1,65 @@
+"""Registers functions that have their own backward as PyTorch operators in the namespace `chasm`.
+
+A registered operator is one node to torch.compile and to autocast, so the same kernels run in eager and in compiled
+code. `torch.library.custom_op` does the same, but its autograd wrapper costs 60 microseconds of host time for each
+forward and backward, which is as long as the operator itself takes on a small map. Hence these few lines.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from chasm.ops._cost import is_counting
+
+_LIBRARY = torch.library.Library("chasm", "FRAGMENT")
+
+
+class Operator:
+    """A function of tensors that PyTorch knows as `torch.ops.chasm.<name>`.
+
+    Args:
+        schema: name, arguments and results, as `torch.library.Library.define` wants them.
+        function: computes the results without autograd. It allocates them and returns none of its arguments. It also
+            runs on fake tensors, which tells the compiler the shapes of the results; what launches kernels returns
+            early there (`is_fake`).
+        autograd: called instead wherever autograd is active; it ends in `without_autograd`.
+    """
+
+    def __init__(self, schema: str, function: Callable[..., Any], autograd: Callable[..., Any]) -> None:
+        name = schema.partition("(")[0]
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, autograd, "Autograd")
+        torch.library.register_fake(f"chasm::{name}", function, lib=_LIBRARY)
+        self.function = function
+        self.op = getattr(torch.ops.chasm, name).default
+
+    def without_autograd(self, *args: Any) -> Any:
+        """Calls the operator below autograd; while `chasm.count` counts, the function whose arithmetic it can see."""
+        with torch._C._AutoDispatchBelowADInplaceOrView():  # nor are results taken for views of something else
+            return self.function(*args) if is_counting() else self.op(*args)
+
+
+def is_fake(x: Tensor) -> bool:
+    """True if x has a shape but no values, so that no kernel can run on it."""
+    return x.is_meta or isinstance(x, FakeTensor)
+
+
+def wants_gradient(tensors: Iterable[Tensor | None]) -> bool:
+    """True if autograd is recording and one of the tensors requires a gradient."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class FirstOrderOnly(torch.autograd.Function):
+    """Gradients that cannot be differentiated again: trying to is an error, never a silent zero."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, args: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(operator.without_autograd(*args))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("this form has no second derivative: use form='reference'")

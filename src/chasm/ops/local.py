@@ -1,0 +1,94 @@
+"""The layers around the core, Y = X + P(gelu(L(Z))): L a depthwise 3x3 with zeros around, P a 1x1, both with bias.
+
+Forward and backward without autograd, for the operator in `block`. Kernels run on a GPU; on a CPU the core hands over Z
+channels last, which torch's depthwise convolution is fastest in, and P writes NCHW again.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, gelu
+
+from chasm.ops._cost import counted_as
+from chasm.ops.forms.circulant import channel_product, product_sum
+from chasm.ops.kernels import has_triton, is_interpreted
+from chasm.ops.kernels.layout import contiguous
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_KERNEL_POSITIONS = 2**22  # of an image: offsets inside a tile are 32 bits wide
+
+
+def obstacle(z: Tensor, dtype: torch.dtype | None = None) -> str | None:
+    """Why the kernels cannot run on z, or on z in another dtype; None if they can."""
+    dtype = z.dtype if dtype is None else dtype
+    if z.ndim != 4:
+        return f"it needs features (B, C, H, W), got {z.ndim} axes"
+    if dtype not in KERNEL_DTYPES:
+        return f"it needs bfloat16, float16 or float32, got {dtype}"
+    if z.shape[2] * z.shape[3] > MAX_KERNEL_POSITIONS:
+        return f"it needs images of at most {MAX_KERNEL_POSITIONS} positions, got {z.shape[2]}x{z.shape[3]}"
+    if not z.is_cuda and not is_interpreted():
+        return f"it needs a CUDA tensor, got one on {z.device.type}"
+    return None if has_triton() else "triton cannot be imported"
+
+
+def forward(z: Tensor, x: Tensor | None, parameters: Sequence[Tensor], keep: bool) -> tuple[Tensor, list[Tensor]]:
+    """Y, and with `keep` what the backward needs.
+
+    Args:
+        z: (B, C, H, W) in the dtype to compute in.
+        x: like z, of any real dtype, or None to leave it out.
+        parameters: weights (C, 1, 3, 3) and (C, C, 1, 1), each followed by its bias (C,).
+        keep: whether a backward follows.
+    """
+    with counted_as("conv", macs=z.numel() * (9 + z.shape[1])):
+        if obstacle(z) is None:
+            from chasm.ops.kernels import local_triton  # imports triton, which is not installed everywhere
+
+            z = contiguous(z)
+            return local_triton.forward(z, None if x is None else contiguous(x), *parameters), [z] if keep else []
+        return _forward_on_cpu(z, x, keep, *parameters)
+
+
+def backward(g: Tensor, kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of z and of all parameters, for the gradient g of Y, contiguous and in z's dtype."""
+    if len(kept) > 1:
+        return _backward_on_cpu(g, *kept, *parameters[:3])
+    from chasm.ops.kernels import local_triton
+
+    gz, *rest = local_triton.backward(g, kept[0], *parameters[:3])
+    return [gz, *(d.to(p.dtype) for d, p in zip(rest, parameters, strict=True))]
+
+
+def count_kept(z: Tensor) -> int:
+    """How many tensors `forward` keeps."""
+    return 1 if obstacle(z) is None else 3
+
+
+def _forward_on_cpu(
+    z: Tensor, x: Tensor | None, keep: bool, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    fused = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)  # what torch's compiler makes of the two
+    if keep or fused is None or z.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
+        u = conv2d(z, dw_weight, dw_bias, padding=1, groups=z.shape[1])
+        a = gelu(u)
+    else:
+        u = a = fused(z, dw_weight, dw_bias, [1, 1], [1, 1], [1, 1], z.shape[1], "gelu", [], "none")
+    # As a convolution and a sum this would take more passes over memory, and changes of layout.
+    y = pw_bias[:, None, None].expand(z.shape).contiguous() if x is None else x + pw_bias[:, None, None]
+    flat = y.flatten(2)
+    torch.baddbmm(flat, pw_weight.flatten(1).expand(len(z), -1, -1), a.flatten(2), out=flat)
+    return y, [z, u, a] if keep else []
+
+
+def _backward_on_cpu(
+    g: Tensor, z: Tensor, u: Tensor, a: Tensor, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor
+) -> list[Tensor]:
+    C = z.shape[1]
+    gu = torch.ops.aten.gelu_backward(channel_product(pw_weight.flatten(1).mT, g, channels_last=True), u)
+    stride = padding = dilation = [1, 1]
+    gz, *d_depthwise = torch.ops.aten.convolution_backward(
+        gu, z, dw_weight, [C], stride, padding, dilation, False, [0, 0], C, [True, True, True]
+    )
+    return [gz, *d_depthwise, product_sum(g, a).view(pw_weight.shape), g.sum((0, 2, 3))]

@@ -1,0 +1,96 @@
+"""The kernels compile for cards of several generations and fit their shared memory: compiled for them, not run.
+
+In a process of its own for each, which believes to have such a card: triton keeps what it compiled.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+# compute capability -> bytes of shared memory for a block: GeForce RTX 30 (as 40 and 50); H100 and H200
+CARDS = {86: 99 * 1024, 90: 227 * 1024}
+LARGEST = {  # those that take most
+    86: {"_product_kernel", "_pairs_kernel", "_pass_in_blocks_kernel", "_gradient_kernel", "_weight_kernel"},
+    90: {"_pass_kernel", "_pass_in_blocks_kernel", "_gradient_kernel", "_walk_kernel", "_both_kernel"},
+}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("capability", CARDS)
+def test_blocks_fit(capability: int) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, __file__, str(capability)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name for name, _, _ in found} >= LARGEST[capability]
+    assert [f for f in found if f[2] > CARDS[capability]] == []
+
+
+def compile_for(capability: int) -> list[tuple[str, str, int]]:
+    """Kernel, what it was compiled for, bytes it takes."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class Card:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", capability, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    found, what, run = [], "", JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found.append((self.fn.__name__, what, kernel.metadata.shared))
+
+    driver.set_active(Card())
+    JITFunction.run = compile_only
+    from chasm import ops
+    from chasm.ops import basis
+    from chasm.ops.forms import triton
+    from chasm.ops.kernels import basis as basis_kernels
+    from chasm.ops.kernels import circulant, layout_triton, local_triton, products, spectrum
+
+    for module in (basis_kernels, circulant, products):
+        module.is_large_card = lambda x: capability == 90
+    basis._has_kernels = lambda theta: True
+    C = 96 if capability == 90 else 192  # by kernels that hold a whole matrix, and by others
+    what = f"basis, {C} channels"
+    theta = torch.zeros(1, C * (C - 1) // 2)
+    _, kept = basis._forward(theta)
+    basis._backward(torch.zeros(1, C, C), theta, kept)
+    for channels, n, dims in ((C, 250, (2, 3)), (16, 600, (3,))):
+        what = f"triton, {channels} channels, length {n}"
+        x = torch.zeros(2, channels, n, n, dtype=torch.bfloat16)
+        gains, bases = [torch.ones(n // 2 + 1, channels)] * len(dims), [torch.eye(channels)] * len(dims)
+        constants = triton.prepare(x.shape, dims, gains, bases, x.dtype, True)
+        y, kept = triton.forward(x, dims, constants, True, True)
+        triton.backward(y, kept, dims, gains, bases, constants, True, x, True)
+    what = f"layers, {C} channels of float32"
+    x = torch.zeros(2, C, 64, 64)
+    weights = torch.zeros(C, 1, 3, 3), torch.zeros(C), torch.zeros(C, C, 1, 1)
+    local_triton.forward(x, x, *weights, torch.zeros(C))
+    local_triton.backward(x, x, *weights)
+    spectrum.scale_both(torch.zeros(2, 3, 40), torch.zeros(2, 3, 40), torch.zeros(3, 5), 4)
+    layout_triton.copied(torch.zeros(2, 96, 64, 64), True)
+    if capability == 90:  # others take "triton" in its place
+        what, x = "fused", torch.zeros(2, 96, 2, 256, dtype=torch.bfloat16)
+        operators = [ops.AxisOperator(3, torch.eye(96), torch.ones(129, 96))]
+        ops.run(x, [ops.prepare(x.shape, operators, "fused", x.dtype)])
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_for(int(sys.argv[1]))))
