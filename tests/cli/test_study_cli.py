@@ -1,10 +1,13 @@
 """`chasm study`: list, show, run, status."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from chasm.cli.app import app
-from chasm.studies import STUDIES, runner, worker
+from chasm.studies import STUDIES, make_plan, runner, worker
+from chasm.studies.plan import save_plan
 
 
 @pytest.fixture
@@ -22,13 +25,32 @@ def test_list_names_every_study(chasm_study):
 
 
 def test_show_prints_the_grid_beside_the_paper(chasm_study):
-    found = chasm_study("show", "basis", "--protocol", "tuned", "--probe", 0, "--arm", "gfnet")
+    found = chasm_study("show", "basis", "--probe", 0, "--arm", "gfnet")
     assert found.exit_code == 0
     assert "GFNet" in found.output
     assert "Untied basis" in found.output
-    assert "chasm(basis=untied, step_scale=" in found.output
-    assert "step size x 1/10/30/100" in found.output
+    assert "chasm(basis=untied, step_scale=30.0)" in found.output
     assert "paper: psnr 28.43, ssim 0.833" in found.output
+    assert "paper: psnr 28.68, ssim 0.840" in found.output  # with all the digits that the paper prints
+
+
+def test_show_and_status_say_how_far_the_choice_of_step_sizes_is(chasm_study, tmp_path):
+    found = chasm_study("show", "seeds-basis", "--protocol", "tuned", "--probe", 0, "--out", tmp_path)
+    assert "chasm(basis=untied)" in found.output
+    assert "seeds 0, 1, 2, step size not chosen yet: x1 to do, x10 to do, x30 to do, x100 to do" in found.output
+    assert "step sizes chosen for 0 of 2 arms; 8 selection runs to do before the others" in found.output
+    plan = make_plan("seeds-basis", protocol="tuned")
+    save_plan(plan, tmp_path)
+    for run in plan.selection_runs:
+        if run.arm == "chasm":
+            folder = plan.folder(tmp_path, run)
+            folder.mkdir(parents=True)
+            score = 20 + (run.multiplier == 30)
+            (folder / "metrics.json").write_text(json.dumps({"best_val": {"psnr": score}}))
+    status = chasm_study("status", "seeds-basis", "--protocol", "tuned", "--out", tmp_path)
+    assert "cc359-x8.hifi-mamba.chasm: step size x30 of x1 20, x10 20, x30 21, x100 20" in status.output
+    assert "step sizes chosen for 1 of 2 arms; 4 selection runs to do" in status.output
+    assert "6 runs: 3 missing, 3 waiting for a step size" in status.output
 
 
 def test_show_prints_the_cost(chasm_study, monkeypatch):

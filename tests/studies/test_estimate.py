@@ -66,7 +66,7 @@ def test_modalities_and_sizes_of_the_probes(known_times):
 def test_a_real_probe(study):
     import torch
 
-    cell = make_plan(study).cells[-1]
+    cell = make_plan(study).runs[-1]
     found = probe(cell.config, {"brats": 4, "ade20k": 3, "evidence": 1}[study], 32, torch.device("cpu"), 0.0)
     assert found.step > 0
     assert found.forward > 0

@@ -9,6 +9,7 @@ import torch
 from chasm.mixers import MIXERS
 from chasm.studies import STUDIES, collect, load_plan, make_plan
 from chasm.studies.plan import FACTORS, PROTOCOLS, missing_paths, part_of, save_plan
+from chasm.studies.tuning import assume_choices
 from chasm.studies.vocabulary import ARMS, MULTIPLIERS
 from chasm.surgery.param_groups import param_groups
 from chasm.train.run import build_model
@@ -25,7 +26,8 @@ def flat(value, prefix=""):
 @pytest.mark.parametrize("name", STUDIES)
 def test_runs_differ_in_declared_factors_only(name, scale):
     places = defaultdict(list)
-    for cell in make_plan(name, scale, "tuned", seeds=(0, 1)).cells:
+    plan = assume_choices(make_plan(name, scale, "tuned", seeds=(0, 1)))
+    for cell in plan.runs:
         places[cell.setting, cell.host].append(flat(cell.config.model_dump(mode="json")))
     for configs in places.values():
         first = configs[0]
@@ -40,7 +42,7 @@ def test_same_host_weights_and_same_batches():
 
     seen = {}
     image = torch.rand(2, 1, 32, 32)
-    for cell in make_plan("cc359", "tiny").cells:
+    for cell in make_plan("cc359", "tiny").runs:
         task = cell.config.task.create()
         model = build_model(cell.config, task, (1, 32, 32))
         host = {k: v for k, v in model.state_dict().items() if not k.startswith("slots.") and ".attention." not in k}
@@ -58,49 +60,53 @@ def test_same_host_weights_and_same_batches():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_arms_without_spectral_parameters_run_once(arm):
+def test_only_arms_with_spectral_parameters_are_tuned(arm):
     study = next(s for s in STUDIES.values() for g in s.grids if arm in g.arms and s.kind == "train")
-    cells = [c for c in make_plan(study.name, "tiny", "tuned").cells if c.arm == arm]
-    config = cells[0].config
+    plan = make_plan(study.name, "tiny", "tuned")
+    config = next(run.config for run in assume_choices(plan).runs if run.arm == arm)
     groups = param_groups(build_model(config, config.task.create(), (1, 32, 32)), lr=1.0)
     spectral = "spectral" in {g["name"] for g in groups}
     assert spectral == ARMS[arm].spectral
-    assert {c.multiplier for c in cells} == (set(MULTIPLIERS) if spectral else {1})
+    tried = [run.multiplier for run in plan.selection_runs if run.arm == arm]
+    assert set(tried) == (set(MULTIPLIERS) if spectral else set())
+    assert {run.multiplier for run in plan.runs if run.arm == arm} == (set() if spectral else {1})
 
 
 def test_the_papers_protocol_at_full_scale():
-    for cell in make_plan("cc359", "full", paths={"cc359": "x"}).cells:
+    for cell in make_plan("cc359", "full", paths={"cc359": "x"}).runs:
         train = cell.config.train
         assert (train.lr, train.batch, train.epochs, train.spectral_multiplier) == (5e-4, 8, 100, 1.0)
 
 
 def test_grids_have_the_size_of_their_tables():
-    count = {name: len(make_plan(name, "full").cells) for name in STUDIES}
+    count = {name: len(make_plan(name, "full").runs) for name in STUDIES}
     assert count == {
         "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 64, "basis": 5, "axes": 5,
         "seeds": 24, "seeds-basis": 6, "flops": 27, "parameters": 9, "wrapper": 9, "budget": 24, "evidence": 26,
         "hifi": 14, "hifi-random": 56, "bins": 3, "hosts": 28, "health": 27,
     }  # fmt: skip
-    assert len(make_plan("cc359", "full", "tuned").cells) == 6 * (1 + 8 * 4)
+    tuned = make_plan("cc359", "full", "tuned")
+    assert (len(tuned.points), len(tuned.runs), len(tuned.selection_runs)) == (54, 6, 6 * 8 * 4)
 
 
 def test_a_run_shared_by_two_studies_is_one_run():
     main, basis = make_plan("cc359", "full"), make_plan("basis", "full")
-    shared = [c for c in main.cells if c.key in {b.key for b in basis.cells}]
+    shared = [c for c in main.runs if c.key in {b.key for b in basis.runs}]
     assert [c.key for c in shared] == ["cc359-x8.hifi-mamba.chasm.m30.s0"]
-    assert shared[0].config == next(c.config for c in basis.cells if c.key == shared[0].key)
+    assert shared[0].config == next(c.config for c in basis.runs if c.key == shared[0].key)
 
 
 def test_same_key_same_config_over_all_studies():
     seen = {}
     for name, protocol in itertools.product(STUDIES, PROTOCOLS):
-        for cell in make_plan(name, "proxy", protocol).cells:
+        plan = assume_choices(make_plan(name, "proxy", protocol))
+        for cell in (*plan.runs, *plan.selection_runs):
             assert seen.setdefault(cell.key, cell.config) == cell.config
 
 
 def test_overrides_apply_to_all_but_not_to_factors():
     plan = make_plan("basis", overrides=["train.steps=2", "data.options.cases=8"])
-    assert {(c.config.train.steps, c.config.data.options["cases"]) for c in plan.cells} == {(2, 8)}
+    assert {(c.config.train.steps, c.config.data.options["cases"]) for c in plan.runs} == {(2, 8)}
     for factor in ("mixer.name=ffc", "mixer=ffc", "seed=3", "train.spectral_multiplier=10", "train={}", "name=x"):
         with pytest.raises(ValueError, match="differ in"):
             make_plan("basis", overrides=[factor])
@@ -112,10 +118,10 @@ def test_any_registered_mixer_can_stand_beside_the_others(tmp_path, monkeypatch)
 
     monkeypatch.setitem(MIXERS._classes, "mine", Mine)
     plan = make_plan("basis", protocol="tuned", arms=("mine", "wrapper", "chasm"))
-    count = Counter(c.arm for c in plan.cells)
+    count = Counter(c.arm for c in (*plan.runs, *plan.selection_runs))
     assert (count["mine"], count["wrapper"], count["chasm"]) == (4, 1, 4)  # chasm was there, and is once
-    mine = next(c for c in plan.cells if c.arm == "mine")
-    assert (mine.key, mine.config.mixer.name) == ("cc359-x8.hifi-mamba.mine.m1.s0", "mine")
+    mine = next(c for c in plan.selection_runs if c.arm == "mine")
+    assert (mine.key, mine.config.mixer.name) == ("cc359-x8.hifi-mamba.mine.m1.s0.select", "mine")
     save_plan(plan, tmp_path)
     assert load_plan(tmp_path, "basis", protocol="tuned") == plan
     assert collect(plan, tmp_path)["arms"]["mine"] == {"label": "mine", "mixer": "mine", "options": {}}
@@ -137,7 +143,9 @@ def test_paths_that_are_still_needed():
 
 
 def test_a_plan_is_remembered(tmp_path):
-    plan = make_plan("basis", "proxy", "tuned", seeds=(3,), paths={"proxy": "p"}, overrides=["train.steps=9"])
+    plan = make_plan(
+        "basis", "proxy", "tuned", seeds=(3,), paths={"proxy": "p"}, overrides=["train.steps=9"], selection_steps=5
+    )
     save_plan(plan, tmp_path)
     assert load_plan(tmp_path, "basis", "proxy", "tuned") == plan
     with pytest.raises(FileNotFoundError, match="chasm study run basis"):
@@ -149,7 +157,7 @@ def test_rivals_come_near_the_parameters_of_chasm():
     from chasm.surgery.count import count_parameters
 
     sizes = {}
-    for cell in make_plan("budget", "tiny").cells:
+    for cell in make_plan("budget", "tiny").runs:
         model = build_model(cell.config, cell.config.task.create(), (1, 32, 32))
         sizes[cell.host, cell.arm] = count_parameters(model.slots)[1]
     for host in ("hifi-mamba", "unet", "vit"):
@@ -160,15 +168,16 @@ def test_rivals_come_near_the_parameters_of_chasm():
 @pytest.mark.parametrize("study", ["seeds", "evidence", "parameters"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_points_are_what_cells_are_made_of(study, protocol):
-    plan = make_plan(study, protocol=protocol, arms=["wrapper"])
-    assert [(c.setting, c.host, c.arm, c.multiplier, c.seed) for c in plan.cells] == plan.points
+    plan = assume_choices(make_plan(study, protocol=protocol, arms=["wrapper"]))
+    assert [(c.setting, c.host, c.arm, c.multiplier, c.seed) for c in plan.runs] == plan.points
 
 
 def test_protocols_differ_in_the_step_of_spectral_parameters_only():
     """The scale is the mixer's where it has one, and the optimiser's elsewhere; shared points are one run."""
 
     def steps(protocol, arm):
-        cells = [c for c in make_plan("hifi", "proxy", protocol).cells if c.arm == arm]
+        plan = make_plan("hifi", "proxy", protocol)
+        cells = [c for c in (*plan.selection_runs, *plan.runs) if c.arm == arm]
         return [(c.config.mixer.options.get("step_scale"), c.config.train.spectral_multiplier) for c in cells]
 
     assert (steps("matched", "chasm"), steps("default", "chasm")) == ([(1, 1)], [(30, 1)])
@@ -181,7 +190,7 @@ def test_protocols_differ_in_the_step_of_spectral_parameters_only():
 
 def test_draws_of_the_random_mask_are_different_masks():
     plan = make_plan("hifi-random", "proxy")
-    masks = {c.setting: c.config.task.create().sampling.mask(256).columns for c in plan.cells}
+    masks = {c.setting: c.config.task.create().sampling.mask(256).columns for c in plan.runs}
     assert len(set(masks.values())) == len(masks) == 4
     assert {len(columns) for columns in masks.values()} == {32}
 
@@ -189,10 +198,10 @@ def test_draws_of_the_random_mask_are_different_masks():
 def test_a_part_of_a_study_is_saved_as_the_whole(tmp_path):
     whole = make_plan("cc359", "tiny")
     part = part_of(whole, ["host=unet,arm=chasm,gfnet", "setting=cc359-x8"])
-    assert [c.key for c in part.cells] == ["cc359-x8.unet.gfnet.m1.s0", "cc359-x8.unet.chasm.m30.s0"]
+    assert [c.key for c in part.runs] == ["cc359-x8.unet.gfnet.m1.s0", "cc359-x8.unet.chasm.m30.s0"]
     save_plan(part, tmp_path)
-    assert load_plan(tmp_path, "cc359").cells == whole.cells
-    assert part_of(whole, []).cells == whole.cells
+    assert load_plan(tmp_path, "cc359").runs == whole.runs
+    assert part_of(whole, []).runs == whole.runs
 
 
 @pytest.mark.parametrize(

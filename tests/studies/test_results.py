@@ -26,7 +26,7 @@ def row(found, arm, setting="cc359-x8"):
 def test_rows_and_comparisons(tmp_path):
     plan = make_plan("wrapper", seeds=(0, 1))
     psnr = {"baseline": 20.0, "wrapper": 20.0, "chasm": 21.0}
-    for cell in plan.cells:
+    for cell in plan.runs:
         if cell.host == "unet":
             write(plan, tmp_path, cell, psnr[cell.arm] + 0.5 * cell.seed)
     found = collect(plan, tmp_path)
@@ -49,33 +49,9 @@ def test_rows_and_comparisons(tmp_path):
     assert [r["setting"] for r in found["references"]] == ["cc359-x8"]
 
 
-def test_tuned_takes_the_multiplier_validation_prefers(tmp_path):
-    plan = make_plan("wrapper", protocol="tuned", seeds=(0, 1))
-    val = {1: 30.0, 10: 33.0, 30: 32.0, 100: 31.0}
-    test = {1: 20.0, 10: 21.0, 30: 22.0, 100: 23.0}  # another order: the test split must have no say
-    for cell in plan.cells:
-        if cell.host == "unet":
-            write(plan, tmp_path, cell, test[cell.multiplier], val[cell.multiplier] + cell.seed)
-    found = collect(plan, tmp_path)
-    chasm = row(found, "chasm")
-    assert chasm["multiplier"] == 10
-    assert chasm["chosen_from"] == {"1": 30.5, "10": 33.5, "30": 32.5, "100": 31.5}
-    assert chasm["scores"]["psnr"]["mean"] == pytest.approx(21 + 3.5)
-    assert (row(found, "baseline")["multiplier"], row(found, "baseline")["chosen_from"]) == (1, None)
-
-
-def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
-    plan = make_plan("wrapper", protocol="tuned", seeds=(0,))
-    val = {1: float("nan"), 10: 31.0, 30: 32.0, 100: float("nan")}
-    for cell in plan.cells:
-        if cell.host == "unet":
-            write(plan, tmp_path, cell, 20.0, val[cell.multiplier])
-    assert row(collect(plan, tmp_path), "chasm")["multiplier"] == 30
-
-
 def test_falsification(tmp_path):
     plan = make_plan("random-mask")
-    for cell in plan.cells:
+    for cell in plan.runs:
         if cell.setting.startswith("cc359-x8"):
             random = cell.setting.endswith("random")
             strongest = "gfnet" if random else "fsel"
@@ -91,7 +67,7 @@ def test_falsification(tmp_path):
 
 def test_seeds_of_one_side_only_are_left_out(tmp_path):
     plan = make_plan("seeds-basis")
-    for cell in plan.cells:
+    for cell in plan.runs:
         if cell.arm == "chasm" or cell.seed == 1:
             write(plan, tmp_path, cell, 21.0 + cell.seed if cell.arm == "chasm" else 20.0)
     (pair,) = [c for c in collect(plan, tmp_path)["comparisons"] if c["metric"] == "psnr"]
@@ -107,7 +83,7 @@ def test_nothing_yet(tmp_path):
 
 def test_an_interval_without_end_is_null(tmp_path):
     plan = make_plan("random-mask")
-    for cell in plan.cells:
+    for cell in plan.runs:
         if cell.setting.startswith("fastmri-x4"):
             write(plan, tmp_path, cell, 20.0)  # no gain at all: its drop has no meaning
     found = collect(plan, tmp_path)

@@ -19,7 +19,7 @@ from chasm.studies.state import clear_failure, failed, state, working_on
 from chasm.studies.worker import PROGRAM, run_cell
 from chasm.train.config import dump
 
-TINY = make_plan("parameters").cells[0].config
+TINY = make_plan("parameters").runs[0].config
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_folder_with_another_config_is_not_mistaken_for_this_run(tmp_path):
 def test_a_forgotten_set_is_refused_and_the_plan_is_kept(tmp_path, in_process):
     plan = make_plan("seeds-basis", seeds=(0,), overrides=["train.steps=77"])
     save_plan(plan, tmp_path)
-    for cell in plan.cells:
+    for cell in plan.runs:
         folder = plan.folder(tmp_path, cell)
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text("{}")
@@ -156,14 +156,14 @@ def test_costs_beside_those_of_the_paper(tmp_path):
 
 def test_a_failed_cell_is_tried_again(tmp_path, in_process):
     plan = make_plan("parameters")
-    for cell in plan.cells[1:]:
+    for cell in plan.runs[1:]:
         folder = plan.folder(tmp_path, cell)
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text("{}")
-    failed(plan.folder(tmp_path, plan.cells[0]), "power cut")
-    assert [j["key"] for j in jobs_of(plan, tmp_path)] == [plan.cells[0].key]
-    assert run(plan, tmp_path, say=lambda _: None) == {plan.cells[0].key: "done"}
-    assert state(plan.folder(tmp_path, plan.cells[0]), plan.cells[0].config) == ("done", None)
+    failed(plan.folder(tmp_path, plan.runs[0]), "power cut")
+    assert [j["key"] for j in jobs_of(plan, tmp_path)] == [plan.runs[0].key]
+    assert run(plan, tmp_path, say=lambda _: None) == {plan.runs[0].key: "done"}
+    assert state(plan.folder(tmp_path, plan.runs[0]), plan.runs[0].config) == ("done", None)
 
 
 def test_a_worker_that_dies_without_a_word(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_two_runs_of_a_study_train_and_compare(tmp_path, monkeypatch):
     assert pair["cases"] == len(found["rows"][0]["scores"]["psnr"]["cases"]) == 2
     assert found["cells"][0]["environment"]["seed"] == 0
     assert found["cells"][0]["environment"]["command"] == "chasm study run seeds-basis"
-    assert (plan.folder(tmp_path, plan.cells[0]) / "output.txt").read_text() == ""
+    assert (plan.folder(tmp_path, plan.runs[0]) / "output.txt").read_text() == ""
     assert jobs_of(plan, tmp_path) == []
 
 

@@ -16,7 +16,10 @@ SCALE = typer.Option("tiny", help="tiny (drawn data), proxy (small stand-ins for
 PROTOCOL = typer.Option(
     "default",
     help="default: every mixer as shipped. matched: one step size for all parameters, as in the paper. "
-    "tuned: the step size of spectral parameters chosen on validation.",
+    "tuned: the step size of spectral parameters chosen on validation among short runs.",
+)
+SELECTION_STEPS = typer.Option(
+    1000, min=1, help="Steps of the short runs of --protocol tuned; never more than the study's own."
 )
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
 SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
@@ -34,8 +37,11 @@ def list_studies() -> None:
     from chasm.studies import STUDIES, make_plan
 
     for name, study in STUDIES.items():
-        runs = [len(make_plan(name, "full", protocol).points) for protocol in ("default", "tuned")]
-        count = counted(runs[0], "run") + (f", {runs[1]} tuned" if runs[1] != runs[0] else "")
+        plan = make_plan(name, "full", "tuned")
+        count = counted(len(plan.points), "run")
+        if plan.open_selections:
+            short = sum(len(selection.grid) for selection in plan.open_selections)
+            count += f", tuned after {short} short ones"
         typer.echo(f"{name:12s} {study.title} [{study.source}; {count}]\n{'':12s} {study.question}")
 
 
@@ -49,20 +55,25 @@ def show(
     overrides: list[str] = SET,
     arm: list[str] = ARM,
     only: list[str] = ONLY,
+    selection_steps: int = SELECTION_STEPS,
+    out: Path = OUT,
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
     limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
 ) -> None:
     """Print the grid of runs with the paper's numbers, and its cost, estimated from a short measurement here."""
-    plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only)
+    from chasm.studies.tuning import stage, with_selections
+
+    plan = with_selections(_plan(name, scale, protocol, seeds, path, overrides, arm, only, selection_steps), out)
     study = plan.study
     typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
-    for place in dict.fromkeys((c.setting, c.host) for c in plan.cells):
-        typer.echo(f"{place[0]} in {place[1]}")
-        here = [c for c in plan.cells if (c.setting, c.host) == place]
-        for one in dict.fromkeys(c.arm for c in here):
-            _show_arm(plan, [c for c in here if c.arm == one])
+    for setting, host in dict.fromkeys(point[:2] for point in plan.points):
+        typer.echo(f"{setting} in {host}")
+        for one in dict.fromkeys(point[2] for point in plan.points if point[:2] == (setting, host)):
+            _show_arm(plan, setting, host, one)
+    if text := stage(plan):
+        typer.echo(f"\n{text}")
     if study.kind == "cost":
-        typer.echo(f"\n{counted(len(plan.cells), 'model')} to count; nothing is trained")
+        typer.echo(f"\n{counted(len(plan.runs), 'model')} to count; nothing is trained")
     elif limit > 0:
         _show_cost(plan, gpus, limit)
 
@@ -78,6 +89,7 @@ def run(
     overrides: list[str] = SET,
     arm: list[str] = ARM,
     only: list[str] = ONLY,
+    selection_steps: int = SELECTION_STEPS,
     at_once: int = typer.Option(1, min=1, help="Runs at once on this machine; several may share a GPU."),
     ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
     address: str = typer.Option(None, help="Address of the Ray cluster. Default: one on this machine."),
@@ -87,7 +99,7 @@ def run(
     """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""
     from chasm.studies.runner import run as run_study
 
-    plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only)
+    plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only, selection_steps)
     outcomes = run_study(
         plan,
         out,
@@ -108,19 +120,28 @@ def run(
 def status(
     name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT, only: list[str] = ONLY
 ) -> None:
-    """Print the state of every run, and what went wrong."""
+    """Print the state of every run, what went wrong, and under tuned what validation has chosen."""
     from chasm.studies import load_plan
     from chasm.studies.plan import part_of
     from chasm.studies.state import state
+    from chasm.studies.tuning import choice_text, stage, with_selections
 
-    plan = part_of(load_plan(out, name, scale, protocol), only)
-    states = [state(plan.folder(out, cell), cell.config) for cell in plan.cells]
-    for cell, (word, error) in zip(plan.cells, states, strict=True):
-        trace = plan.folder(out, cell) / "traceback.txt"
-        where = f": {error}" + (f" ({trace})" if trace.is_file() else "") if error else ""
-        typer.echo(f"{word:12s} {cell.key}{where}")
-    count = Counter(word for word, _ in states)
-    typer.echo(f"{counted(len(states), 'run')}: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
+    plan = with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
+    count: Counter[str] = Counter()
+    for run in (*plan.selection_runs, *plan.runs):
+        folder = plan.folder(out, run)
+        status, error = state(folder, run.config)
+        trace = f" ({folder / 'traceback.txt'})" if (folder / "traceback.txt").is_file() else ""
+        typer.echo(f"{status:12s} {run.key}" + (f": {error}{trace}" if error else ""))
+        if not run.is_selection:
+            count[status] += 1
+    for selection in plan.open_selections:
+        typer.echo(f"{selection.setting}.{selection.host}.{selection.arm}: step size {choice_text(selection)}")
+    if text := stage(plan):
+        typer.echo(text)
+    if undecided := len(plan.points) - len(plan.runs):
+        count["waiting for a step size"] = undecided
+    typer.echo(f"{counted(len(plan.points), 'run')}: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
 
 
 def _plan(
@@ -132,6 +153,7 @@ def _plan(
     overrides: list[str],
     arms: list[str],
     only: list[str],
+    selection_steps: int,
 ) -> Any:
     from chasm.studies import make_plan
     from chasm.studies.plan import part_of
@@ -142,26 +164,35 @@ def _plan(
         if not equals:
             raise ValueError(f"--path {entry!r}: write it as name=folder")
         paths[key] = str(Path(folder).expanduser().resolve())
-    return part_of(make_plan(name, scale, protocol, range(seeds) if seeds else None, paths, overrides, arms), only)
+    seeds_chosen = range(seeds) if seeds else None
+    plan = make_plan(name, scale, protocol, seeds_chosen, paths, overrides, arms, selection_steps)
+    return part_of(plan, only)
 
 
-def _show_arm(plan: Any, cells: list[Any]) -> None:
+def _show_arm(plan: Any, setting: str, host: str, arm: str) -> None:
+    """Print one line about an arm: what is in the slots, its step size and seeds, and the numbers of the paper."""
+    from chasm.studies.statistics import DECIMALS
+    from chasm.studies.tuning import choice_text
     from chasm.studies.vocabulary import get_arm
 
-    first = cells[0]
-    quotes = plan.study.quotes.get((first.setting, first.host, first.arm), {})
-    printed = ", ".join(f"{m} {q.mean:g}" + (f" ± {q.spread:g}" if q.spread else "") for m, q in quotes.items())
-    seeds = sorted({c.seed for c in cells})
-    factors = (
-        f"step size x {'/'.join(str(m) for m in sorted({c.multiplier for c in cells}))}, " if len(cells) > 1 else ""
-    )
-    runs = f"{factors}seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if plan.study.kind == "train" else ""
-    mixer = first.config.mixer
-    options = ", ".join(f"{k}={v}" for k, v in mixer.options.items())
+    place = (setting, host, arm)
+    here = [run for run in (*plan.runs, *plan.selection_runs) if (run.setting, run.host, run.arm) == place]
+    quotes = []
+    for metric, quote in plan.study.quotes.get(place, {}).items():
+        digits = DECIMALS.get(metric, 2)
+        spread = f" ± {quote.spread:.{digits}f}" if quote.spread is not None else ""
+        quotes.append(f"{metric} {quote.mean:.{digits}f}{spread}")
+    seeds = [f"{point[4]}" for point in plan.points if point[:3] == place]
+    runs = f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" if plan.study.kind == "train" else ""
+    for selection in plan.open_selections:
+        if (selection.setting, selection.host, selection.arm) == place:
+            runs += f", step size {choice_text(selection)}"
+    mixer = here[0].config.mixer
+    undecided = {"step_scale"} if here[0].is_selection else set()
+    options = ", ".join(f"{k}={v}" for k, v in mixer.options.items() if k not in undecided)
     slot = f"{mixer.name}({options})" if options else mixer.name
-    typer.echo(
-        f"  {get_arm(first.arm).label:36s} {slot:34s} {runs:24s} {'paper: ' + printed if printed else ''}".rstrip()
-    )
+    paper = f"paper: {', '.join(quotes)}" if quotes else ""
+    typer.echo(f"  {get_arm(arm).label:36s} {slot:34s} {runs:24s} {paper}".rstrip())
 
 
 def _show_cost(plan: Any, gpus: int, limit: float) -> None:

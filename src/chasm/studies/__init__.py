@@ -2,7 +2,7 @@
 
 >>> from chasm.studies import make_plan
 >>> plan = make_plan("basis", scale="tiny")
->>> len(plan.cells), plan.cells[0].key
+>>> len(plan.runs), plan.runs[0].key
 (5, 'cc359-x8.hifi-mamba.chasm-identity.m30.s0')
 """
 

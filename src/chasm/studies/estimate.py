@@ -14,7 +14,8 @@ import torch
 from chasm.common.provenance import device_name
 from chasm.data import open_dataset
 from chasm.mixers.chasm import batched_bases
-from chasm.studies.plan import Cell, Plan
+from chasm.studies.plan import Plan, PlannedRun
+from chasm.studies.tuning import assume_choices
 from chasm.studies.vocabulary import DATASETS, SETTINGS, image_size
 from chasm.surgery.param_groups import param_groups
 from chasm.train.config import RunConfig
@@ -93,15 +94,17 @@ def estimate(
     plan: Plan, gpus: int = 1, limit: float = 60.0, device: torch.device | str | None = None, seconds: float = 2.0
 ) -> Estimate:
     """Probe the models of a plan for about `limit` seconds in all, and add up."""
+    plan = assume_choices(plan)
+    runs = [*plan.selection_runs, *plan.runs]
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(where)
     notes: list[str] = []
     probes = _probes(plan, where, limit, seconds, notes)
-    slices = {s: _slices(plan, s, notes) for s in dict.fromkeys(c.setting for c in plan.cells)}
+    slices = {s: _slices(plan, s, notes) for s in dict.fromkeys(run.setting for run in runs)}
     steps, hours, disk = [], [], 0
-    for cell in plan.cells:
-        found = probes[cell.setting, cell.host, cell.arm]
-        t, counts = cell.config.train, slices[cell.setting]
+    for run in runs:
+        found = probes[run.setting, run.host, run.arm]
+        t, counts = run.config.train, slices[run.setting]
         n = t.steps if t.steps is not None else None if counts is None else round((t.epochs or 0) * counts[0] / t.batch)
         steps.append(n)
         if n is not None:
@@ -114,14 +117,14 @@ def estimate(
     total = sum(hours) if known else None
     wall = None if total is None else max(total / gpus, max(hours, default=0.0))
     all_steps = sum(s for s in steps if s is not None) if known else None
-    return Estimate(len(plan.cells), all_steps, total, wall, disk, gpus, name, probes, notes)
+    return Estimate(len(runs), all_steps, total, wall, disk, gpus, name, probes, notes)
 
 
 def _probes(
     plan: Plan, device: torch.device, limit: float, seconds: float, notes: list[str]
 ) -> dict[tuple[str, str, str], Probe]:
-    wanted: dict[tuple[str, str, str], Cell] = {}
-    for cell in plan.cells:
+    wanted: dict[tuple[str, str, str], PlannedRun] = {}
+    for cell in plan.runs:
         wanted.setdefault((cell.setting, cell.host, cell.arm), cell)
     by_model: dict[Any, Probe] = {}  # settings that differ in the mask alone share a model
     found: dict[tuple[str, str, str], Probe] = {}
@@ -150,7 +153,7 @@ def _probes(
     return found
 
 
-def _modalities(cell: Cell, scale: str) -> int:
+def _modalities(cell: PlannedRun, scale: str) -> int:
     if cell.config.task.name == "superres":
         return 3
     return 4 if cell.config.task.name == "segmentation" and scale != "proxy" else 1
@@ -158,7 +161,7 @@ def _modalities(cell: Cell, scale: str) -> int:
 
 def _slices(plan: Plan, setting: str, notes: list[str]) -> tuple[int, int, int] | None:
     """Slices for training, validation and test: counted where the data is at hand."""
-    data = next(c.config.data for c in plan.cells if c.setting == setting)
+    data = next(c.config.data for c in plan.runs if c.setting == setting)
     if data.name == "embedded" or data.path is not None:
         train, val, test = (
             len(open_dataset(data.name, data.path, split=s, **data.options)) for s in ("train", "val", "test")

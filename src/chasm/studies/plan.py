@@ -6,17 +6,14 @@ every mixer gets the same data in the same order under the same mask, and (one s
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from chasm.backbones import create_backbone
 from chasm.common.files import write_json
 from chasm.common.registry import suggest
-from chasm.mixers import MIXERS, create_mixer
+from chasm.mixers import MIXERS
+from chasm.studies.budget import near_budget
 from chasm.studies.catalogue import Study, get_study
 from chasm.studies.vocabulary import (
     HOSTS,
@@ -29,104 +26,161 @@ from chasm.studies.vocabulary import (
     lookup,
     needed_path,
 )
-from chasm.surgery.count import count_parameters
-from chasm.train.config import Part, RunConfig, load_recipe
+from chasm.train.config import RunConfig, Training, load_recipe
 
 PROTOCOLS = ("default", "matched", "tuned")
-FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")  # what may differ between runs of a setting in a host
+FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")  # may differ between runs of a setting in a host
+POINT = ("setting", "host", "arm", "multiplier", "seed")
+SELECTION_STEPS = 1000
+SELECTION_SEED = 0
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedRun:
     """One run of a study."""
 
     setting: str
     host: str
     arm: str
-    multiplier: int
+    multiplier: float
     seed: int
-    kind: str
+    kind: str  # "train" or "cost"
     config: RunConfig
+    is_selection: bool = False  # a short run that helps to choose a multiplier, and is no result
 
     @property
     def key(self) -> str:
+        """The name of the run, and of its folder."""
         return self.config.name
 
-    @property
-    def factors(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("setting", "host", "arm", "multiplier", "seed")}
+
+@dataclass(frozen=True)
+class Selection:
+    """The step-size multiplier of one arm in a setting and host, as far as validation has decided it."""
+
+    setting: str
+    host: str
+    arm: str
+    grid: tuple[float, ...] = MULTIPLIERS
+    scores: dict[float, float | None] = field(default_factory=dict)  # of finished selection runs; None: diverged
+    chosen: float | None = None  # None: selection runs are missing
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study with everything decided that its declaration leaves open."""
+    """A study with everything decided that its declaration leaves open.
+
+    Protocols: `default` takes every mixer as shipped, `matched` one step size for all parameters, and `tuned` a step
+    size of the spectral parameters that validation chooses among short runs (see `chasm.studies.tuning`).
+    """
 
     study: Study
     scale: str
-    # default: every mixer as shipped. matched: one step size for everything. tuned: the spectral one chosen on
-    # validation from one grid.
     protocol: str
     seeds: tuple[int, ...] | None  # None: those the study declares
     paths: dict[str, str]
     overrides: tuple[str, ...]  # a.b=c, of every run alike
     arms: tuple[str, ...] = ()  # in every grid, beside those the study declares
+    selection_steps: int = SELECTION_STEPS
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # a part of the study: factor, and its allowed values
+    selections: tuple[Selection, ...] = ()  # filled by `chasm.studies.tuning.with_selections`
 
     @property
-    def points(self) -> list[tuple[str, str, str, int, int]]:
-        """Setting, host, arm, multiplier and seed of every run, once where grids share it."""
-        found = (
-            (setting, host, arm, multiplier, seed)
+    def points(self) -> list[tuple[str, str, str, float | None, int]]:
+        """Setting, host, arm, multiplier (None: not yet chosen) and seed of every run, once where grids share it."""
+        points = (
+            (setting, host, arm, self._multiplier(setting, host, arm), seed)
             for grid in self.study.grids
             for setting in grid.settings
             for host in grid.hosts
             for arm in dict.fromkeys((*grid.arms, *self.arms))
-            for multiplier in self._multipliers(arm)
             for seed in self.seeds or grid.seeds
         )
-        names = ("setting", "host", "arm", "multiplier", "seed")
-        wanted = [(names.index(factor), values) for factor, values in self.only]
-        return [p for p in dict.fromkeys(found) if all(str(p[i]) in values for i, values in wanted)]
+        wanted = [(POINT.index(factor), values) for factor, values in self.only]
+        return [p for p in dict.fromkeys(points) if all(factor_text(p[i]) in values for i, values in wanted)]
 
     @cached_property
-    def cells(self) -> list[Cell]:
-        places = dict.fromkeys(point[:2] for point in self.points)
-        bases = {place: self._base(*place) for place in places}
-        cells = (self._cell(bases[point[:2]], *point) for point in self.points)
-        return list({cell.key: cell for cell in cells}.values())
+    def runs(self) -> list[PlannedRun]:
+        """The runs that give results; those whose multiplier is not chosen yet are left out."""
+        runs = (self._run(s, h, a, m, seed) for s, h, a, m, seed in self.points if m is not None)
+        return list({run.key: run for run in runs}.values())
 
-    def folder(self, root: str | Path, cell: Cell) -> Path:
-        """Runs are kept by what they are, not by study: a cell that two studies share is run once."""
-        return Path(root) / self.scale / cell.key
+    @cached_property
+    def selection_runs(self) -> list[PlannedRun]:
+        """The short runs among which validation chooses; none unless the protocol is `tuned`."""
+        return [self.selection_run(selection, m) for selection in self.open_selections for m in selection.grid]
 
-    def _multipliers(self, arm: str) -> tuple[int, ...]:
-        """How far the spectral parameters step, as a multiple of the learning rate: those of one run each."""
+    @property
+    def open_selections(self) -> list[Selection]:
+        """The selection of every arm with spectral parameters under `tuned`, decided or not."""
+        known = {(s.setting, s.host, s.arm): s for s in self.selections}
+        places = dict.fromkeys(point[:3] for point in self.points)
+        return [known.get(place, Selection(*place)) for place in places if self._is_tuned(place[2])]
+
+    def selection_run(self, selection: Selection, multiplier: float) -> PlannedRun:
+        """Return the short run that tries a multiplier."""
+        return self._run(selection.setting, selection.host, selection.arm, multiplier, SELECTION_SEED, True)
+
+    def folder(self, root: str | Path, run: PlannedRun) -> Path:
+        """Return the folder of a run. It does not depend on the study: a run that two studies share is made once."""
+        return Path(root) / self.scale / run.key
+
+    def _is_tuned(self, arm: str) -> bool:
+        return self.protocol == "tuned" and self.study.kind == "train" and get_arm(arm).spectral
+
+    def _multiplier(self, setting: str, host: str, arm: str) -> float | None:
+        """Return how far the spectral parameters step, as a multiple of the learning rate."""
         if self.study.kind != "train" or not get_arm(arm).spectral or self.protocol == "matched":
-            return (1,)
-        if self.protocol == "tuned":
-            return MULTIPLIERS
-        return (int(_default_step_scale(arm) or 1),)
+            return 1
+        if self.protocol == "default":
+            return int(_default_step_scale(arm) or 1)
+        place = (setting, host, arm)
+        return next((s.chosen for s in self.selections if (s.setting, s.host, s.arm) == place), None)
 
-    def _base(self, setting: str, host: str) -> RunConfig:
-        return load_recipe(base_recipe(SETTINGS[setting], HOSTS[host], self.scale, self.paths), list(self.overrides))
+    @cached_property
+    def _bases(self) -> dict[tuple[str, str], RunConfig]:
+        """The config that all runs of a setting in a host have in common."""
+        places = dict.fromkeys(point[:2] for point in self.points)
+        return {
+            (s, h): load_recipe(base_recipe(SETTINGS[s], HOSTS[h], self.scale, self.paths), list(self.overrides))
+            for s, h in places
+        }
 
-    def _cell(self, base: RunConfig, setting: str, host: str, arm: str, multiplier: int, seed: int) -> Cell:
-        mixer = get_arm(arm).mixer
+    def _run(
+        self, setting: str, host: str, arm: str, multiplier: float, seed: int, is_selection: bool = False
+    ) -> PlannedRun:
+        base = self._bases[setting, host]
+        mixer, kind, training = get_arm(arm).mixer, self.study.kind, base.train
         if get_arm(arm).budget:
             options = json.dumps(base.backbone.options, sort_keys=True)
             mixer = near_budget(mixer.name, base.backbone.name, options, image_size(SETTINGS[setting], self.scale))
-        kind = self.study.kind
-        tail = f".m{multiplier}.s{seed}" if kind == "train" else f".{kind}"
-        changes: dict[str, Any] = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed}
+        tail = f".m{multiplier:g}.s{seed}" if kind == "train" else f".{kind}"
+        if is_selection:
+            tail += ".select"
+            training = _shortened(training, self.selection_steps)
         if _default_step_scale(arm) is None:  # the multiplier belongs to the optimiser
-            changes["train"] = base.train.model_copy(update={"spectral_multiplier": float(multiplier)})
+            training = training.model_copy(update={"spectral_multiplier": float(multiplier)})
         elif kind == "train" and get_arm(arm).spectral:  # the mixer has it built in
             mixer = mixer.model_copy(update={"options": mixer.options | {"step_scale": float(multiplier)}})
-        changes["mixer"] = mixer
-        return Cell(setting, host, arm, multiplier, seed, kind, base.model_copy(update=changes))
+        changes = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed, "mixer": mixer, "train": training}
+        config = base.model_copy(update=changes)
+        return PlannedRun(setting, host, arm, multiplier, seed, kind, config, is_selection)
+
+
+def factor_text(value: str | float | None) -> str:
+    """Return the value of a factor as it is written after --only: 30 and 30.0 are the same multiplier."""
+    return value if isinstance(value, str) else "" if value is None else f"{value:g}"
+
+
+def _shortened(training: Training, steps: int) -> Training:
+    """Return the training of a selection run: at most `steps` steps, and validated at least once."""
+    length = min(steps, training.steps or steps)
+    val_every = None if training.val_every is None else min(training.val_every, length)
+    return training.model_copy(update={"steps": length, "epochs": None, "val_every": val_every})
 
 
 def _default_step_scale(arm: str) -> float | None:
+    """Return the step scale that the mixer of an arm has built in, None where it has none."""
     scale: float | None = MIXERS.get(get_arm(arm).mixer.name).default_step_scale  # type: ignore[attr-defined]
     return scale
 
@@ -139,30 +193,52 @@ def make_plan(
     paths: dict[str, str] | None = None,
     overrides: Sequence[str] = (),
     arms: Sequence[str] = (),
+    selection_steps: int = SELECTION_STEPS,
 ) -> Plan:
-    """The runs of a study. `paths`: "proxy" -> the bundle, or dataset -> folder; needed to run, not to look.
+    """Plan the runs of a study.
 
-    `arms` stand beside the study's own in every grid: of another study, or any registered mixer.
+    Args:
+        study: a name of `chasm.studies.STUDIES`.
+        scale: "tiny", "proxy" or "full".
+        protocol: "default", "matched" or "tuned"; see `Plan`.
+        seeds: instead of those the study declares.
+        paths: "proxy" to the folder of the bundle, or dataset to folder. Needed to run, not to look.
+        overrides: ``a.b=c``, changes of the config of every run.
+        arms: arms of another study, or any registered mixers, that stand in every grid beside the study's own.
+        selection_steps: steps of a selection run under `tuned`; at most those of a run of the study. A study whose
+            length is given in epochs takes them as they are.
+
+    Raises:
+        ValueError: if a name is unknown, or an override sets what the runs of a study differ in.
     """
-    for word, value, known in (("scale", scale, SCALES), ("protocol", protocol, PROTOCOLS)):
-        if value not in known:
-            raise ValueError(f"unknown {word} {value!r}: {suggest(value, known)}")
+    lookup("scale", scale, dict.fromkeys(SCALES))
+    lookup("protocol", protocol, dict.fromkeys(PROTOCOLS))
+    if selection_steps < 1:
+        raise ValueError(f"expected at least one selection step, got {selection_steps}")
     for override in overrides:
         key = override.partition("=")[0]
         if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):
             raise ValueError(f"--set {override}: {key} is what the runs of a study differ in: it cannot be set for all")
     for arm in arms:
         get_arm(arm)
-    chosen = tuple(seeds) if seeds else None
-    return Plan(get_study(study), scale, protocol, chosen, dict(paths or {}), tuple(overrides), tuple(arms))
+    return Plan(
+        get_study(study),
+        scale,
+        protocol,
+        tuple(seeds) if seeds else None,
+        dict(paths or {}),
+        tuple(overrides),
+        tuple(arms),
+        selection_steps,
+    )
 
 
 def part_of(plan: Plan, only: Sequence[str]) -> Plan:
-    """The part of a study that `only` names.
+    """Return the part of a study that `only` names.
 
     Args:
         plan: the whole study.
-        only: words like "host=unet,arm=chasm,gfnet": values of one factor are alternatives, factors combine.
+        only: texts like "host=unet,arm=chasm,gfnet": values of one factor are alternatives, factors combine.
 
     Returns:
         A plan with the runs that match. It is saved as the whole study.
@@ -173,17 +249,15 @@ def part_of(plan: Plan, only: Sequence[str]) -> Plan:
     >>> part_of(make_plan("cc359"), ["host=unet,vit,arm=chasm", "setting=cc359-x8"]).points
     [('cc359-x8', 'unet', 'chasm', 30, 0), ('cc359-x8', 'vit', 'chasm', 30, 0)]
     """
-    known = {
-        f: {str(getattr(cell, f)) for cell in plan.cells} for f in ("setting", "host", "arm", "multiplier", "seed")
-    }
+    known = {factor: {factor_text(point[i]) for point in plan.points} for i, factor in enumerate(POINT)}
     chosen: dict[str, list[str]] = {}
     factor = ""
-    for word in ",".join(only).split(",") if only else ():
-        name, equals, value = word.strip().partition("=")
+    for entry in ",".join(only).split(",") if only else ():
+        name, equals, value = entry.strip().partition("=")
         if equals:
             factor = lookup("factor", name, {f: f for f in known})
         elif not factor:
-            raise ValueError(f"--only {word}: write it as factor=value, with a factor of {', '.join(known)}")
+            raise ValueError(f"--only {entry}: write it as factor=value, with a factor of {', '.join(known)}")
         value = value if equals else name
         if value not in known[factor]:
             raise ValueError(f"--only {factor}={value}: no run of the study has it: {suggest(value, known[factor])}")
@@ -195,10 +269,10 @@ def part_of(plan: Plan, only: Sequence[str]) -> Plan:
 
 
 def missing_paths(plan: Plan) -> list[str]:
-    """Keys of the folders the plan still needs before it can run."""
+    """Return the keys of the folders that the plan still needs before it can run."""
     if plan.study.kind != "train" or any(o.startswith("data.path=") for o in plan.overrides):
         return []
-    keys = {needed_path(SETTINGS[cell.setting], plan.scale) for cell in plan.cells}
+    keys = {needed_path(SETTINGS[point[0]], plan.scale) for point in plan.points}
     return sorted(k for k in keys if k is not None and k not in plan.paths)
 
 
@@ -207,22 +281,31 @@ def _record(root: str | Path, study: str, scale: str, protocol: str) -> Path:
 
 
 def save_plan(plan: Plan, root: str | Path) -> None:
-    """Beside the runs, so that status and report need not be told again."""
-    fields = {
-        k: v for k, v in asdict(plan).items() if k in ("scale", "protocol", "seeds", "paths", "overrides", "arms")
-    }
-    write_json(_record(root, plan.study.name, plan.scale, plan.protocol), {"study": plan.study.name, **fields})
+    """Write what the study was started with beside its runs, for `status` and `report`."""
+    saved = ("scale", "protocol", "seeds", "paths", "overrides", "arms", "selection_steps")
+    record = {"study": plan.study.name} | {name: getattr(plan, name) for name in saved}
+    write_json(_record(root, plan.study.name, plan.scale, plan.protocol), record)
 
 
 def arms_left_out(plan: Plan, root: str | Path) -> list[str]:
-    """Of the arms the study was last started with in this folder, those that this plan has not."""
+    """Return the arms that the study was last started with in this folder and that this plan does not have."""
     path = _record(root, plan.study.name, plan.scale, plan.protocol)
-    before = json.loads(path.read_text()).get("arms", []) if path.is_file() else []
-    return [arm for arm in before if arm not in plan.arms]
+    previous = json.loads(path.read_text()).get("arms", []) if path.is_file() else []
+    return [arm for arm in previous if arm not in plan.arms]
 
 
 def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str = "default") -> Plan:
-    """The plan as it was last started in this folder."""
+    """Return the plan of a study as it was last started in a folder.
+
+    Args:
+        root: folder of the runs.
+        study: name of the study.
+        scale: as it was started.
+        protocol: as it was started.
+
+    Raises:
+        FileNotFoundError: if it was not started there.
+    """
     get_study(study)
     path = _record(root, study, scale, protocol)
     if not path.is_file():
@@ -231,42 +314,3 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
             f"chasm study run {study} --scale {scale} --protocol {protocol}"
         )
     return make_plan(**json.loads(path.read_text()))
-
-
-# Options of each rival, from small to large, by which it can come near a number of parameters.
-_LADDERS: dict[str, list[dict[str, Any]]] = {
-    "afno": [{"blocks": b, "hidden_factor": f} for b in (4, 2, 1) for f in (1, 2, 3)],
-    "ffc": [{"ratio": r, "lfu": lfu} for r in (0.75, 0.5, 0.25) for lfu in (False, True)],
-    "fno-d": [{"modes": [m, m]} for m in (1, 2, 3, 4)],
-    "difffno": [{"modes": [m, m]} for m in (1, 2, 3, 4)],
-    "fsel": [{"part": part} for part in ("f+s", "f+effn")],
-    "spectformer": [{"grid": [n, n]} for n in range(4, 65, 2)],
-}
-
-
-@lru_cache(maxsize=64)
-def near_budget(mixer: str, backbone: str, options: str, size: int) -> Part:
-    """The rival with the options that bring its real numbers in the slots of this host nearest to CHASM's.
-
-    FFC, FNO-D, DiffFNO and FSEL cannot go as low: theirs is the smallest form, and the counts stand in the results.
-    """
-    target, widths = _slots(backbone, options, size)
-
-    def numbers(own: dict[str, Any]) -> int | None:
-        try:
-            return sum(count_parameters(create_mixer(mixer, c, device="meta", **own))[1] for c in widths)
-        except ValueError:
-            return None  # these widths do not take these options
-
-    sized = [(abs(n - target), i) for i, own in enumerate(_LADDERS[mixer]) if (n := numbers(own)) is not None]
-    if not sized:
-        raise ValueError(f"no options of {mixer} fit the slots of this {backbone}: choose another width")
-    return Part(name=mixer, options=_LADDERS[mixer][min(sized)[1]])
-
-
-@lru_cache(maxsize=16)
-def _slots(backbone: str, options: str, size: int) -> tuple[int, tuple[int, ...]]:
-    """Real numbers of CHASM in the slots of a host, and the channels of each slot."""
-    with torch.device("meta"):
-        slots = create_backbone(backbone, "chasm", size=(size, size), **json.loads(options)).slots
-    return count_parameters(slots)[1], tuple(int(slot.channels) for slot in slots.values())  # type: ignore[arg-type]

@@ -15,6 +15,7 @@
            "scores": {metric: {"mean", "std_cases", "std_seeds" | null, "cases": {case: mean over seeds}}},
            "paper": {metric: {"mean", "spread" | null, "over": "cases" | "seeds"}},
            "parameters": {..} | null, "macs": int | null, "seconds": float | null}],
+ "selections": [{"setting", "host", "arm", "multiplier": chosen | null, "scores": {multiplier: validation | null}}],
  "references": [{"setting", "name": "zero-filled" | "bicubic", "mean": {..}, "std": {..}, "cases": {..}}],
  "comparisons": [{"setting", "host", "metric", "arm", "against", "mean", "low", "high", "cases", "seeds",
                   "verdict": "win" | "loss" | "level" | "too few cases",
@@ -36,16 +37,18 @@ from typing import Any
 from chasm.common.files import json_safe, read_json
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import comparisons, falsification, per_seed
-from chasm.studies.plan import Cell, Plan
+from chasm.studies.plan import POINT, Plan, PlannedRun, Selection
 from chasm.studies.state import state
 from chasm.studies.statistics import spread
+from chasm.studies.tuning import with_selections
 from chasm.studies.vocabulary import HOSTS, SETTINGS, get_arm
 from chasm.studies.worker import COSTS
 
 
 def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
     """Everything known about the study's runs under `root`, finished or not; see the module's docstring."""
-    cells = [_cell(plan, root, cell) for cell in plan.cells]
+    plan = with_selections(plan, root)
+    cells = [_cell(plan, root, run) for run in plan.runs]
     rows = _rows(plan, cells)
     study = plan.study
     found = {
@@ -55,12 +58,13 @@ def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
         "protocol": plan.protocol,
         "seeds": None if plan.seeds is None else list(plan.seeds),
         "overrides": list(plan.overrides),
-        "settings": {s: _setting(s, study.kind) for s in dict.fromkeys(c.setting for c in plan.cells)},
-        "hosts": {h: HOSTS[h].label for h in dict.fromkeys(c.host for c in plan.cells)},
-        "arms": {a: _arm(a) for a in dict.fromkeys(c.arm for c in plan.cells)},
-        "counts": dict(Counter(c["status"] for c in cells)),
+        "settings": {s: _setting(s, study.kind) for s in dict.fromkeys(point[0] for point in plan.points)},
+        "hosts": {h: HOSTS[h].label for h in dict.fromkeys(point[1] for point in plan.points)},
+        "arms": {a: _arm(a) for a in dict.fromkeys(point[2] for point in plan.points)},
+        "counts": _counts(plan, cells),
         "cells": cells,
         "rows": rows,
+        "selections": [_selection(s) for s in plan.open_selections],
         "references": _references(cells),
         "comparisons": comparisons(plan, rows, cells),
         "falsification": falsification(plan, rows, cells),
@@ -68,6 +72,17 @@ def collect(plan: Plan, root: str | Path) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json_safe(found)
     return plain
+
+
+def _counts(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, int]:
+    undecided = len(plan.points) - len(plan.runs)
+    return dict(Counter(c["status"] for c in cells)) | ({"waiting for a step size": undecided} if undecided else {})
+
+
+def _selection(selection: Selection) -> dict[str, Any]:
+    scores = {f"{m:g}": selection.scores.get(m) for m in selection.grid}
+    place = {k: getattr(selection, k) for k in ("setting", "host", "arm")}
+    return {**place, "multiplier": selection.chosen, "scores": scores}
 
 
 def _setting(name: str, kind: str) -> dict[str, Any]:
@@ -81,12 +96,12 @@ def _arm(name: str) -> dict[str, Any]:
     return {"label": arm.label, "mixer": arm.mixer.name, "options": dict(arm.mixer.options)}
 
 
-def _cell(plan: Plan, root: str | Path, cell: Cell) -> dict[str, Any]:
+def _cell(plan: Plan, root: str | Path, cell: PlannedRun) -> dict[str, Any]:
     folder = plan.folder(root, cell)
     status, error = state(folder, cell.config)
     return {
         "key": cell.key,
-        **cell.factors,
+        **{k: getattr(cell, k) for k in POINT},
         "folder": str(folder.relative_to(root)),
         "status": status,
         "error": error,
@@ -113,27 +128,21 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _rows(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per (setting, host, arm) with a finished run, at the multiplier in use."""
-    groups: dict[tuple[str, str, str], dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    """One row per (setting, host, arm) with a finished run."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for cell in cells:
         if cell["metrics"] is not None:
-            groups[cell["setting"], cell["host"], cell["arm"]][cell["multiplier"]].append(cell)
+            groups[cell["setting"], cell["host"], cell["arm"]].append(cell)
+    selections = {(s.setting, s.host, s.arm): s for s in plan.open_selections}
     rows = []
-    for (setting, host, arm), by_multiplier in groups.items():
-        most = max(len(runs) for runs in by_multiplier.values())  # seeds; a study may still be running
-        validation = {m: _validation(runs) for m, runs in by_multiplier.items() if len(runs) == most}
-        # Validation decides; the test split has no say. What is not a number is never the best.
-        chosen = max(validation, key=lambda m: (-math.inf if math.isnan(validation[m]) else validation[m], -m))
-        runs = by_multiplier[chosen]
-        quotes = plan.study.quotes.get((setting, host, arm), {})
+    for place, runs in groups.items():
+        quotes = plan.study.quotes.get(place, {})
         times = [r["metrics"]["seconds"] for r in runs if r["metrics"].get("seconds") is not None]
         rows.append(
             {
-                "setting": setting,
-                "host": host,
-                "arm": arm,
-                "multiplier": chosen,
-                "chosen_from": validation if plan.protocol == "tuned" and get_arm(arm).spectral else None,
+                **dict(zip(POINT[:3], place, strict=True)),
+                "multiplier": runs[0]["multiplier"],
+                "chosen_from": _selection(selections[place])["scores"] if place in selections else None,
                 "seeds": [r["seed"] for r in runs],
                 "cells": [r["key"] for r in runs],
                 "scores": _costs(runs[0]["metrics"]) if plan.study.kind == "cost" else _scores(runs),
@@ -144,15 +153,6 @@ def _rows(plan: Plan, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _validation(runs: list[dict[str, Any]]) -> float:
-    """The mean over seeds of the score that also selects the checkpoint."""
-    if "best_val" not in runs[0]["metrics"]:
-        return 0.0
-    metric = SETTINGS[runs[0]["setting"]].metrics
-    better = "dice" if "dice" in metric else metric[0]
-    return sum(r["metrics"]["best_val"][better] for r in runs) / len(runs)
 
 
 def _costs(metrics: dict[str, Any]) -> dict[str, Any]:

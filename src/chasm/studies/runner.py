@@ -11,7 +11,8 @@ from chasm.common.extensions import loaded
 from chasm.common.text import counted
 from chasm.studies.executors import local, on_ray
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
-from chasm.studies.state import state
+from chasm.studies.state import has_diverged, state
+from chasm.studies.tuning import stage, with_selections
 from chasm.studies.vocabulary import SETTINGS, image_size
 from chasm.studies.worker import Job
 
@@ -19,22 +20,25 @@ Say = Callable[[str], None]
 
 
 def jobs_of(plan: Plan, root: str | Path) -> list[Job]:
-    """The cells that are not done and that nobody is working on; failed ones are tried again."""
-    found = []
-    for cell in plan.cells:
-        folder = plan.folder(root, cell)
-        if state(folder, cell.config)[0] in ("done", "running"):
+    """Return the runs that are neither done nor under way. Failed ones are tried again.
+
+    A selection run that diverged is not: that it diverged is what it was meant to find out.
+    """
+    jobs = []
+    for run in (*plan.selection_runs, *plan.runs):
+        folder = plan.folder(root, run)
+        if state(folder, run.config)[0] in ("done", "running") or (run.is_selection and has_diverged(folder)):
             continue
         job: Job = {
-            "key": cell.key,
+            "key": run.key,
             "folder": str(folder.resolve()),
             "with": list(loaded()),
-            "kind": cell.kind,
-            "config": cell.config.model_dump(mode="json"),
-            "size": [image_size(SETTINGS[cell.setting], plan.scale)] * 2,
+            "kind": run.kind,
+            "config": run.config.model_dump(mode="json"),
+            "size": [image_size(SETTINGS[run.setting], plan.scale)] * 2,
         }
-        found.append(job)
-    return found
+        jobs.append(job)
+    return jobs
 
 
 def run(
@@ -48,42 +52,76 @@ def run(
     gpus: float = 0,
     say: Say = print,
 ) -> dict[str, str]:
-    """Run the missing cells; key -> outcome. A failed cell is recorded and the rest goes on."""
+    """Run what is missing of a study. A failed run is recorded and the rest goes on.
+
+    Under the protocol `tuned` this goes in rounds: selection runs, those of extended grids, then the results.
+
+    Args:
+        plan: the study, or a part of it.
+        root: folder of the runs.
+        executor: "local" or "ray".
+        at_once: runs at a time on this machine.
+        address: of the Ray cluster; None for one on this machine.
+        cpus: CPUs of a run under Ray.
+        gpus: GPUs of a run under Ray.
+        say: where messages go.
+
+    Returns:
+        Key of each run that was tried, and its outcome.
+
+    Raises:
+        ValueError: if a folder of data is missing, or the folders of the runs hold others.
+    """
     if missing := missing_paths(plan):
-        words = " ".join(f"--path {key}=FOLDER" for key in missing)
-        raise ValueError(f"study {plan.study.name!r} at scale {plan.scale} reads files: give {words}")
+        options = " ".join(f"--path {key}=FOLDER" for key in missing)
+        raise ValueError(f"study {plan.study.name!r} at scale {plan.scale} reads files: give {options}")
     root = Path(root).expanduser()
+    plan = with_selections(plan, root)
     _check_configs(plan, root)
     if left_out := arms_left_out(plan, root):
-        words = " ".join(f"--arm {arm}" for arm in left_out)
-        say(f"note: runs of {', '.join(left_out)} stay, but leave the report: add {words} to keep them in it")
+        options = " ".join(f"--arm {arm}" for arm in left_out)
+        say(f"note: runs of {', '.join(left_out)} stay, but leave the report: add {options} to keep them in it")
     save_plan(plan, root)
-    jobs = jobs_of(plan, root)
-    say(f"{plan.study.name}: {counted(len(plan.cells), 'run')}, {len(jobs)} to do")
     outcomes: dict[str, str] = {}
-    folders = {job["key"]: Path(job["folder"]) for job in jobs}
-    configs = {cell.key: cell.config for cell in plan.cells}
-    stream = on_ray(jobs, address, cpus, gpus) if executor == "ray" else local(jobs, at_once)
     with _term_as_interrupt():
-        try:
-            for key, outcome in stream:
-                outcomes[key] = outcome
-                error = state(folders[key], configs[key])[1] if outcome == "failed" else None
-                say(f"[{len(outcomes)}/{len(jobs)}] {outcome:11s} {key}" + (f": {error}" if error else ""))
-        finally:
-            stream.close()  # type: ignore[attr-defined]
-    return outcomes
+        while True:
+            jobs = [job for job in jobs_of(plan, root) if job["key"] not in outcomes]
+            if jobs or not outcomes:
+                say(f"{plan.study.name}: {counted(len(plan.points), 'run')}, {len(jobs)} to do{_selecting(plan)}")
+            if not jobs:
+                return outcomes
+            stream = on_ray(jobs, address, cpus, gpus) if executor == "ray" else local(jobs, at_once)
+            folders = {job["key"]: Path(job["folder"]) for job in jobs}
+            configs = {run.key: run.config for run in (*plan.selection_runs, *plan.runs)}
+            try:
+                for done, (key, outcome) in enumerate(stream, 1):
+                    outcomes[key] = outcome
+                    error = state(folders[key], configs[key])[1] if outcome == "failed" else None
+                    say(f"[{done}/{len(jobs)}] {outcome:11s} {key}" + (f": {error}" if error else ""))
+            finally:
+                stream.close()  # type: ignore[attr-defined]
+            plan = with_selections(plan, root)
+
+
+def _selecting(plan: Plan) -> str:
+    """Say how far the choice of step sizes is, to be put behind the number of runs."""
+    return f" ({text})" if (text := stage(plan)) else ""
 
 
 def _check_configs(plan: Plan, root: Path) -> None:
-    """A forgotten --set must not turn finished runs into another study's."""
-    found = [(cell.key, state(plan.folder(root, cell), cell.config)) for cell in plan.cells]
-    others = [(key, other) for key, (word, other) in found if word == "other config"]
+    """Refuse folders with another config: a forgotten --set must not mix two studies.
+
+    Raises:
+        ValueError: if a run on disk has another config than the plan.
+    """
+    runs = (*plan.selection_runs, *plan.runs)
+    states = [(run.key, *state(plan.folder(root, run), run.config)) for run in runs]
+    others = [(key, other) for key, status, other in states if status == "other config"]
     if others:
         key, other = others[0]
         raise ValueError(
-            f"{len(others)} of {len(found)} runs in {root} hold another config, such as {key}: {other}: "
-            "repeat the --set, --path and --seeds they were started with, or choose another --out"
+            f"{len(others)} of {len(runs)} runs in {root} hold another config, such as {key}: {other}: "
+            "repeat the --set, --path and --selection-steps they were started with, or choose another --out"
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from chasm.common.files import read_json, write_json, write_text
 from chasm.common.locks import is_locked, locked
+from chasm.train import NonFiniteError
 from chasm.train.checkpoints import holds_work
 from chasm.train.config import RunConfig, differences, load_recipe
 
@@ -53,6 +54,14 @@ def failed(folder: Path, error: BaseException | str) -> str:
         line = error
     write_json(folder / "failed.json", {"error": line, "time": time.time(), "pid": os.getpid()})
     return line
+
+
+def has_diverged(folder: Path) -> bool:
+    """True if the run failed because its loss, gradient or weights were not finite: trying again would not help."""
+    try:
+        return str(read_json(folder / "failed.json")["error"]).startswith(f"{NonFiniteError.__name__}:")
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def clear_failure(folder: Path) -> None:

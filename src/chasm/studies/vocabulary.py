@@ -12,7 +12,7 @@ from chasm.mixers import MIXERS
 from chasm.train.config import Part
 
 SCALES = ("tiny", "proxy", "full")
-MULTIPLIERS = (1, 10, 30, 100)  # of the spectral step size: one grid for every mixer
+MULTIPLIERS: tuple[float, ...] = (1, 10, 30, 100)  # of the spectral step size: the first grid of every mixer
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Setting:
     acceleration: int | None = None
     mask: str = "equispaced"
     draw: int | None = None  # seed of a random mask; None: the mask's own default
+
+    @property
+    def selecting_metric(self) -> str:
+        """The score that selects weights and step sizes on validation."""
+        return "dice" if "dice" in self.metrics else self.metrics[0]
 
 
 @dataclass(frozen=True)

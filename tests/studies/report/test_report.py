@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from chasm.studies.plan import Plan, make_plan
+from chasm.studies.plan import POINT, Plan, make_plan
 from chasm.studies.report import figures, learned, report_runs, words, write_report
 from chasm.studies.report.figures import _box, colours
 from chasm.studies.report.pareto import Point, pareto_figure
@@ -92,7 +92,7 @@ def fill(folder: Path, config: dict[str, Any], gain: float, source: str, size: i
 
 
 def fill_plan(plan: Plan, root: Path, source: str, size: int = 40, leave: int = 0) -> None:
-    for cell in plan.cells[: len(plan.cells) - leave]:
+    for cell in plan.runs[: len(plan.runs) - leave]:
         config = cell.config.model_dump(mode="json")
         fill(plan.folder(root, cell), config, GAINS.get(cell.arm, 0.3), source, size)
 
@@ -143,7 +143,7 @@ def basis(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[st
     """The report of a study on proxy data, one run of which is missing: (report, root of the runs, results)."""
     root = tmp_path_factory.mktemp("runs")
     plan = make_plan("basis", scale="proxy", paths={"proxy": "bundle"})
-    by_arm = {c.arm: c for c in plan.cells}
+    by_arm = {c.arm: c for c in plan.runs}
     for arm in ("chasm-identity", "chasm-untied", "chasm-signed", "chasm"):
         config = by_arm[arm].config.model_dump(mode="json")
         fill(plan.folder(root, by_arm[arm]), config, GAINS[arm], "proxy brain_siat_t2")
@@ -256,10 +256,16 @@ def test_seeds_settings_and_falsification(tmp_path: Path) -> None:
 def test_cost_study(tmp_path: Path) -> None:
     plan = make_plan("flops", scale="tiny")
     results = collect(plan, tmp_path)
-    for i, cell in enumerate(plan.cells):
+    for i, cell in enumerate(plan.runs):
         quotes = plan.study.quotes[cell.setting, cell.host, cell.arm]
         paper = {m: q._asdict() for m, q in quotes.items()}
-        row = {**cell.factors, "chosen_from": None, "seeds": [0], "cells": [cell.key], "paper": paper}
+        row = {
+            **{k: getattr(cell, k) for k in POINT},
+            "chosen_from": None,
+            "seeds": [0],
+            "cells": [cell.key],
+            "paper": paper,
+        }
         row |= {"scores": {next(iter(quotes)): {"mean": 1.0 + i}}, "parameters": None, "macs": None, "seconds": None}
         results["rows"].append(row)
     text = write_report(results, tmp_path / "out", root=tmp_path).with_suffix(".md").read_text()
@@ -274,7 +280,7 @@ def test_nothing_finished_is_a_report_too(tmp_path: Path) -> None:
 
 
 def test_report_of_run_folders(tmp_path: Path) -> None:
-    config = make_plan("basis", scale="tiny").cells[0].config.model_dump(mode="json")
+    config = make_plan("basis", scale="tiny").runs[0].config.model_dump(mode="json")
     runs = {"Baseline": 0.0, "wrapper only": 0.4, "CHASM": 0.8}
     mixers = {"Baseline": ("identity", {}), "wrapper only": ("chasm", {"basis": None}), "CHASM": ("chasm", {})}
     for label, gain in runs.items():
