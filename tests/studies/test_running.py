@@ -229,6 +229,15 @@ def test_a_worker_ends_with_whoever_started_it(tmp_path):
         process.kill()
 
 
+def test_a_worker_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("yaml", "torch", "json"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w')")
+    assert list(local([broken(tmp_path / "cell")])) == [("cell", "failed")]
+    assert not (tmp_path / "imported").exists()
+    assert "nonsense" in state(tmp_path / "cell", TINY)[1]
+
+
 def test_gpus_and_threads_are_shared_out(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     found = [environment_of(slot, 4, ["0", "1", "2"]) for slot in range(4)]

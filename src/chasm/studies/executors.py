@@ -76,7 +76,7 @@ class _Process:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "output.txt", "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *sys.argv],
+                [sys.executable, "-P", "-c", PROGRAM, *sys.argv],  # -P: import nothing from the current folder
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=output,
