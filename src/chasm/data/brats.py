@@ -16,6 +16,7 @@ from torch import Tensor
 
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_finite, require_folder
+from chasm.data.limits import open_nifti_file
 from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import assign_splits
 from chasm.data.survey import SliceSurvey
@@ -126,12 +127,10 @@ def _case(folder: Path, files: list[Path]) -> Case:
 
 def _volume(file: Path) -> np.ndarray:
     """(x, y, slices) as stored."""
-    import nibabel
-
     if not file.is_file():
         raise fault(file, "modality", "missing: a case has four modalities and a segmentation")
     with reading(file, "volume"):
-        volume = np.asarray(nibabel.load(file).dataobj)
+        volume = np.asarray(open_nifti_file(file).dataobj)
     if volume.ndim != 3 or 0 in volume.shape:
         raise fault(file, "volume", f"expected 3 dimensions (x, y, slices), got shape {volume.shape}")
     return require_finite(volume, file, "volume")

@@ -113,7 +113,7 @@ def _open_volume(file: Path, h5: H5Files) -> Any:
 def _kspace(volume: Any, k: int, file: Path) -> Tensor:
     """Slice k as stored, (coils, H, W) complex, zero frequency at index 0."""
     with reading(file, "kspace"):
-        stored = np.array(volume[k], dtype=np.float32)
+        stored = np.array(volume[k], dtype=np.float32, order="C")
     pairs = torch.from_numpy(require_finite(stored, file, f"kspace slice {k}"))
     return torch.view_as_complex(pairs.unflatten(-1, (-1, 2))).permute(2, 0, 1)  # (H, W, coils) -> (coils, H, W)
 

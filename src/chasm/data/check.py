@@ -16,7 +16,7 @@ from chasm.common.files import write_text
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import DATASETS, FileDataset, existing
-from chasm.data.records import Case, CaseFacts, DataError
+from chasm.data.records import Case, CaseFacts, DataError, fault
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
 _UNFINISHED = (".part", ".partial", ".crdownload", ".download", ".tmp", ".aria2")
@@ -123,6 +123,8 @@ def _read(
             return probe(case)
         except DataError as e:
             return e
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as e:  # one damaged file must not end the check
+            return fault(case.files[0], "file", f"cannot be read ({e})")
 
     def record(file: Path) -> dict[str, Any]:
         try:

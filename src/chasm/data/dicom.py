@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from chasm.data.files import reading
+from chasm.data.limits import require_fits, require_inflates
 from chasm.data.records import SOMEWHERE, DataError, Geometry, fault
 
 SAME_DIRECTION = 1e-3  # difference between direction cosines that is rounding
 MAX_UNEVEN = 0.1  # of the distance between slices: how far one may lie from its place on the grid
+FRAME_BYTES = 2**12  # memory that the record of one frame takes, about
 MIN_GAP = 1.5  # times the usual distance between slices: one is missing
 
 
@@ -76,6 +78,7 @@ def read_header(file: Path) -> SeriesFile:
         patient = str(data.get("PatientID") or "").strip()
         frames = []
         if "Rows" in data:
+            _require_fits(file, data)
             frames = [_frame(file, data, i) for i in range(int(data.get("NumberOfFrames") or 1))]
     name = f"patient {hashlib.sha256(patient.encode()).hexdigest()[:8]}" if patient else ""
     return SeriesFile(str(data.get("SeriesInstanceUID") or ""), name, frames)
@@ -93,6 +96,7 @@ def read_pixels(file: Path) -> np.ndarray:
     """Read the frames of a DICOM file, (frames, H, W) float32, in the units that its rescale slopes give."""
     data = _open(file, pixels=True)
     with reading(file, "PixelData"):
+        _require_fits(file, data)
         pixels = data.pixel_array.astype(np.float32)
     if data.get("SamplesPerPixel", 1) != 1:
         raise fault(file, "SamplesPerPixel", f"expected 1 (grey), got {data.SamplesPerPixel}")
@@ -222,7 +226,27 @@ def _open(file: Path, pixels: bool) -> Any:
     import pydicom
 
     with reading(file, "header"):
+        _require_inflates(file)
         return pydicom.dcmread(file, stop_before_pixels=not pixels)
+
+
+def _require_inflates(file: Path) -> None:
+    """Refuse a file whose data set is deflated and inflates to more than memory may take."""
+    import pydicom
+
+    with open(file, "rb") as f:
+        if f.read(132)[128:] != b"DICM":
+            return
+        meta = pydicom.filereader.read_file_meta_info(file)
+        if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
+            f.seek(144 + meta.FileMetaInformationGroupLength)  # preamble, "DICM", and the element with that length
+            require_inflates(file, "header", f.read())
+
+
+def _require_fits(file: Path, data: Any) -> None:
+    shape = [int(data.get(name) or 1) for name in ("NumberOfFrames", "Rows", "Columns", "SamplesPerPixel")]
+    require_fits(file, "PixelData", shape, max(4, int(data.get("BitsAllocated") or 0) // 8))  # read as float32
+    require_fits(file, "NumberOfFrames", shape[:1], FRAME_BYTES)
 
 
 def _finder(data: Any, number: int) -> Callable[[str, str], Any]:

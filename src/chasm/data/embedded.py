@@ -15,6 +15,7 @@ import torch
 from chasm.common.registry import suggest
 from chasm.data.base import SliceDataset, register_dataset
 from chasm.data.files import reading
+from chasm.data.limits import open_picture
 from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, draw, scan, signal_table
 from chasm.data.records import Case, DataError, Slice, fault, in_split
 from chasm.data.splits import ranked_split
@@ -133,11 +134,9 @@ class Embedded(SliceDataset):
         The photograph is reduced to height x width, so that about two crops fit along its short side and small ones
         show detail too. If there are more than `slices`, they are chosen evenly.
         """
-        from PIL import Image
-
         (h, w), places = self.shape, []
         for file in case.files:
-            with reading(file, "image"), Image.open(file) as image:
+            with reading(file, "image"), open_picture(file, file) as image:
                 width, height = image.size
             if height < h or width < w:
                 raise DataError(f"{file.name}: photograph of {height} x {width} pixels: choose a size below {h} x {w}")
@@ -153,7 +152,7 @@ class Embedded(SliceDataset):
         from PIL import Image
 
         (h, w), (file, height, width, top, left) = self.shape, self._crops(case)[k]
-        with reading(file, "image"), Image.open(file) as image:
+        with reading(file, "image"), open_picture(file, file) as image:
             whole = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
         pixels = np.array(whole)[top : top + h, left : left + w]
         rgb = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)

@@ -18,7 +18,7 @@ import torch
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
-from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, reading
+from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, h5_whole, reading
 from chasm.data.records import SOMEWHERE, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
@@ -218,7 +218,7 @@ def read_header(handle: Any, file: Path) -> Header:
     if "ismrmrd_header" not in handle:
         raise fault(file, "ismrmrd_header", f"missing; the file has {', '.join(sorted(handle))}")
     with reading(file, "ismrmrd_header"):
-        encoding = ET.fromstring(handle["ismrmrd_header"][()]).find("{*}encoding")
+        encoding = ET.fromstring(h5_whole(handle, file, "ismrmrd_header")).find("{*}encoding")
 
     def number(*steps: str) -> int:
         node = encoding
@@ -261,8 +261,7 @@ def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:
     Raises:
         DataError: when it is not one 0 or 1 for each column, or keeps none.
     """
-    with reading(file, "mask"):
-        mask = np.asarray(handle["mask"][()])
+    mask = np.asarray(h5_whole(handle, file, "mask"))
     if mask.shape != (width,):
         raise fault(file, "mask", f"expected one value for each of {width} columns, got shape {mask.shape}")
     if not np.isin(mask, (0, 1)).all():
@@ -280,7 +279,8 @@ def _patient(file: Path) -> str:
     """The patient of a file, or the file's name if it does not say; `probe` reports what is wrong with such a file."""
     files = H5Files()
     try:
-        return _text(files[file].attrs.get("patient_id", "")) or file.stem
+        with reading(file, "patient_id"):
+            return _text(files[file].attrs.get("patient_id", "")) or file.stem
     except DataError:
         return file.stem
     finally:

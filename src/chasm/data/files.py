@@ -11,17 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chasm.data.limits import refuse_other_files, require_fits, require_h5_fits, require_regular
 from chasm.data.records import DataError, fault
 
 
 @contextmanager
 def reading(file: Path, field: str = "file") -> Iterator[None]:
-    """Turn whatever a library raises while it reads a file into a one-line DataError.
+    """Turn whatever a library raises while it reads a file into a one-line DataError. Pipes and devices are refused.
 
     Args:
         file: the file that the block reads.
         field: the part of it, such as "header".
     """
+    require_regular(file, field)
     try:
         yield
     except DataError:
@@ -86,6 +88,7 @@ def open_npy(file: Path) -> np.ndarray:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.dtype.kind not in "biufc":
         raise fault(file, "dtype", f"expected numbers, got {array.dtype}")
+    require_fits(file, "slice", array.shape[-2:] if array.ndim < 3 else array.shape[1:], array.dtype.itemsize)
     return array
 
 
@@ -110,7 +113,13 @@ class H5Files:
             self._open, self._pid = OrderedDict(), os.getpid()
         if file not in self._open:
             with reading(file):
-                self._open[file] = h5py.File(file, "r")
+                handle = h5py.File(file, "r")
+                try:
+                    refuse_other_files(handle, file)
+                except Exception:
+                    handle.close()
+                    raise
+            self._open[file] = handle
         self._open.move_to_end(file)
         while len(self._open) > self.keep:
             self._open.popitem(last=False)[1].close()
@@ -145,9 +154,10 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
     Raises:
         DataError: when it is missing, empty, or of another rank or type.
     """
-    if key not in handle:
+    with reading(file, key):
+        item = handle.get(key)
+    if item is None:
         raise fault(file, key, f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
-    item = handle[key]
     shape = getattr(item, "shape", None)
     if shape is not None and 0 in shape:
         raise fault(file, key, f"holds no {'slices' if shape[0] == 0 else 'values'}: shape {shape}")
@@ -156,7 +166,22 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
         raise fault(file, key, f"expected {' or '.join(map(str, ndim))} dimensions, got {got}")
     if (item.dtype.kind == "c") != complex_ or item.dtype.kind not in "iufc":
         raise fault(file, key, f"expected {'complex' if complex_ else 'real'} numbers, got {item.dtype}")
+    require_h5_fits(file, key, item, shape[1:])
     return item
+
+
+def h5_whole(handle: Any, file: Path, key: str) -> Any:
+    """Read all of a small HDF5 dataset: a mask, or a text.
+
+    Args:
+        handle: the open file.
+        file: its path, for messages.
+        key: the name of the dataset, which must be there.
+    """
+    with reading(file, key):
+        item = handle[key]
+        require_h5_fits(file, key, item, item.shape)
+        return item[()]
 
 
 def h5_slice(item: Any, k: int, file: Path, key: str) -> np.ndarray:

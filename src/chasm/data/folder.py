@@ -136,9 +136,8 @@ class Folder(FileDataset):
             images = loaded.images
             if case.frames:
                 images = images[[number for which, number in case.frames if which == i]]
-            require_finite(np.asarray(images), file, "image")
-            for image in images:
-                survey.add(np.asarray(image))
+            for number, image in enumerate(images):
+                survey.add(require_finite(np.asarray(image), file, f"image {number}"))
             shapes.add(images.shape[1:])
             kinds.add(str(images.dtype))
             if len(shapes) > 1:

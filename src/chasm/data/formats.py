@@ -8,6 +8,7 @@ import numpy as np
 
 from chasm.data.dicom import read_pixels
 from chasm.data.files import open_npy, reading
+from chasm.data.limits import open_picture, read_npz, read_tiff
 from chasm.data.nifti import open_nifti
 from chasm.data.records import fault
 
@@ -112,10 +113,8 @@ def load_images(file: Path, options: ReadOptions) -> FileImages:
     elif suffix == ".png":
         images = _png(file)
     elif suffix == ".tif":
-        import tifffile
-
         with reading(file, "image"):
-            images = tifffile.imread(file)
+            images = read_tiff(file)
     elif suffix == ".nii":
         volume = open_nifti(file, options.plane, options.volume)
         images, note = volume.read(), f"{volume.plane} slices of NIfTI"
@@ -140,12 +139,10 @@ def _npz(file: Path, arrays: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | 
             present = ", ".join(archive.files) or "nothing"
             raise fault(file, arrays[0], f"missing; the file has {present}; name the array {arrays[0]!r}")
         label = next((k for k in _LABEL_KEYS if k in archive.files), None)
-        return archive[image], None if label is None else archive[label]
+        return read_npz(file, archive, image), None if label is None else read_npz(file, archive, label)
 
 
 def _png(file: Path) -> np.ndarray:
-    from PIL import Image
-
-    with reading(file, "image"), Image.open(file) as image:
+    with reading(file, "image"), open_picture(file, file) as image:
         grey = image.mode in ("L", "I", "F") or image.mode.startswith("I;16")
         return np.asarray(image if grey else image.convert("L"))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading
+from chasm.data.limits import open_picture
 from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
@@ -112,8 +113,13 @@ class Images(FileDataset):
 
 def _walk(folder: Path) -> list[Path]:
     """Image files at any depth, sorted; os.walk because ImageNet has over a million."""
-    files = []
-    for here, _, names in os.walk(folder, followlinks=True):
+    files, seen = [], set()
+    for here, below, names in os.walk(folder, followlinks=True):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:  # a link leads back here
+            below.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         for name in names:
             if name.lower().endswith(_SUFFIXES) and not _ANNOTATION.search(name) and not name.startswith("."):
                 files.append(Path(here, name))
@@ -121,9 +127,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _rgb(file: Path) -> Any:
-    from PIL import Image
-
-    with reading(file, "image"), Image.open(file) as image:
+    with reading(file, "image"), open_picture(file, file) as image:
         return image.convert("RGB")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.files import reading
+from chasm.data.limits import open_nifti_file
 from chasm.data.records import SOMEWHERE, Geometry, fault
 
 # plane -> the axes (right, front, up = 0, 1, 2) of its columns, of its rows counted from below, and of its slices
@@ -68,7 +69,7 @@ def open_nifti(file: Path, plane: str | None = None, volume: int | None = None) 
     if plane is not None and plane not in PLANES:
         raise ValueError(f"unknown plane {plane!r}: {suggest(plane, PLANES)}")
     with reading(file, "header"):
-        image = nibabel.load(file)
+        image = open_nifti_file(file, whole=False)
         axes = nibabel.io_orientation(image.affine)
         qform, qform_code = image.header.get_qform(coded=True)
     volumes = image.shape[3] if image.ndim == 4 else 1

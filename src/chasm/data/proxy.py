@@ -21,6 +21,7 @@ from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_finite
+from chasm.data.limits import open_picture, read_npz
 from chasm.data.records import Case, CaseFacts, DataError, Slice, fault
 from chasm.data.survey import SliceSurvey
 from chasm.mri.fft import fft2c, ifft2c
@@ -139,9 +140,7 @@ class _Stack(NamedTuple):
 
     def image(self, k: int) -> Tensor:
         if isinstance(self.pixels, list):
-            from PIL import Image
-
-            with reading(self.file, f"photograph {k}"), Image.open(io.BytesIO(self.pixels[k])) as photo:
+            with reading(self.file, f"photograph {k}"), open_picture(io.BytesIO(self.pixels[k]), self.file) as photo:
                 rgb = np.array(photo.convert("RGB"))
             return torch.from_numpy(rgb.transpose(2, 0, 1)).float().div_(255).contiguous()
         pixels = torch.from_numpy(self.pixels[k])
@@ -152,7 +151,7 @@ def _field(file: Path, key: str, dtype: Any = None, ndim: int | None = None) -> 
     with reading(file, key), np.load(file, allow_pickle=False) as archive:
         if key not in archive.files:
             raise fault(file, key, f"missing; the file has {', '.join(archive.files) or 'nothing'}")
-        array: np.ndarray = archive[key]
+        array = read_npz(file, archive, key)
     if dtype is not None and not np.issubdtype(array.dtype, dtype):
         raise fault(file, key, f"expected {np.dtype(dtype).name} numbers, got {array.dtype}")
     if ndim is not None and array.ndim != ndim:
