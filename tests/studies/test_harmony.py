@@ -20,6 +20,7 @@ from chasm.studies.harmony import (
     off_diagonal_energy,
     unrelated_angle,
 )
+from chasm.surgery.harmonise import joint_basis
 
 # diag(1, 0) and the swap of two channels: [A, B] = ((0, 1), (-1, 0)), and their eigenvectors are 45 degrees apart.
 A = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -64,10 +65,15 @@ def test_angles_by_hand() -> None:
 
 
 def test_energy_off_the_diagonal_by_hand() -> None:
+    def left(*weights: float) -> float:
+        w = torch.tensor(weights, dtype=torch.float64)
+        return off_diagonal_energy(PAIR[: len(w)], joint_basis(PAIR[: len(w)], w), w)
+
     # The best basis is that of B, which has twice the energy: it leaves diag(1, -1) / 2 off the diagonal.
-    assert off_diagonal_energy(PAIR, torch.ones(2).double()) == pytest.approx(0.5)
-    assert off_diagonal_energy(PAIR, torch.tensor([9.0, 1.0]).double()) == pytest.approx(2.0)  # now that of A
-    assert off_diagonal_energy(PAIR[:1], torch.ones(1).double()) == 0
+    assert left(1, 1) == pytest.approx(0.5)
+    assert left(9, 1) == pytest.approx(2.0)  # now that of A
+    assert left(1) == 0
+    assert off_diagonal_energy(PAIR, torch.eye(2).double(), torch.tensor([1.0, 3.0])) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"gain": "signed"}, {"gain": "complex"}, {"basis": "identity"}])
@@ -93,6 +99,12 @@ def test_an_untied_basis_is_not_and_its_harmonised_mixer_is() -> None:
         weights = torch.tensor([1.0, *[2.0] * (len(lost) - 2), 1.0])
         total = (weights * operators[axis].matrices.square().sum((1, 2))).sum()
         assert (weights * lost).sum() / total == pytest.approx(found.off_diagonal, rel=1e-6)
+
+
+def test_flat_gains_mix_nothing_in_any_basis() -> None:
+    found = measure_harmony(moved(CHASM(6, size=(8, 10), basis="untied"), gains=0.0))["ch"]
+    assert (found.mixing_commutator, found.mixing_off_diagonal) == (0.0, 0.0)
+    assert found.off_diagonal < 1e-25
 
 
 def test_bases_that_drift_are_nearer_between_neighbours() -> None:

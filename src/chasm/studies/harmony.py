@@ -88,10 +88,11 @@ def commutators(operators: Tensor) -> Tensor:
 
 
 def mixing_parts(operators: Tensor) -> Tensor:
-    """M(k) - tr(M(k)) / C: the operators without their mean gain."""
-    C = operators.shape[-1]
+    """M(k) - tr(M(k)) / C: the operators without their mean gain; zero where that is all there is but for rounding."""
     mean = operators.diagonal(dim1=-2, dim2=-1).mean(-1)
-    return operators - mean[:, None, None] * torch.eye(C, dtype=operators.dtype)
+    parts = operators - mean[:, None, None] * torch.eye(operators.shape[-1], dtype=operators.dtype)
+    is_rounding = torch.linalg.matrix_norm(parts) <= 1e-10 * torch.linalg.matrix_norm(operators)
+    return parts.masked_fill(is_rounding[:, None, None], 0)
 
 
 def basis_angles(bases: Tensor) -> Tensor:
@@ -122,15 +123,15 @@ def unrelated_angle(channels: int) -> float:
     return float(basis_angles(torch.linalg.qr(noise)[0])[0, 1])
 
 
-def off_diagonal_energy(operators: Tensor, weights: Tensor) -> float:
-    """Return the weighted energy that the best shared basis leaves off the diagonals of all operators.
+def off_diagonal_energy(operators: Tensor, basis: Tensor, weights: Tensor) -> float:
+    """Return the energy that a shared basis leaves off the diagonals of all operators.
 
     Args:
         operators: M (K, C, C).
-        weights: (K,), the number of frequencies that each stands for.
+        basis: V (C, C), orthogonal or unitary, such as `joint_basis` returns.
+        weights: (K,), the number of frequencies that each operator stands for.
     """
-    V = joint_basis(operators, weights, MAX_SWEEPS)
-    turned = V.mH @ operators @ V
+    turned = basis.mH @ operators @ basis
     return _energy(turned - torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1)), weights)
 
 
@@ -138,7 +139,9 @@ def _measure(operators: FrequencyOperators) -> Harmony:
     M, bases = operators
     mixing, weights = mixing_parts(M), multiplicities(len(M))
     pairs, angles = commutators(M), basis_angles(bases)
-    left = off_diagonal_energy(M, weights)
+    is_shared = torch.equal(bases, bases[:1].expand_as(bases))
+    V = bases[0] if is_shared else joint_basis(M, weights, MAX_SWEEPS)
+    left = off_diagonal_energy(M, V, weights)
     return Harmony(
         commutators=pairs,
         commutator=_mean_over_pairs(pairs),
@@ -146,13 +149,17 @@ def _measure(operators: FrequencyOperators) -> Harmony:
         neighbour_angle=float(angles.diagonal(1).mean()),
         distant_angle=float(angles.diagonal(max(len(M) // 2, 1)).mean()),
         unrelated_angle=unrelated_angle(M.shape[-1]),
-        off_diagonal=left / max(_energy(M, weights), 1e-300),
-        mixing_off_diagonal=left / max(_energy(mixing, weights), 1e-300),
+        off_diagonal=_share(left, _energy(M, weights)),
+        mixing_off_diagonal=_share(left, _energy(mixing, weights)),
     )
 
 
 def _energy(operators: Tensor, weights: Tensor) -> float:
     return float((weights * operators.abs().square().sum((1, 2))).sum())
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
 
 
 def _mean_over_pairs(values: Tensor) -> float:

@@ -14,6 +14,7 @@ from chasm import __version__
 from chasm.common.files import write_bytes, write_text
 from chasm.common.tables import markdown_table
 from chasm.studies.report import place, sections
+from chasm.studies.report.harmonisation import harmonisation
 from chasm.studies.report.runs import as_results
 from chasm.studies.report.words import Picture, Section, Table, places
 
@@ -74,6 +75,7 @@ def _report(results: dict[str, Any], root: Path | None, command: str | None) -> 
         for s in (
             sections.falsification(results),
             sections.learned(results, root),
+            harmonisation(results, root),
             sections.unfinished(results),
             sections.protocol(results),
             sections.runs(results),

@@ -1,0 +1,158 @@
+"""The section about harmonisation: do the operators of a run share a basis, and what is lost with a shared one?"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from chasm.common.files import read_json
+from chasm.mixers import Mixer, create_mixer
+from chasm.mixers.chasm import AXES
+from chasm.studies.harmony import Harmony, measure_harmony
+from chasm.studies.projection import harmonised_folder
+from chasm.studies.report import words as w
+from chasm.studies.report.figures import INK, new_figure, source
+from chasm.studies.report.words import Cell, Picture, Results, Row, Section, Table
+from chasm.studies.statistics import difference
+
+TEXT = (
+    "CHASM gives all frequencies of an axis one basis. An untied basis and FNO-D need not have one: here is how far "
+    "they do after training. An operator near the identity commutes with anything, so commutators and energy off the "
+    "diagonal are also given for the operators without their mean gain (mixing)."
+)
+NOTE = (
+    "Means over all slots and axes, first seed. Commutator: ||[M(k), M(l)]|| / (||M(k)|| ||M(l)||) in the Frobenius "
+    "norm, mean over pairs of frequencies. Angle: of an eigenvector to the nearest one of another frequency; one bin "
+    "apart (near), half the band apart (far), and of two random bases. Off the diagonal: share of the energy of all "
+    "M(k) that the best shared basis leaves out. FNO-D: modes (k, 0) and (0, k); their matrices are not normal, so "
+    "that some energy stays off the diagonal even of a single one. Last column: every slot projected onto its best "
+    "shared basis, by 'chasm harmonise RUN', in the seeds for which that was done."
+)
+
+
+def harmonisation(results: Results, root: Path | None) -> Section | None:
+    """Return the section, or None if no run with weights under `root` could be without a shared basis."""
+    if root is None:
+        return None
+    section = Section("Harmonisation measured", [TEXT])
+    for setting, host in w.places(results):
+        rows = [r for r in w.rows_of(results, setting, host) if _may_differ(results, r) or r["arm"] == w.FOCUS]
+        if not any(_may_differ(results, r) for r in rows):
+            continue
+        measured = {r["arm"]: found for r in rows if (found := _measured(results, r, root))}
+        if not any(_may_differ(results, r) for r in rows if r["arm"] in measured):
+            continue
+        labels = {r["arm"]: w.label(results, r) for r in rows}
+        title = w.place_name(results, setting, host)
+        caption = (
+            f"{title}: commutators of the operators of every pair of frequencies, mean over slots and axes. 0 is DC, 1 "
+            "is Nyquist or the highest mode that FNO-D keeps."
+        )
+        picture = figure({labels[arm]: found for arm, found in measured.items()})
+        section.items.append(Picture(picture, "commutators over pairs of frequencies", caption))
+        section.items.append(_table(results, title, [r for r in rows if r["arm"] in measured], measured, root))
+    return section if section.items else None
+
+
+def stored_mixers(weights: Mapping[str, Tensor], name: str, options: Mapping[str, Any]) -> list[Mixer]:
+    """Return the mixers in the slots of a run, from its weights alone.
+
+    Args:
+        weights: the tensors of weights.safetensors.
+        name: of the mixer in all slots: "chasm" or "fno-d".
+        options: those of the run's config.
+    """
+    slots: dict[int, dict[str, Tensor]] = {}
+    for key, value in weights.items():
+        if match := re.match(r"slots\.(\d+)\.(.+)", key):
+            slots.setdefault(int(match[1]), {})[match[2]] = value
+    mixers = []
+    for _, state in sorted(slots.items()):
+        own = dict(options)
+        if name == "chasm":
+            tables = {key.partition(".")[2]: t for key, t in state.items() if key.startswith("gain_table.")}
+            channels = next(iter(tables.values())).shape[1]
+            own["bins"] = tuple(len(tables[axis]) if axis in tables else 1 for axis in AXES[2])
+        else:
+            channels, own["modes"] = len(state["spectral.r_pos"]), tuple(state["spectral.r_pos"].shape[2:4])
+        mixer = create_mixer(name, channels, **own)
+        mixer.load_state_dict(state, strict=False)  # the spectral parameters are all that is looked at
+        mixers.append(mixer)
+    return mixers
+
+
+def figure(measured: Mapping[str, list[Harmony]]) -> str:
+    """One panel per method: its commutators, mean over the members of the list."""
+    means = {label: _mean_matrix([h.commutators for h in found]) for label, found in measured.items()}
+    fig = new_figure(2.6 * len(means) + 0.9, 2.9)
+    axes = fig.subplots(1, len(means), squeeze=False, sharey=True)[0]
+    top = max(max(float(m.max()) for m in means.values()), 1e-3)
+    shown: Any = None
+    for ax, (label, matrix) in zip(axes, means.items(), strict=True):
+        shown = ax.imshow(matrix, origin="lower", extent=(0, 1, 0, 1), cmap="magma_r", vmin=0, vmax=top)
+        ax.set_title(label, fontsize=9.5, color=INK)
+        ax.set_xlabel("$l$ / highest", fontsize=8.5)
+        ax.tick_params(labelsize=8)
+    axes[0].set_ylabel("$k$ / highest", fontsize=8.5)
+    bar = fig.colorbar(shown, ax=axes.tolist(), shrink=0.8, pad=0.02)
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("commutator", fontsize=8.5)
+    return source(fig)
+
+
+def _mean_matrix(matrices: list[Tensor]) -> np.ndarray:
+    """Slots at several resolutions have several numbers of bins: all are read at those of the largest."""
+    bins = max(len(m) for m in matrices)
+    at = [(torch.linspace(0, len(m) - 1, bins)).round().long() for m in matrices]
+    return torch.stack([m[i][:, i] for m, i in zip(matrices, at, strict=True)]).mean(0).numpy()
+
+
+def _may_differ(results: Results, row: dict[str, Any]) -> bool:
+    """True for methods whose operators need not share a basis."""
+    arm = results["arms"][row["arm"]]
+    return arm["mixer"] == "fno-d" or (arm["mixer"] == "chasm" and arm["options"].get("basis") == "untied")
+
+
+def _measured(results: Results, row: dict[str, Any], root: Path) -> list[Harmony]:
+    """All slots and axes of the first seed; nothing where its weights are not there."""
+    cell = w.cells_of(results, [row], first_seed=True)[0]
+    weights = root / cell["folder"] / "weights.safetensors"
+    if not weights.is_file():
+        return []
+    mixer = cell["config"]["mixer"]
+    mixers = stored_mixers(load_file(weights), mixer["name"], mixer["options"])
+    return [h for m in mixers for h in measure_harmony(m).values()]
+
+
+def _table(
+    results: Results, title: str, rows: list[dict[str, Any]], measured: Mapping[str, list[Harmony]], root: Path
+) -> Table:
+    metric = w.metrics_of(results, rows[0]["setting"], rows)[0]
+    columns = ["Mixer", "commutator", "mixing", "angle, near", "far", "random", "off the diagonal", "of mixing"]
+    found = []
+    for row in rows:
+        each = measured[row["arm"]]
+        mean = {k: fmean(getattr(h, k) for h in each) for k in Harmony.__dataclass_fields__ if k != "commutators"}
+        values = [w.label(results, row), f"{mean['commutator']:.4f}", f"{mean['mixing_commutator']:.4f}"]
+        values += [f"{mean[k]:.1f}°" for k in ("neighbour_angle", "distant_angle", "unrelated_angle")]
+        values += [f"{100 * mean[k]:.2f} %" for k in ("off_diagonal", "mixing_off_diagonal")]
+        cells = [Cell(value) for value in (*values, _lost(results, row, metric, root))]
+        found.append(Row(cells, "focus" if row["arm"] == w.FOCUS else ""))
+    return Table(title, [*columns, f"{w.NAMES.get(metric, metric)}, harmonised − before"], found, NOTE)
+
+
+def _lost(results: Results, row: dict[str, Any], metric: str, root: Path) -> str:
+    """What the projection costs, over the seeds it was scored for."""
+    before, after = [], []
+    for cell in w.cells_of(results, [row]):
+        scored = harmonised_folder(root / cell["folder"]) / "metrics.json"
+        if scored.is_file():
+            before.append({case: values[metric] for case, values in cell["metrics"]["cases"].items()})
+            after.append({case: values[metric] for case, values in read_json(scored)["cases"].items()})
+    return w.interval(vars(difference(after, before, metric)), metric) if before else "–"
