@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from chasm.cli import mixers
@@ -24,6 +25,7 @@ COMMANDS = [
     ["study", "status", "basis", "--out", "nowhere"],
     ["study", "run", "bassis"],
     ["reconstruct", "nowhere.h5", "--run", "nowhere"],
+    ["harmonise", "nowhere"],
     ["--with", "nowhere.py", "mixers"],
 ]
 
@@ -104,3 +106,19 @@ def test_a_closed_pipe_ends_quietly() -> None:
 def test_help_documents_the_codes() -> None:
     told = " ".join(chasm("--help").output.split())
     assert "Exit codes: 0 done; 2 the command line could not be read; 3 it was read" in told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried .."),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=["python", "cpu", "gpu"],
+)
+def test_too_little_memory_is_one_line(failing: Callable[[BaseException], Result], error: Exception) -> None:
+    found = failing(error)
+    assert found.exit_code == 3
+    assert found.stderr.startswith("error: out of memory: ")
+    assert found.stderr.count("\n") == 1

@@ -108,3 +108,53 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     (tmp_path / "mine.partial").touch()
     remove_unfinished(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "mine.partial"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' * 100_000, "nested too deeply"),
+        ("[1, 2]", "expected an object in braces, got list"),
+        ("null", "expected an object in braces, got NoneType"),
+    ],
+)
+def test_json_of_another_shape_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"metrics\.json: .*{says}.*: remove it"):
+        read_json(tmp_path / "metrics.json")
+
+
+def test_a_pipe_or_a_large_file_is_not_read_as_json(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(OSError, match=r"a\.json: expected a file"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "b.json").touch()
+    os.truncate(tmp_path / "b.json", 2**40)
+    with pytest.raises(ValueError, match=r"b\.json: 1048576 MiB, more than chasm ever writes"):
+        read_json(tmp_path / "b.json")
+
+
+def test_four_writers_and_a_reader_never_meet_half_a_file(tmp_path: Path) -> None:
+    """Each writer writes its own letter many times over; a reader sees one letter only, whatever the moment."""
+    path, letters = tmp_path / "a.txt", "abcd"
+    write_text(path, "a" * 2**16)
+    writers = []
+    for letter in letters:
+        if (child := os.fork()) == 0:
+            try:
+                for _ in range(25):
+                    write_text(path, letter * 2**16)
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        writers.append(child)
+    codes: list[int] = []
+    while len(codes) < len(writers):
+        text = path.read_text()
+        assert len(text) == 2**16
+        assert len(set(text)) == 1
+        ended, status = os.waitpid(writers[len(codes)], os.WNOHANG)
+        codes += [status] * bool(ended)
+    assert codes == [0] * len(letters)
+    assert os.listdir(tmp_path) == ["a.txt"]

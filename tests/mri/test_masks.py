@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,15 @@ def test_sampling_makes_the_mask_of_any_width() -> None:
     assert s.mask(256) == create_mask("equispaced", 256, 8)
     assert s.mask(320).lines == 41
     assert s.mask(256) is s.mask(256)
+
+
+def test_a_mask_file_that_claims_too_much_is_one_line(tmp_path: Path) -> None:
+    with open(tmp_path / "m.npy", "wb") as f:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (2**40,)}
+        np.lib.format.write_array_header_1_0(f, header)
+    with pytest.raises(ValueError, match=r"m\.npy: not a mask"):
+        create_mask("file", 64, file=tmp_path / "m.npy")
+    (tmp_path / "n.npy").touch()
+    os.truncate(tmp_path / "n.npy", 2**40)
+    with pytest.raises(ValueError, match=r"n\.npy: 1099511627776 bytes: a mask has one number"):
+        create_mask("file", 64, file=tmp_path / "n.npy")

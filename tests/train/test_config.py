@@ -123,3 +123,47 @@ def test_round_trip(tmp_path: Path) -> None:
     assert again.name == "1e4"
     assert again.backbone.options == {**options, "levels": [0, 1]}
     assert set(RunConfig.model_fields) == {"name", "seed", "data", "task", "backbone", "mixer", "train"}
+
+
+def _laughs(levels: int, merge: bool = False) -> str:
+    """Anchors that each stand for nine of the one before."""
+    if merge:
+        lines = ["a0: &a0 {x: 1}"] + [
+            f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, levels)
+        ]
+    else:
+        lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (_laughs(10), "its anchors stand for more than 100000 values"),
+        (_laughs(10, merge=True), "its anchors stand for more than 100000 values"),
+        ("name: &a [*a]", "more than 50 levels deep, or an anchor that contains itself"),
+        ("name: " + "[" * 60 + "]" * 60, "more than 50 levels deep"),
+        ("name: " + "[" * 100_000, "nested too deeply"),
+        ("name: " + "{a: " * 100_000, "nested too deeply"),
+        ("# " + "x" * 2**20, "a recipe has less than 1048576"),
+        ("name: 2020-13-45", "not YAML (month must be in 1..12)"),
+        ("seed: " + "9" * 5000, "not YAML (Exceeds the limit"),
+    ],
+)
+def test_a_recipe_that_grows_when_it_is_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(says)) as e:
+        load_recipe(tmp_path / "a.yaml")
+    assert "a.yaml" in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_anchors_of_a_sound_recipe_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("data: {name: tiny}\ntrain: &t {steps: 3}\nbackbone: {name: unet, options: {}}\n")
+    assert load_recipe(tmp_path / "a.yaml").train.steps == 3
+
+
+def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(ValueError, match=r"a\.yaml: not text"):
+        load_recipe(tmp_path / "a.yaml")

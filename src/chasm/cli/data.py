@@ -88,7 +88,7 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
             raise ValueError(f"option {pair!r}: expected KEY=VALUE")
         try:
             options[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             options[key] = value
     return options
 

@@ -18,12 +18,21 @@ def show_error(error: Exception) -> None:
     typer.echo(f"error: {' '.join(str(error).split())}", err=True)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the errors by which Python, NumPy and torch say that memory does not suffice, on any device."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn expected errors into one line and an exit code; an unexpected one keeps its traceback.
 
-    Expected are wrong values (ValueError), files (OSError), training that diverged (FloatingPointError), and a package
-    that is not installed. A closed pipe is left to Typer, which ends quietly.
+    Expected are wrong values (ValueError), files (OSError), training that diverged (FloatingPointError), too little
+    memory, and a package that is not installed. A closed pipe is left to Typer, which ends quietly.
 
     Raises:
         typer.Exit: with `FAILED`, or with `INTERRUPTED` after Ctrl-C.
@@ -34,6 +43,11 @@ def one_line_errors() -> Iterator[None]:
         raise
     except (ValueError, OSError, FloatingPointError) as e:
         show_error(e)
+        raise typer.Exit(FAILED) from None
+    except (MemoryError, RuntimeError) as e:
+        if not is_out_of_memory(e):
+            raise
+        show_error(MemoryError("out of memory: choose a smaller batch or image, or a machine with more"))
         raise typer.Exit(FAILED) from None
     except ModuleNotFoundError as e:
         if e.name is None or e.name.split(".")[0] == "chasm":

@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+MAX_JSON_BYTES = 64 * 2**20  # parsed, JSON takes about ten times that
 _UNFINISHED = ".chasm-{}.partial"  # without the name of the file, which may be as long as a name can be
 
 
@@ -80,16 +81,27 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(json_safe(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file that chasm wrote.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that chasm wrote, which always holds an object.
 
     Raises:
-        ValueError: with one line that names the file, when it is not JSON.
+        ValueError: with one line that names the file, when it holds anything else.
+        OSError: when it cannot be opened, or is no file.
     """
+    advice = "remove it, and the command that made it makes it again"
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path}: expected a file: {advice}")
+    if (size := path.stat().st_size) > MAX_JSON_BYTES:
+        raise ValueError(f"{path}: {size / 2**20:.0f} MiB, more than chasm ever writes: {advice}")
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except ValueError as e:
-        raise ValueError(f"{path}: not JSON ({e}): remove it, and the command that made it makes it again") from None
+        raise ValueError(f"{path}: not JSON ({e}): {advice}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not JSON that chasm wrote (nested too deeply): {advice}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected an object in braces, got {type(value).__name__}: {advice}")
+    return value
 
 
 def json_safe(value: Any) -> Any:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import write_text
+from chasm.common.files import read_json, write_text
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import DATASETS, FileDataset, existing
@@ -267,7 +267,7 @@ def verify(report: CheckReport, manifest: str | Path) -> None:
     """Add to the report what differs from an earlier manifest, which `write_manifest` wrote."""
     file = existing(manifest)
     try:
-        stored = json.loads(file.read_text())
+        stored = read_json(file)
         files = {name: facts["sha256"] for name, facts in stored["files"].items()}
         if stored["format"] != _FORMAT:
             raise ValueError(stored["format"])

@@ -30,6 +30,7 @@ from torch import Tensor
 from chasm.common.registry import suggest
 
 KINDS = ("equispaced", "random", "equispaced-plain", "random-plain", "file")
+MAX_FILE_BYTES = 64 * 2**20  # of a file with a mask
 Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name
 
 
@@ -226,7 +227,9 @@ def mask_from_array(
 def _read(path: Path) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such mask file")
-    try:
-        return np.asarray(np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path))
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"{path}: {path.stat().st_size} bytes: a mask has one number for each column")
+    try:  # mapped, because a header may claim more than the file holds
+        return np.array(np.load(path, mmap_mode="r", allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path))
     except (ValueError, EOFError, UnicodeDecodeError) as e:
         raise ValueError(f"{path}: not a mask of zeros and ones ({' '.join(str(e).split())})") from None

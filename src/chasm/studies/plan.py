@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from chasm.common.files import write_json
+from chasm.common.files import read_json, write_json
 from chasm.common.registry import suggest
 from chasm.mixers import MIXERS
 from chasm.studies.budget import near_budget
@@ -290,7 +290,7 @@ def save_plan(plan: Plan, root: str | Path) -> None:
 def arms_left_out(plan: Plan, root: str | Path) -> list[str]:
     """Return the arms that the study was last started with in this folder and that this plan does not have."""
     path = _record(root, plan.study.name, plan.scale, plan.protocol)
-    previous = json.loads(path.read_text()).get("arms", []) if path.is_file() else []
+    previous = read_json(path).get("arms", []) if path.is_file() else []
     return [arm for arm in previous if arm not in plan.arms]
 
 
@@ -313,4 +313,7 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
             f"study {study!r} ({scale}, {protocol}) was not started in {root}: "
             f"chasm study run {study} --scale {scale} --protocol {protocol}"
         )
-    return make_plan(**json.loads(path.read_text()))
+    try:
+        return make_plan(**read_json(path))
+    except TypeError:
+        raise ValueError(f"{path}: not a plan that chasm wrote: remove it and start the study again") from None

@@ -28,7 +28,6 @@ Comparisons are every arm against "baseline", and "chasm" against every other ar
 Rows of a cost study hold single numbers: {"gmacs_paper": {"mean": 24.8}, ..}. Values that are not finite are null.
 """
 
-import json
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -121,8 +120,7 @@ def _metrics(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
-        return value
+        return read_json(path)
     except (OSError, ValueError):
         return None
 

@@ -1,6 +1,5 @@
 """How far a cell is: read from its folder alone, so that any process on any machine sees the same."""
 
-import json
 import os
 import time
 import traceback
@@ -37,7 +36,7 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
         return "running", None
     if (folder / "failed.json").is_file():
         try:
-            return "failed", str(json.loads((folder / "failed.json").read_text())["error"])
+            return "failed", str(read_json(folder / "failed.json")["error"])
         except (OSError, ValueError, KeyError):
             return "failed", "failed.json cannot be read"
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):

@@ -1,7 +1,6 @@
 """What a run can resume from: tensors and checkpoints, verified before they are trusted."""
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from chasm.common.files import sync_folder, unwritable, write_atomic, write_json
+from chasm.common.files import read_json, sync_folder, unwritable, write_atomic, write_json
 
 Tensors = dict[str, Tensor]
 
@@ -65,7 +64,7 @@ class Checkpoints:
         for number in reversed(self._numbers()):
             folder = self.folder / f"{number:08d}"
             try:
-                record = json.loads((folder / "record.json").read_text())
+                record = read_json(folder / "record.json")
                 if _sha256(folder / "state.safetensors") != record["sha256"]:
                     raise ValueError("checksum differs")
                 return load_file(folder / "state.safetensors"), record

@@ -17,6 +17,10 @@ from chasm.mri import Sampling
 from chasm.mri.masks import KINDS
 from chasm.tasks import Task, create_task
 
+MAX_YAML_BYTES = 2**20
+MAX_YAML_VALUES = 100_000
+MAX_YAML_DEPTH = 50
+
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -110,7 +114,7 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
         where, content = "recipe", deepcopy(source)
     else:
         where = str(source)
-        content = _parse(find_recipe(source).read_text(), where) or {}
+        content = read_yaml(find_recipe(source)) or {}
         if not isinstance(content, dict):
             raise ValueError(f"{where}: expected a mapping of keys, got {type(content).__name__}")
     changes = [_change(override) for override in overrides or []]
@@ -179,11 +183,54 @@ for _side in (_Loader, _Dumper):  # 1e-3 is a number, as everywhere but in YAML 
     )
 
 
-def _parse(text: str, where: str) -> Any:
+def read_yaml(file: Path) -> Any:
+    """Read a YAML file of plain values: a recipe, or the config of a run.
+
+    Raises:
+        ValueError: with one line that names the file, when it is not YAML, or is larger than any recipe.
+    """
+    if (size := file.stat().st_size) > MAX_YAML_BYTES:
+        raise ValueError(f"{file}: {size} bytes: a recipe has less than {MAX_YAML_BYTES}")
     try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as e:
+        text = file.read_text()
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{file}: not text ({e})") from None
+    return _parse_yaml(text, str(file))
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_values(node, {}, 0)
+        return loader.construct_document(node)
+    except (yaml.YAMLError, ValueError) as e:  # ValueError: a date or a number that cannot be
         raise ValueError(f"{where}: not YAML ({' '.join(str(e).split())})") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply") from None
+    finally:
+        loader.dispose()
+
+
+def _count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
+    """Return how many values a YAML node stands for, aliases written out; raise ValueError if they are too many.
+
+    A few lines of anchors that refer to each other can stand for more values than memory holds.
+    """
+    if depth > MAX_YAML_DEPTH:
+        raise ValueError(f"more than {MAX_YAML_DEPTH} levels deep, or an anchor that contains itself")
+    if id(node) not in counted:
+        total = 1
+        if isinstance(node, yaml.CollectionNode):
+            for child in node.value:
+                for part in child if isinstance(child, tuple) else (child,):
+                    total += _count_values(part, counted, depth + 1)
+        if total > MAX_YAML_VALUES:
+            raise ValueError(f"its anchors stand for more than {MAX_YAML_VALUES} values")
+        counted[id(node)] = total
+    return counted[id(node)]
 
 
 def _sampling(options: Any) -> Sampling:
@@ -219,7 +266,7 @@ def _change(override: str) -> tuple[list[str], Any]:
     key, equals, value = override.partition("=")
     if not equals:
         raise ValueError(f"--set {override!r}: write it as key.subkey=value")
-    return key.split("."), _parse(value, f"--set {override!r}")
+    return key.split("."), _parse_yaml(value, f"--set {override!r}")
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:

@@ -137,9 +137,11 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     config = load_recipe(folder / "config.yaml")
     task = config.task.create()
     # (M, H, W) of the raw images the run was built for
-    shape = tuple(read_json(folder / "environment.json")["image_shape"])
+    shape = read_json(folder / "environment.json").get("image_shape")
+    if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape)):
+        raise ValueError(f"{folder / 'environment.json'}: image_shape: expected three numbers, got {shape!r}")
     with torch.random.fork_rng(devices=[]):  # loading a model is no reason to reseed the caller
-        model = build_model(config, task, shape)
+        model = build_model(config, task, tuple(shape))
     check_weights(folder)
     try:
         model.load_state_dict(load_file(weights))

@@ -7,6 +7,7 @@ from typing import Any
 
 from chasm.common.files import read_json
 from chasm.studies.statistics import difference, spread
+from chasm.train.config import read_yaml
 
 FOCUS, BASE = "chasm", "baseline"
 _SHORT = {"wrapper only": "wrapper"}  # names that studies also use, so that colours agree
@@ -58,10 +59,13 @@ def _name(folder: Path) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    import yaml
-
     path = folder / "config.yaml"
-    return yaml.safe_load(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    config = read_yaml(path)
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: expected the config of a run, got {type(config).__name__}")
+    return config
 
 
 def _json(path: Path) -> dict[str, Any] | None:
