@@ -1,13 +1,14 @@
 """`chasm data` as a user types it."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from chasm.cli.app import app
 from chasm.cli.montage import montage
@@ -116,3 +117,37 @@ def test_montage_combines_coils(tmp_path: Path) -> None:
     target = np.asarray(montage([sample], "mri", Sampling()).axes[0].images[0].get_array())
     rss = np.sqrt((np.abs(coils[30]) ** 2).sum(0))
     np.testing.assert_allclose(target, rss / rss.max(), atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["manifest", "preview"])
+def test_a_file_that_chasm_did_not_write_is_kept(what: str, tmp_path: Path) -> None:
+    write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
+    mine = tmp_path / ("thesis.json" if what == "manifest" else "thesis.png")
+    words = ["check", "--manifest"] if what == "manifest" else ["preview", "-O", "size=64", "-o"]
+
+    def call(*more: str, out: Path = mine) -> Result:
+        return runner.invoke(
+            app, ["data", words[0], str(tmp_path / "images"), "--as", "images", *words[1:], str(out), *more]
+        )
+
+    mine.write_text("{}")
+    result = call()
+    assert result.exit_code == 3, result.output
+    assert "thesis" in result.output
+    assert "chasm did not write this file, and it would be lost: give another name, or --force" in result.output
+    assert mine.read_text() == "{}"
+    assert call("--force").exit_code == 0
+    assert mine.read_text(errors="replace") != "{}"
+    assert call().exit_code == 0, "what chasm wrote may be replaced"
+    os.mkfifo(tmp_path / "pipe.json")
+    for never in (tmp_path, tmp_path / "pipe.json"):
+        assert "not a file, and it is never replaced" in call("--force", out=never).output
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_every_kind_of_preview_is_known_again(suffix: str, tmp_path: Path) -> None:
+    write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
+    words = ["data", "preview", str(tmp_path / "images"), "--as", "images", "-O", "size=64", "-o"]
+    for _ in range(2):
+        result = runner.invoke(app, [*words, str(tmp_path / f"p.{suffix}")])
+        assert result.exit_code == 0, result.output

@@ -1,5 +1,6 @@
 """What `chasm reconstruct` writes: files of its own, whole or not at all, with the geometry of the input."""
 
+import os
 import re
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_an_input_is_never_written_over(tmp_path: Path, way: str) -> None:
     elif way == "run":
         kept, out = run / "environment.json", run / "environment.h5"
     before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
-    with pytest.raises(ValueError, match=rf"{kept.name if way != 'hard link' else 'other.h5'}: is .*--out"):
+    lost = "chasm did not write this file" if way == "record" else "is .*--out"
+    with pytest.raises(ValueError, match=rf"{kept.name if way != 'hard link' else 'other.h5'}: {lost}"):
         reconstruct(source, run, out, mask=mask)
     assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
 
@@ -112,6 +114,30 @@ def test_an_earlier_reconstruction_is_replaced(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     told = [reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5").volumes[0].replaced for _ in range(2)]
     assert told == [False, True]
+
+
+@pytest.mark.parametrize("name", ["out.nii", "out.side-by-side.png", "out.json"])
+def test_a_file_that_no_reconstruction_wrote_is_kept(name: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    run = make_run(tmp_path / "run")
+    if name == "out.nii":
+        reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5")  # its record does not speak for another suffix
+    (tmp_path / name).write_text("mine")
+    words = (tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.nii", "--device", "cpu")
+    found = call(*words)
+    assert found.exit_code == 3
+    assert f"{name}: chasm did not write this file" in found.stderr
+    assert (tmp_path / name).read_text() == "mine"
+    assert call(*words, "--force").exit_code == 0
+    assert (tmp_path / name).read_bytes() != b"mine"
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_pipe_or_a_folder_is_never_replaced(tmp_path: Path) -> None:
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
+    os.mkfifo(tmp_path / "out.h5")
+    with pytest.raises(ValueError, match=r"out\.h5: not a file, and it is never replaced"):
+        reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.h5", force=True)
 
 
 NAMES = (

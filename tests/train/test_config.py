@@ -167,3 +167,9 @@ def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(ValueError, match=r"a\.yaml: not text"):
         load_recipe(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["../../etc", "..", "", "a/b", "a\\\\b", "/tmp/x"])
+def test_a_name_cannot_lead_out_of_the_folder_of_runs(name: str) -> None:
+    with pytest.raises(ValueError, match="name: expected a name that a folder can have"):
+        load_recipe({**BASE, "name": name})

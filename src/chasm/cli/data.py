@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chasm.cli.errors import FAILED
-from chasm.common.files import write_atomic
+from chasm.common.files import require_replaceable, write_atomic
 from chasm.common.progress import ProgressBar
 from chasm.common.text import counted
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from chasm.data.check import CheckReport
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: list the formats, check a download, look at it.")
+_FORCE_HELP = "Replace a file that chasm did not write."
+_PREVIEW_TITLE = "chasm data preview"  # in every picture: which may be replaced by the next
 _OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. seed=1. Repeatable."
 
 
@@ -37,12 +39,15 @@ def check(
     kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
     manifest: Path | None = typer.Option(None, help="Write file hashes, sizes and splits to this JSON file."),
     verify: Path | None = typer.Option(None, help="Compare with a manifest written earlier."),
+    force: bool = typer.Option(False, "--force", help=_FORCE_HELP),
     jobs: int | None = typer.Option(None, min=1, help="Cases read at the same time; default: one per core."),
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
     """Read all of a dataset and report what is wrong with it. The exit code is 3 if anything is."""
     from chasm.data import check as checks
 
+    if manifest is not None:
+        require_replaceable(manifest.expanduser(), checks.is_manifest, force)
     with ProgressBar() as bar:
         report = checks.check(path, kind, jobs, bar.update, **parse_options(option))
     if verify is not None:
@@ -59,6 +64,7 @@ def preview(
     path: Path | None = typer.Argument(None, help="The folder (or file) of the dataset, where it has one."),
     kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
     out: Path = typer.Option(..., "--out", "-o", help="The picture to write (PNG, PDF or SVG)."),
+    force: bool = typer.Option(False, "--force", help=_FORCE_HELP),
     split: str = typer.Option("train", help="Split to show: train, val or test."),
     count: int = typer.Option(4, "--slices", min=1, max=32, help="How many slices to show."),
     acceleration: float = typer.Option(4, min=1.01, help="Undersampling of MRI slices."),
@@ -70,12 +76,14 @@ def preview(
     from chasm.data import open_dataset
     from chasm.mri import Sampling
 
+    out = out.expanduser()
+    require_replaceable(out, lambda path: _PREVIEW_TITLE.encode() in path.read_bytes(), force)
     data = open_dataset(kind, path, split=split, **parse_options(option))
     rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
     figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
     figure.suptitle(f"{kind} {data.split}: {counted(len(data), 'slice')} of {counted(len(data.cases), 'case')}")
-    form = out.suffix[1:] or "png"
-    write_atomic(out, lambda p: figure.savefig(p, format=form, dpi=110, bbox_inches="tight"))
+    form, title = out.suffix[1:] or "png", {"Title": _PREVIEW_TITLE}
+    write_atomic(out, lambda p: figure.savefig(p, format=form, dpi=110, bbox_inches="tight", metadata=title))
     typer.echo(f"wrote {out}: {len(rows)} of {counted(len(data), 'slice')}")
 
 

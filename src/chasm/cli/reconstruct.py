@@ -32,6 +32,7 @@ def reconstruct(
     ),
     mask: Path | None = typer.Option(None, help=MASK),
     option: list[str] = typer.Option([], "--option", "-O", help=OPTION),
+    force: bool = typer.Option(False, "--force", help="Replace files that no earlier reconstruction wrote."),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
@@ -51,7 +52,15 @@ def reconstruct(
     with ProgressBar() as bar:
         on_slice = lambda path, done, total: bar.update(done, total, path.name)  # noqa: E731
         for path, outcome in logic.reconstruct_each(
-            sources, run, out, kind=kind, mask=mask, options=parse_options(option), device=place, on_slice=on_slice
+            sources,
+            run,
+            out,
+            kind=kind,
+            mask=mask,
+            options=parse_options(option),
+            device=place,
+            force=force,
+            on_slice=on_slice,
         ):
             outcomes[path] = outcome
             with bar.hidden():

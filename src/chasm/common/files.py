@@ -44,6 +44,20 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
             partial.unlink(missing_ok=True)
 
 
+def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool = False) -> None:
+    """Raise a ValueError if writing `path` would replace something that chasm did not write.
+
+    Args:
+        path: where a file is to go.
+        ours: says of the file that is there whether chasm wrote it; not called if `force`.
+        force: whether any file may be replaced. Folders, pipes and devices never are.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a file, and it is never replaced: give another name")
+    if path.exists() and not force and not ours(path):
+        raise ValueError(f"{path}: chasm did not write this file, and it would be lost: give another name, or --force")
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in the folder survive a power failure, on the file systems that can."""
     with suppress(OSError):  # some cannot sync a folder, and a folder may be writable but not readable

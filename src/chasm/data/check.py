@@ -283,6 +283,14 @@ def verify(report: CheckReport, manifest: str | Path) -> None:
                 report.findings.append(f"{name}: split: {split}, but {moved[name]} in {file.name}")
 
 
+def is_manifest(file: Path) -> bool:
+    """Return True if `write_manifest` wrote the file."""
+    try:
+        return read_json(file).get("format") == _FORMAT
+    except (OSError, ValueError):
+        return False
+
+
 def write_manifest(report: CheckReport, file: str | Path) -> None:
     """Write the manifest of a report: hashes, sizes, splits and findings as JSON."""
     write_text(Path(file).expanduser(), json.dumps(report.manifest(), indent=1, sort_keys=True))

@@ -1,6 +1,5 @@
 """Where a reconstruction goes: the files of every case, decided before anything is written."""
 
-import json
 import os
 import re
 from collections import Counter
@@ -9,6 +8,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
+
+from chasm.common.files import read_json, require_replaceable
 
 K = TypeVar("K")
 SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".png")
@@ -116,20 +117,22 @@ def _distinct(out: Path, wanted: Mapping[K, tuple[str, str, int]]) -> dict[K, Ou
     return {key: outputs[key] for key in wanted}
 
 
-def refuse_to_overwrite(outputs: Iterable[OutputFiles], inputs: Iterable[Path]) -> None:
-    """Raise a ValueError if an output would replace an input, or a JSON file that is no record of a reconstruction.
+def refuse_to_overwrite(outputs: Iterable[OutputFiles], inputs: Iterable[Path], force: bool = False) -> None:
+    """Raise a ValueError if an output would replace an input, or a file that no earlier reconstruction wrote.
 
     Args:
         outputs: what will be written.
         inputs: what is read. A link to an input counts as the input.
+        force: whether files that are no inputs may be replaced, whoever wrote them.
     """
     read = {_identity(file) for file in inputs if file.exists()}
     for files in outputs:
         for file in files.all:
             if file.exists() and _identity(file) in read:
                 raise ValueError(f"{file}: is an input, which would be lost: give another name with --out")
-        if files.record.exists() and not _is_record(files.record):
-            raise ValueError(f"{files.record}: is not from a reconstruction and would be lost: give another --out")
+        earlier = _names_in_record(files.record)
+        for file in files.all:
+            require_replaceable(file, lambda path, earlier=earlier: path.name in earlier, force)  # type: ignore[misc]
 
 
 def suffix_of(out: Path) -> str:
@@ -149,11 +152,12 @@ def _identity(file: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_record(file: Path) -> bool:
+def _names_in_record(record: Path) -> set[str]:
+    """Return the names of the files that an earlier reconstruction wrote, its record included."""
     try:
-        return {"case", "slices", "sampling"} <= set(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
-        return False
+        return {*map(str, read_json(record)["files"]), record.name}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _plain(name: str) -> str:

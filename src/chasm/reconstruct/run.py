@@ -92,6 +92,7 @@ def reconstruct(
     mask: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
+    force: bool = False,
     on_slice: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
     """Reconstruct every slice of a scan with a trained run.
@@ -107,6 +108,7 @@ def reconstruct(
         mask: a mask file: instead of the run's mask, or the one that undersampled k-space was measured with.
         options: what to take from the files: plane or volume of NIfTI. Default: as the run was trained.
         device: where the model runs.
+        force: whether files that no reconstruction wrote may be replaced.
         on_slice: called after every slice with (slices done, slices in all).
 
     Raises:
@@ -114,7 +116,9 @@ def reconstruct(
         OSError: with one line, when a file cannot be read or written, or memory does not suffice.
     """
     on_each = lambda _, done, total: on_slice(done, total)  # noqa: E731
-    each = reconstruct_each([source], run, out, kind=kind, mask=mask, options=options, device=device, on_slice=on_each)
+    each = reconstruct_each(
+        [source], run, out, kind=kind, mask=mask, options=options, device=device, force=force, on_slice=on_each
+    )
     _, outcome = next(each)
     if isinstance(outcome, Exception):
         raise outcome
@@ -130,6 +134,7 @@ def reconstruct_each(
     mask: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
+    force: bool = False,
     on_slice: Callable[[Path, int, int], None] = lambda source, done, total: None,
 ) -> Iterator[tuple[Path, Outcome | ValueError | OSError]]:
     """Reconstruct several scans, one after the other. One that fails gives its error, and the others go on.
@@ -142,6 +147,7 @@ def reconstruct_each(
         mask: as for `reconstruct`.
         options: as for `reconstruct`.
         device: as for `reconstruct`.
+        force: as for `reconstruct`.
         on_slice: called after every slice with (source, slices done, slices in all).
 
     Yields:
@@ -172,7 +178,7 @@ def reconstruct_each(
     for path, file in zip(paths, outs, strict=True):
         try:
             scan = _open(path, trained, kind, mask, dict(options or {}))
-            yield path, _reconstruct(scan, trained, path, file, device, inputs, written, partial(on_slice, path))
+            yield path, _reconstruct(scan, trained, path, file, device, inputs, written, force, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
         except (torch.OutOfMemoryError, MemoryError):
@@ -206,6 +212,7 @@ def _reconstruct(
     device: torch.device,
     inputs: list[Path],
     written: set[Path],
+    force: bool,
     on_slice: Callable[[int, int], None],
 ) -> Outcome:
     """Reconstruct all cases of a scan. Neither `inputs` nor files `written` for other scans are replaced."""
@@ -213,7 +220,7 @@ def _reconstruct(
     work = Reconstructor(scan, trained, device)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
-    refuse_to_overwrite(outputs.values(), inputs + scan.data.files())
+    refuse_to_overwrite(outputs.values(), inputs + scan.data.files(), force)
     ours = {file for files in outputs.values() for file in files.all}
     if ours & written:
         raise ValueError(f"{min(ours & written)}: holds another input of this call: give this one by itself")
@@ -291,6 +298,7 @@ def _write_case(
         "scores": scores or None,
         "zero-filled": reference or None,
         "notes": scan.notes,
+        "files": [file.name for file in files.all],
     }
     write_json(files.record, record)
     return Volume(case, files.volume, files.picture, len(rows), replaced, scores, reference)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from chasm.backbones.base import BACKBONES
 from chasm.common.registry import suggest
@@ -89,6 +89,14 @@ class RunConfig(Strict):
     backbone: Part = Part(name="unet")
     mixer: Part = Part(name="identity")
     train: Training
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        """The run folder is named after it, and must stay inside runs/."""
+        if name in ("", ".", "..") or any(c in "/\\" or not c.isprintable() for c in name):
+            raise ValueError("expected a name that a folder can have, without / and \\")
+        return name
 
     @model_validator(mode="after")
     def _graph_or_recomputation(self) -> "RunConfig":
