@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from chasm.data.base import FileDataset, register_dataset
-from chasm.data.files import reading, require_finite, require_folder
+from chasm.data.files import reading, require_folder, require_single
 from chasm.data.limits import open_nifti_file
 from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import assign_splits
@@ -133,7 +133,8 @@ def _volume(file: Path) -> np.ndarray:
         volume = np.asarray(open_nifti_file(file).dataobj)
     if volume.ndim != 3 or 0 in volume.shape:
         raise fault(file, "volume", f"expected 3 dimensions (x, y, slices), got shape {volume.shape}")
-    return require_finite(volume, file, "volume")
+    require_single(volume, file, "volume")
+    return volume
 
 
 def _label(file: Path) -> np.ndarray:

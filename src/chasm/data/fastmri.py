@@ -18,7 +18,7 @@ import torch
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
-from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, h5_whole, reading
+from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, h5_whole, reading, require_single
 from chasm.data.records import SOMEWHERE, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
@@ -142,8 +142,9 @@ class FastMRI(KSpaceDataset):
             size = (min(raw.size[0], raw.kspace.shape[-2]), min(raw.size[1], raw.kspace.shape[-1]))
             image = crop_or_pad(ifft2c(raw.kspace), size)
         else:
-            array = h5_slice(self._field(file), k, file, _KEYS[self.target])
-            image = torch.from_numpy(array.astype(np.float32))[None]
+            key = _KEYS[self.target]
+            stored = h5_slice(self._field(file), k, file, key)
+            image = torch.from_numpy(require_single(stored, file, f"{key} slice {k}"))[None]
         return Slice(image, None, case.name, k, f"fastMRI {_KEYS[self.target]}")
 
     def raw_slice(self, i: int) -> RawSlice:
@@ -153,7 +154,7 @@ class FastMRI(KSpaceDataset):
         file = case.files[0]
         handle = self._h5[file]
         kspace = h5_slice(h5_field(handle, file, "kspace", (3, 4), complex_=True), k, file, "kspace")
-        coils = torch.from_numpy(kspace.astype(np.complex64).reshape(-1, *kspace.shape[-2:]))
+        coils = torch.from_numpy(require_single(kspace, file, f"kspace slice {k}").reshape(-1, *kspace.shape[-2:]))
         mask = torch.from_numpy(column_mask(handle, file, kspace.shape[-1])) if "mask" in handle else None
         return RawSlice(coils, mask, self.header_of(case).recon, case.name, k)
 

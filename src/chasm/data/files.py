@@ -61,6 +61,26 @@ def require_finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
     return array
 
 
+def require_single(array: np.ndarray, file: Path, field: str) -> np.ndarray:
+    """Return the array as float32 or complex64, with all values finite before and after.
+
+    Args:
+        array: numbers of any type.
+        file: where they come from.
+        field: the part of the file.
+
+    Raises:
+        DataError: with the number of values that are NaN, infinite, or beyond float32.
+    """
+    require_finite(array, file, field)
+    with np.errstate(over="ignore"):
+        single = array.astype(np.complex64 if array.dtype.kind == "c" else np.float32)
+    if not np.isfinite(single).all():
+        bad = int((~np.isfinite(single)).sum())
+        raise fault(file, field, f"{bad} of {array.size} values are beyond float32 (3.4e38): scale the data")
+    return single
+
+
 def crop_or_pad(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Return (..., H, W) cropped or zero-padded about its centre to a size.
 

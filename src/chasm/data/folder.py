@@ -15,7 +15,7 @@ import torch
 
 from chasm.data.base import FileDataset, existing, register_dataset
 from chasm.data.dicom import SeriesFile, geometry_of_frames, header_or_none, read_header, split_volumes
-from chasm.data.files import crop_or_pad, require_finite
+from chasm.data.files import crop_or_pad, require_single
 from chasm.data.formats import (
     FORMATS,
     FileImages,
@@ -104,9 +104,7 @@ class Folder(FileDataset):
             self._last_file = (file, load_images(file, self._options))
         _, loaded = self._last_file
         array = np.array(loaded.images[frame])
-        require_finite(array, file, f"image {frame}")
-        dtype = np.complex64 if array.dtype.kind == "c" else np.float32
-        image, label = torch.from_numpy(array.astype(dtype))[None], None
+        image, label = torch.from_numpy(require_single(array, file, f"image {frame}"))[None], None
         if loaded.labels is not None:
             label = torch.from_numpy(loaded.labels[frame].astype(np.int64))
         if self.size is not None:
@@ -137,7 +135,8 @@ class Folder(FileDataset):
             if case.frames:
                 images = images[[number for which, number in case.frames if which == i]]
             for number, image in enumerate(images):
-                survey.add(require_finite(np.asarray(image), file, f"image {number}"))
+                require_single(np.asarray(image), file, f"image {number}")
+                survey.add(np.asarray(image))
             shapes.add(images.shape[1:])
             kinds.add(str(images.dtype))
             if len(shapes) > 1:

@@ -267,6 +267,11 @@ def _write_case(
         for i, row in enumerate(rows):
             result = work.result(row, meters)
             shape = shape or result.image.shape
+            if not np.isfinite(result.image).all():
+                problem = (
+                    "the reconstruction is not finite, and nothing is written: the values of the data are too large"
+                )
+                raise ValueError(f"{case} slice {i}: {problem} for float32: scale the data")
             if result.image.shape != shape:
                 differs = f"{case} slice {i}: {result.image.shape} differs from {shape}"
                 raise ValueError(f"{differs}: a volume has one shape: give such files one at a time")

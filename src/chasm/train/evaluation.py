@@ -1,6 +1,7 @@
 """Scores of a finished run on a split, with the reference beside them, and a few examples to look at."""
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ def evaluate(
     """Metrics of the run's selected weights on a split; `data_path` is another place of the same dataset."""
     run, device = load_run(folder, device), torch.device(device)
     with tf32(run.config.train.tf32):
-        return measure(run, split_of(run, split, device, data_path), device)
+        metrics = measure(run, split_of(run, split, device, data_path), device)
+    if wrong := [name for name, value in metrics["mean"].items() if math.isnan(value)]:
+        raise ValueError(f"{folder}: {wrong[0]} of the {split} split is not a number: check the data and their scale")
+    return metrics
 
 
 def split_of(run: Run, split: str, device: torch.device, data_path: str | None = None) -> SliceDataset:

@@ -144,7 +144,11 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
         model = build_model(config, task, tuple(shape))
     check_weights(folder)
     try:
-        model.load_state_dict(load_file(weights))
+        stored = load_file(weights)
+        for name, value in stored.items():
+            if not torch.isfinite(value).all():
+                raise ValueError(f"{weights}: {name}: weights that are not finite: train again, with a lower train.lr")
+        model.load_state_dict(stored)
     except RuntimeError as e:  # one line of torch's many
         raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
     return Run(model.to(device).eval(), task, config, folder)
