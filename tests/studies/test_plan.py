@@ -8,9 +8,10 @@ import torch
 
 from chasm.mixers import MIXERS
 from chasm.studies import STUDIES, collect, load_plan, make_plan
+from chasm.studies.factors import ARMS, MULTIPLIERS
 from chasm.studies.plan import FACTORS, PROTOCOLS, missing_paths, part_of, save_plan
+from chasm.studies.records import ArmInfo
 from chasm.studies.tuning import assume_choices
-from chasm.studies.vocabulary import ARMS, MULTIPLIERS
 from chasm.surgery.param_groups import param_groups
 from chasm.train.run import build_model
 
@@ -124,7 +125,7 @@ def test_any_registered_mixer_can_stand_beside_the_others(tmp_path, monkeypatch)
     assert (mine.key, mine.config.mixer.name) == ("cc359-x8.hifi-mamba.mine.m1.s0.select", "mine")
     save_plan(plan, tmp_path)
     assert load_plan(tmp_path, "basis", protocol="tuned") == plan
-    assert collect(plan, tmp_path)["arms"]["mine"] == {"label": "mine", "mixer": "mine", "options": {}}
+    assert collect(plan, tmp_path).arms["mine"] == ArmInfo("mine", "mine", {})
     with pytest.raises(ValueError, match="unknown arm or mixer 'chazm': did you mean 'chasm'"):
         make_plan("basis", arms=("chazm",))
 

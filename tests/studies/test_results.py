@@ -20,7 +20,17 @@ def write(plan, root, cell, psnr, val=0.0, seconds=10.0):
 
 
 def row(found, arm, setting="cc359-x8"):
-    return next(r for r in found["rows"] if (r["arm"], r["setting"]) == (arm, setting))
+    return next(r for r in found.rows if (r.arm, r.setting) == (arm, setting))
+
+
+def check_json(content):
+    """report.json holds the same fields by name, and nothing that JSON cannot."""
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert content["format"] == 2
+    chasm = next(r for r in content["rows"] if r["arm"] == "chasm")
+    assert chasm["paper"]["psnr"] == {"mean": 25.72, "spread": 0.61, "over": "cases"}
+    done = next(r for r in content["runs"] if r["status"] == "done")
+    assert (done["metrics"]["best_val"], done["config"]["backbone"]["name"]) == ({"psnr": 0.0}, "unet")
 
 
 def test_rows_and_comparisons(tmp_path):
@@ -30,23 +40,23 @@ def test_rows_and_comparisons(tmp_path):
         if cell.host == "unet":
             write(plan, tmp_path, cell, psnr[cell.arm] + 0.5 * cell.seed)
     found = collect(plan, tmp_path)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["counts"] == {"done": 6, "missing": 12}
+    check_json(found.to_json())
+    assert found.counts == {"done": 6, "missing": 12}
     chasm = row(found, "chasm")
-    assert chasm["scores"]["psnr"]["mean"] == pytest.approx(21 + 0.25 + 3.5)
-    assert chasm["scores"]["psnr"]["std_cases"] == pytest.approx((63 / 12) ** 0.5)  # of 0..7
-    assert chasm["scores"]["psnr"]["std_seeds"] == pytest.approx(0.5 / 2**0.5)
-    assert chasm["scores"]["psnr"]["cases"]["c1"] == pytest.approx(21 + 0.25 + 1)
-    assert chasm["paper"]["psnr"] == {"mean": 25.72, "spread": 0.61, "over": "cases"}
-    assert (chasm["seeds"], chasm["macs"], chasm["seconds"], chasm["chosen_from"]) == ([0, 1], 7, 10.0, None)
-    got = {(c["arm"], c["against"]): c for c in found["comparisons"] if c["metric"] == "psnr"}
+    assert chasm.scores["psnr"].mean == pytest.approx(21 + 0.25 + 3.5)
+    assert chasm.scores["psnr"].std_cases == pytest.approx((63 / 12) ** 0.5)  # of 0..7
+    assert chasm.scores["psnr"].std_seeds == pytest.approx(0.5 / 2**0.5)
+    assert chasm.scores["psnr"].cases["c1"] == pytest.approx(21 + 0.25 + 1)
+    assert chasm.paper["psnr"] == (25.72, 0.61, "cases")
+    assert (chasm.seeds, chasm.macs, chasm.seconds, chasm.chosen_from) == ([0, 1], 7, 10.0, None)
+    got = {(c.arm, c.against): c for c in found.comparisons if c.metric == "psnr"}
     assert set(got) == {("wrapper", "baseline"), ("chasm", "baseline"), ("chasm", "wrapper")}
     win = got["chasm", "baseline"]
-    assert (win["mean"], win["low"], win["high"]) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
-    assert (win["verdict"], win["cases"], win["seeds"], win["paper"]) == ("win", 8, 2, 0.93)
-    assert got["wrapper", "baseline"]["verdict"] == "level"
-    assert got["chasm", "wrapper"]["paper"] is None
-    assert [r["setting"] for r in found["references"]] == ["cc359-x8"]
+    assert (win.mean, win.low, win.high) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
+    assert (win.verdict, win.cases, win.seeds, win.paper) == ("win", 8, 2, 0.93)
+    assert got["wrapper", "baseline"].verdict == "level"
+    assert got["chasm", "wrapper"].paper is None
+    assert [r.setting for r in found.references] == ["cc359-x8"]
 
 
 def test_falsification(tmp_path):
@@ -57,12 +67,12 @@ def test_falsification(tmp_path):
             strongest = "gfnet" if random else "fsel"
             psnr = 25.0 if cell.arm == "chasm" else 24.8 if random else 24.0
             write(plan, tmp_path, cell, psnr if cell.arm in ("chasm", strongest) else 20.0)
-    (gain,) = collect(plan, tmp_path)["falsification"]
-    assert (gain["setting"], gain["rival"], gain["rival_random"]) == ("cc359-x8", "fsel", "gfnet")
-    assert gain["structured"]["mean"] == pytest.approx(1.0)
-    assert gain["random"]["mean"] == pytest.approx(0.2)
-    assert gain["drop"]["mean"] == pytest.approx(80)
-    assert gain["paper"] == {"structured": 0.52, "random": 0.08, "drop": 84.6}
+    (gain,) = collect(plan, tmp_path).falsification
+    assert (gain.setting, gain.rival, gain.rival_random) == ("cc359-x8", "fsel", "gfnet")
+    assert gain.structured.mean == pytest.approx(1.0)
+    assert gain.random.mean == pytest.approx(0.2)
+    assert gain.drop.mean == pytest.approx(80)
+    assert gain.paper == {"structured": 0.52, "random": 0.08, "drop": 84.6}
 
 
 def test_seeds_of_one_side_only_are_left_out(tmp_path):
@@ -70,15 +80,15 @@ def test_seeds_of_one_side_only_are_left_out(tmp_path):
     for cell in plan.runs:
         if cell.arm == "chasm" or cell.seed == 1:
             write(plan, tmp_path, cell, 21.0 + cell.seed if cell.arm == "chasm" else 20.0)
-    (pair,) = [c for c in collect(plan, tmp_path)["comparisons"] if c["metric"] == "psnr"]
-    assert (pair["arm"], pair["against"], pair["seeds"]) == ("chasm", "chasm-untied", 1)
-    assert pair["mean"] == pytest.approx(2.0)
+    (pair,) = [c for c in collect(plan, tmp_path).comparisons if c.metric == "psnr"]
+    assert (pair.arm, pair.against, pair.seeds) == ("chasm", "chasm-untied", 1)
+    assert pair.mean == pytest.approx(2.0)
 
 
 def test_nothing_yet(tmp_path):
     found = collect(make_plan("cc359"), tmp_path)
-    assert found["counts"] == {"missing": 54}
-    assert found["rows"] == found["comparisons"] == found["falsification"] == []
+    assert found.counts == {"missing": 54}
+    assert found.rows == found.comparisons == found.falsification == []
 
 
 def test_an_interval_without_end_is_null(tmp_path):
@@ -87,5 +97,6 @@ def test_an_interval_without_end_is_null(tmp_path):
         if cell.setting.startswith("fastmri-x4"):
             write(plan, tmp_path, cell, 20.0)  # no gain at all: its drop has no meaning
     found = collect(plan, tmp_path)
-    assert found["falsification"][0]["drop"] == {"mean": None, "low": None, "high": None}
-    json.dumps(found, allow_nan=False)
+    content = found.to_json()
+    assert content["falsification"][0]["drop"] == {"mean": None, "low": None, "high": None}
+    json.dumps(content, allow_nan=False)

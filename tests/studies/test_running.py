@@ -141,13 +141,13 @@ def test_costs_beside_those_of_the_paper(tmp_path):
         if todo["key"].split(".")[2] in ("baseline", "gfnet", "chasm"):
             assert run_cell(todo) == "done"
     found = collect(plan, tmp_path)
-    rows = {r["arm"]: r for r in found["rows"]}
-    assert rows["gfnet"]["scores"]["core_mparams"] == {"mean": 0.79872}
-    assert rows["gfnet"]["paper"]["core_mparams"]["mean"] == 0.80
-    assert rows["baseline"]["scores"]["core_mparams"] == {"mean": 0.0}
-    assert rows["chasm"]["scores"]["gmacs"]["mean"] > rows["baseline"]["scores"]["gmacs"]["mean"]
-    assert found["settings"]["cc359-x8"]["metrics"][0] == "gmacs_paper"
-    json.dumps(found, allow_nan=False)
+    rows = {r.arm: r for r in found.rows}
+    assert rows["gfnet"].scores["core_mparams"].mean == 0.79872
+    assert rows["gfnet"].paper["core_mparams"].mean == 0.80
+    assert rows["baseline"].scores["core_mparams"].mean == 0.0
+    assert rows["chasm"].scores["gmacs"].mean > rows["baseline"].scores["gmacs"].mean
+    assert found.settings["cc359-x8"].metrics[0] == "gmacs_paper"
+    json.dumps(found.to_json(), allow_nan=False)
     text = write_report(found, tmp_path / "report").with_suffix(".md").read_text()
     assert "3 models counted, none trained." in text
     for fact in ("hardware", "versions", "command"):
@@ -191,12 +191,12 @@ def test_two_runs_of_a_study_train_and_compare(tmp_path, monkeypatch):
     plan = make_plan("seeds-basis", seeds=(0,), overrides=["train.steps=2", "data.options.cases=10"])
     assert set(run(plan, tmp_path, at_once=2, say=lambda _: None).values()) == {"done"}
     found = collect(plan, tmp_path)
-    assert found["counts"] == {"done": 2}
-    assert {r["arm"] for r in found["rows"]} == {"chasm-untied", "chasm"}
-    (pair,) = [c for c in found["comparisons"] if c["metric"] == "psnr"]
-    assert pair["cases"] == len(found["rows"][0]["scores"]["psnr"]["cases"]) == 2
-    assert found["cells"][0]["environment"]["seed"] == 0
-    assert found["cells"][0]["environment"]["command"] == "chasm study run seeds-basis"
+    assert found.counts == {"done": 2}
+    assert {r.arm for r in found.rows} == {"chasm-untied", "chasm"}
+    (pair,) = [c for c in found.comparisons if c.metric == "psnr"]
+    assert pair.cases == len(found.rows[0].scores["psnr"].cases) == 2
+    assert found.runs[0].environment.seed == 0
+    assert found.runs[0].environment.command == "chasm study run seeds-basis"
     assert (plan.folder(tmp_path, plan.runs[0]) / "output.txt").read_text() == ""
     assert jobs_of(plan, tmp_path) == []
 

@@ -60,11 +60,11 @@ def test_short_runs_decide_and_only_the_choice_runs_at_full_length(study, tmp_pa
     assert keys[-6:] == [f"{PLACE}.{arm}.m30.s{s}" for arm in ("chasm-untied", "chasm") for s in range(3)]
     assert jobs_of(plan, tmp_path) == []
     results = collect(make_plan("seeds-basis", protocol="tuned"), tmp_path)
-    row = next(r for r in results["rows"] if r["arm"] == "chasm")
-    assert (row["multiplier"], row["seeds"]) == (30, [0, 1, 2])
-    assert list(row["chosen_from"]) == ["1", "10", "30", "100"]
-    assert row["chosen_from"]["30"] == max(row["chosen_from"].values()) == 30
-    assert results["counts"] == {"done": 6}
+    row = next(r for r in results.rows if r.arm == "chasm")
+    assert (row.multiplier, row.seeds) == (30, [0, 1, 2])
+    assert list(row.chosen_from) == ["1", "10", "30", "100"]
+    assert row.chosen_from["30"] == max(row.chosen_from.values()) == 30
+    assert results.counts == {"done": 6}
 
 
 @pytest.mark.parametrize(

@@ -76,16 +76,16 @@ def _print_harmony(measured: "dict[str, dict[str, Harmony]]") -> None:
 
 
 def _print_projection(projection: "Projection") -> None:
-    from chasm.studies.report import words
+    from chasm.studies.report import text
 
     columns = ["test score", "untied", "harmonised", "difference", "95 % interval"]
     rows, cases = [], len(projection.before)
     for metric in next(iter(projection.before.values())):
         d = projection.difference(metric)
         means = [sum(c[metric] for c in side.values()) / cases for side in (projection.before, projection.after)]
-        name = ", ".join(filter(None, (words.NAMES.get(metric, metric), words.UNITS.get(metric))))
-        limits = f"[{words.signed(d.low, metric)}, {words.signed(d.high, metric)}]"
-        rows.append([name, *(words.number(m, metric) for m in means), words.signed(d.mean, metric), limits])
+        name = text.metric_name(metric)
+        limits = f"[{text.signed(d.low, metric)}, {text.signed(d.high, metric)}]"
+        rows.append([name, *(text.number(m, metric) for m in means), text.signed(d.mean, metric), limits])
     print_table(columns, rows, right=columns[1:])
     typer.echo(f"Paired over {counted(cases, 'case')}. Harmonised run: {projection.folder}")
 

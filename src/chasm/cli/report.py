@@ -22,6 +22,6 @@ def report(
     results = collect(part_of(load_plan(root, study, scale, protocol), only), root)
     folder = to or root / scale / "reports" / f"{study}.{protocol}"
     page = write_report(results, folder, root=root)
-    write_json(page.with_suffix(".json"), results)
-    counts = ", ".join(f"{n} {status}" for status, n in results["counts"].items())
+    write_json(page.with_suffix(".json"), results.to_json())
+    counts = ", ".join(f"{n} {status}" for status, n in results.counts.items())
     typer.echo(f"{page.resolve()}\n{study} ({scale}, {protocol}): {counts}")

@@ -171,9 +171,9 @@ def _plan(
 
 def _show_arm(plan: Any, setting: str, host: str, arm: str) -> None:
     """Print one line about an arm: what is in the slots, its step size and seeds, and the numbers of the paper."""
+    from chasm.studies.factors import get_arm
     from chasm.studies.statistics import DECIMALS
     from chasm.studies.tuning import choice_text
-    from chasm.studies.vocabulary import get_arm
 
     place = (setting, host, arm)
     here = [run for run in (*plan.runs, *plan.selection_runs) if (run.setting, run.host, run.arm) == place]

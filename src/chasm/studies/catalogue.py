@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chasm.studies import paper
+from chasm.studies.factors import DRAWS, RIVALS, lookup
 from chasm.studies.paper import Quote
-from chasm.studies.vocabulary import DRAWS, RIVALS, lookup
 
 
 @dataclass(frozen=True)

@@ -1,111 +1,115 @@
 """Arms of a study against each other, on the cases and seeds they share."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from chasm.studies.catalogue import Quotes
+from chasm.studies.factors import RIVALS, SETTINGS
 from chasm.studies.paper import FALSIFICATION
-from chasm.studies.plan import Plan
+from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, RunRecord
 from chasm.studies.statistics import difference, drop
-from chasm.studies.vocabulary import RIVALS, SETTINGS
 
 FOCUS, BASE = "chasm", "baseline"
+SeedScores = dict[int, dict[str, float]]  # seed to test case to score
 
 
-def per_seed(runs: list[dict[str, Any]], metric: str) -> dict[int, dict[str, float]]:
-    """Seed -> case -> score."""
-    return {r["seed"]: {case: v[metric] for case, v in r["metrics"]["cases"].items()} for r in runs}
+def per_seed(runs: Sequence[RunRecord], metric: str) -> SeedScores:
+    """Return the scores of finished runs in one metric: seed to test case to score."""
+    return {run.seed: {case: scores[metric] for case, scores in run.result.cases.items()} for run in runs}
 
 
-class _Table:
-    """The scores of the rows, case by case and seed by seed."""
+def compare(
+    rows: Sequence[ArmResult],
+    runs: Sequence[RunRecord],
+    metrics: Mapping[str, Sequence[str]],
+    quotes: Quotes | None = None,
+) -> list[Comparison]:
+    """Compare every arm with the Baseline, and CHASM with every other arm.
 
-    def __init__(self, rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> None:
-        by_key = {c["key"]: c for c in cells}
-        self.runs = {(r["setting"], r["host"], r["arm"]): [by_key[k] for k in r["cells"]] for r in rows}
-
-    def pair(self, place: tuple[str, str], one: str, other: str, metric: str) -> tuple[list[Any], list[Any]]:
-        """Both arms' case -> score, for the seeds both have."""
-        a, b = (per_seed(self.runs[*place, arm], metric) for arm in (one, other))
-        seeds = sorted(set(a) & set(b))
-        return [a[s] for s in seeds], [b[s] for s in seeds]
-
-    def arms(self, place: tuple[str, str]) -> list[str]:
-        return [arm for setting, host, arm in self.runs if (setting, host) == place]
-
-    def places(self) -> list[tuple[str, str]]:
-        return list(dict.fromkeys((setting, host) for setting, host, _ in self.runs))
-
-
-def comparisons(plan: Plan, rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if plan.study.kind == "cost":
-        return []
-    table, found = _Table(rows, cells), []
-    for place in table.places():
-        arms = table.arms(place)
-        pairs = [(a, BASE) for a in arms if BASE in arms and a != BASE]
-        pairs += [(FOCUS, a) for a in arms if FOCUS in arms and a not in (FOCUS, BASE)]
-        for metric in SETTINGS[place[0]].metrics:
-            for arm, against in pairs:
-                ours, theirs = table.pair(place, arm, against, metric)
-                if not ours:
-                    continue
-                d = difference(ours, theirs, metric)
-                quotes = [plan.study.quotes.get((*place, a), {}).get(metric) for a in (arm, against)]
-                printed = None if None in quotes else round(quotes[0].mean - quotes[1].mean, 4)  # type: ignore[union-attr]
-                found.append(
-                    {
-                        **dict(zip(("setting", "host"), place, strict=True)),
-                        "metric": metric,
-                        "arm": arm,
-                        "against": against,
-                        **{k: getattr(d, k) for k in ("mean", "low", "high", "cases", "seeds", "verdict")},
-                        "paper": printed,
-                    }
-                )
-    return found
-
-
-def falsification(plan: Plan, rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """CHASM's gain over the strongest rival under a structured and a random mask, and what is lost of it.
-
-    Strongest by its test score, as in the paper; under each mask for itself.
+    Args:
+        rows: the arms that have finished runs.
+        runs: the runs behind the rows.
+        metrics: setting to the metrics to compare in.
+        quotes: what the paper prints, for the differences of its means.
     """
-    if plan.study.kind == "cost":
-        return []
-    table, found = _Table(rows, cells), []
-    means = {(r["setting"], r["host"], r["arm"]): r["scores"] for r in rows}
-    for setting, host in table.places():
+    by_key = {run.key: run for run in runs}
+    members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
+    comparisons = []
+    for place in dict.fromkeys(row.place for row in rows):
+        arms = [row.arm for row in rows if row.place == place]
+        pairs = [(arm, BASE) for arm in arms if BASE in arms and arm != BASE]
+        pairs += [(FOCUS, arm) for arm in arms if FOCUS in arms and arm not in (FOCUS, BASE)]
+        for metric in metrics[place[0]]:
+            for arm, against in pairs:
+                ours, theirs = _paired(members[*place, arm], members[*place, against], metric)
+                if not ours or any(set(a) != set(b) for a, b in zip(ours, theirs, strict=True)):
+                    continue  # no seed in common, or tested on other cases
+                d = difference(ours, theirs, metric)
+                printed = [(quotes or {}).get((*place, a), {}).get(metric) for a in (arm, against)]
+                paper = round(printed[0].mean - printed[1].mean, 4) if printed[0] and printed[1] else None
+                comparisons.append(
+                    Comparison(
+                        *place,
+                        metric,
+                        arm,
+                        against,
+                        mean=d.mean,
+                        low=d.low,
+                        high=d.high,
+                        cases=d.cases,
+                        seeds=d.seeds,
+                        verdict=d.verdict,
+                        paper=paper,
+                    )
+                )
+    return comparisons
+
+
+def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsification]:
+    """Return CHASM's gain over the strongest rival under a structured and a random mask, and what is lost of it.
+
+    The strongest rival is the one with the highest test score, as in the paper, under each mask for itself.
+
+    Args:
+        rows: the arms that have finished runs.
+        runs: the runs behind the rows.
+    """
+    by_key = {run.key: run for run in runs}
+    by_arm = {(row.setting, row.host, row.arm): row for row in rows}
+    found = []
+    for setting, host in dict.fromkeys(row.place for row in rows):
         metric = SETTINGS[setting].metrics[0]
-        gains: list[Any] = []
-        for place in ((setting, host), (f"{setting}-random", host)):
-            rivals = [a for a in table.arms(place) if a in RIVALS]
-            if FOCUS not in table.arms(place) or not rivals:
+        rivals, sides = [], []
+        for mask in (setting, f"{setting}-random"):
+            others = [row for row in rows if row.place == (mask, host) and row.arm in RIVALS]
+            focus = by_arm.get((mask, host, FOCUS))
+            if focus is None or not others:
                 break
-            strongest = max(rivals, key=lambda a, p=place: means[*p, a][metric]["mean"])  # type: ignore[misc]
-            gains.append((strongest, *table.pair(place, FOCUS, strongest, metric)))
-        if len(gains) < 2 or not all(ours for _, ours, _ in gains):
+            strongest = max(others, key=lambda row: row.scores[metric].mean)
+            members = [[by_key[key] for key in row.runs] for row in (focus, strongest)]
+            rivals.append(strongest.arm)
+            sides.append(_paired(members[0], members[1], metric))
+        if len(sides) < 2 or not all(ours for ours, _ in sides):
             continue
-        matrices = [
-            np.array([[a[c] - b[c] for c in sorted(a)] for a, b in zip(o, t, strict=True)]) for _, o, t in gains
-        ]
-        if matrices[0].shape != matrices[1].shape:
-            continue  # seeds still missing on one side
-        value, low, high = drop(*matrices)
-        sides = [difference(ours, theirs, metric) for _, ours, theirs in gains]
-        found.append(
-            {
-                "setting": setting,
-                "host": host,
-                "metric": metric,
-                "rival": gains[0][0],
-                "rival_random": gains[1][0],
-                **{
-                    name: {k: getattr(d, k) for k in ("mean", "low", "high", "verdict")}
-                    for name, d in zip(("structured", "random"), sides, strict=True)
-                },
-                "drop": {"mean": value, "low": low, "high": high},
-                "paper": FALSIFICATION.get(setting) if host == "hifi-mamba" else None,
-            }
+        structured, random = (
+            np.array([[a[case] - b[case] for case in sorted(a)] for a, b in zip(ours, theirs, strict=True)])
+            for ours, theirs in sides
         )
+        if structured.shape != random.shape:
+            continue  # seeds are still missing on one side
+        gains = [difference(ours, theirs, metric) for ours, theirs in sides]
+        paper = FALSIFICATION.get(setting) if host == "hifi-mamba" else None
+        gain, gain_random = (Gain(d.mean, d.low, d.high, d.verdict) for d in gains)
+        lost = Drop(*drop(structured, random))
+        found.append(Falsification(setting, host, metric, rivals[0], rivals[1], gain, gain_random, lost, paper))
     return found
+
+
+def _paired(
+    ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Return case to score of both sides, for the seeds that both have."""
+    a, b = per_seed(ours, metric), per_seed(theirs, metric)
+    seeds = sorted(set(a) & set(b))
+    return [a[seed] for seed in seeds], [b[seed] for seed in seeds]

@@ -14,9 +14,9 @@ import torch
 from chasm.common.provenance import device_name
 from chasm.data import open_dataset
 from chasm.mixers.chasm import batched_bases
+from chasm.studies.factors import DATASETS, SETTINGS, image_size
 from chasm.studies.plan import Plan, PlannedRun
 from chasm.studies.tuning import assume_choices
-from chasm.studies.vocabulary import DATASETS, SETTINGS, image_size
 from chasm.surgery.param_groups import param_groups
 from chasm.train.config import RunConfig
 from chasm.train.run import build_model

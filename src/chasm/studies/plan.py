@@ -15,7 +15,7 @@ from chasm.common.registry import suggest
 from chasm.mixers import MIXERS
 from chasm.studies.budget import near_budget
 from chasm.studies.catalogue import Study, get_study
-from chasm.studies.vocabulary import (
+from chasm.studies.factors import (
     HOSTS,
     MULTIPLIERS,
     SCALES,

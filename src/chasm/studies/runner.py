@@ -10,10 +10,10 @@ from typing import Any
 from chasm.common.extensions import loaded
 from chasm.common.text import counted
 from chasm.studies.executors import local, on_ray
+from chasm.studies.factors import SETTINGS, image_size
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import has_diverged, state
 from chasm.studies.tuning import stage, with_selections
-from chasm.studies.vocabulary import SETTINGS, image_size
 from chasm.studies.worker import Job
 
 Say = Callable[[str], None]

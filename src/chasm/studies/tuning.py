@@ -13,9 +13,9 @@ from pathlib import Path
 
 from chasm.common.files import read_json
 from chasm.common.text import counted
+from chasm.studies.factors import MULTIPLIERS, SETTINGS
 from chasm.studies.plan import Plan, Selection
 from chasm.studies.state import has_diverged, state
-from chasm.studies.vocabulary import MULTIPLIERS, SETTINGS
 
 MAX_EXTENSIONS = 3
 

@@ -16,8 +16,10 @@ import torch
 from finished_runs import GAINS, fill, fill_plan
 from safetensors.torch import save_file
 
-from chasm.studies.plan import POINT, make_plan
-from chasm.studies.report import figures, learned, report_runs, words, write_report
+from chasm.studies.plan import make_plan
+from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, Results, Score
+from chasm.studies.report import figures, learned, report_runs, sections, write_report
+from chasm.studies.report import text as formatting
 from chasm.studies.report.figures import _box, colours
 from chasm.studies.report.pareto import Point, pareto_figure
 from chasm.studies.results import collect
@@ -65,7 +67,7 @@ def differences(page: Page) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def basis(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+def basis(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Results]:
     """The report of a study on proxy data, one run of which is missing: (report, root of the runs, results)."""
     root = tmp_path_factory.mktemp("runs")
     plan = make_plan("basis", scale="proxy", paths={"proxy": "bundle"})
@@ -77,7 +79,7 @@ def basis(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[st
     return write_report(results, root / "out", root=root), root, results
 
 
-def test_the_page_needs_nothing_else(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_the_page_needs_nothing_else(basis: tuple[Path, Path, Results]) -> None:
     page = basis[0]
     assert page.name == "report.html"
     text = page.read_text()
@@ -87,7 +89,7 @@ def test_the_page_needs_nothing_else(basis: tuple[Path, Path, dict[str, Any]]) -
     assert "@import" not in text
     assert "http://" not in text.replace("http://www.w3.org", "")
     images = [s for s in parsed.sources if s.startswith("data:")]
-    assert len(images) == 5  # differences, cost, curves, panel, learned
+    assert len(images) == 6  # differences, cost, curves, panel, learned by CHASM and by its signed variant
     for image in images:
         payload = base64.b64decode(image.partition(",")[2], validate=True)
         assert payload.startswith((b"\x89PNG", b"<?xml"))
@@ -97,19 +99,19 @@ def test_the_page_needs_nothing_else(basis: tuple[Path, Path, dict[str, Any]]) -
         assert figure.startswith(start)
 
 
-def test_the_papers_numbers_stand_beside_ours(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_the_papers_numbers_stand_beside_ours(basis: tuple[Path, Path, Results]) -> None:
     rows = Page(basis[0].read_text()).rows
     table = {r[0]: r for r in rows if len(r) >= 6}
     header = next(r for r in rows if r[0] == "Mixer")
     assert header[:5] == ["Mixer", "PSNR", "paper", "SSIM", "paper"]
     assert table["CHASM"][2] == "28.68"
     assert table["Untied basis"][2:5:2] == ["28.43", "0.833"]
-    ours = next(r for r in basis[2]["rows"] if r["arm"] == "chasm")
-    assert table["CHASM"][1].startswith(f"{ours['scores']['psnr']['mean']:.2f} ± ")
+    ours = next(r for r in basis[2].rows if r.arm == "chasm")
+    assert table["CHASM"][1].startswith(f"{ours.scores['psnr'].mean:.2f} ± ")
     assert table["zero-filled"][1] == "21.00 ± 0.50"
 
 
-def test_proxy_is_said_wherever_the_numbers_are(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_proxy_is_said_wherever_the_numbers_are(basis: tuple[Path, Path, Results]) -> None:
     text = basis[0].read_text()
     headings = re.findall(r"<h[23]>(.*?)</h[23]>", text)
     assert sum("CC359" in h for h in headings) >= 2
@@ -122,7 +124,7 @@ def test_proxy_is_said_wherever_the_numbers_are(basis: tuple[Path, Path, dict[st
     assert {line["data"] for line in lines} == {"proxy data"}
 
 
-def test_results_against_chasm_are_printed_like_any_other(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_results_against_chasm_are_printed_like_any_other(basis: tuple[Path, Path, Results]) -> None:
     table = differences(Page(basis[0].read_text()))
     assert table["Shared basis, signed gain"]["CHASM − it"].endswith("] loss")
     assert table["Identity basis"]["CHASM − it"].endswith("] win")
@@ -132,13 +134,13 @@ def test_results_against_chasm_are_printed_like_any_other(basis: tuple[Path, Pat
     assert "CHASM against the 3 others: 1 win, 1 level, 1 loss." in text
 
 
-def test_a_missing_run_is_said(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_a_missing_run_is_said(basis: tuple[Path, Path, Results]) -> None:
     text = basis[0].with_suffix(".md").read_text()
     assert "1 of 5 runs are not finished" in text
     assert re.search(r"\| .*chasm-complex.* \| missing \|", text)
 
 
-def test_protocol_hardware_versions_commit_and_time(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_protocol_hardware_versions_commit_and_time(basis: tuple[Path, Path, Results]) -> None:
     text = basis[0].with_suffix(".md").read_text()
     for wanted in (
         "per slice scaled to [0, 1]",
@@ -151,17 +153,17 @@ def test_protocol_hardware_versions_commit_and_time(basis: tuple[Path, Path, dic
     assert "chasm report basis --scale proxy --protocol default" in text
 
 
-def test_csv_files(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_csv_files(basis: tuple[Path, Path, Results]) -> None:
     page, _, results = basis
     scores = list(csv.DictReader(page.with_suffix(".csv").open()))
     chasm = next(s for s in scores if s["arm"] == "chasm" and s["metric"] == "psnr")
     assert float(chasm["paper_mean"]) == 28.68
     assert int(chasm["cases"]) == 8
     differences = list(csv.DictReader((page.parent / "report-differences.csv").open()))
-    assert len(differences) == len(results["comparisons"])
+    assert len(differences) == len(results.comparisons)
 
 
-def test_markdown_has_no_picture(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_markdown_has_no_picture(basis: tuple[Path, Path, Results]) -> None:
     assert "data:image" not in basis[0].with_suffix(".md").read_text()
 
 
@@ -184,16 +186,9 @@ def test_cost_study(tmp_path: Path) -> None:
     results = collect(plan, tmp_path)
     for i, cell in enumerate(plan.runs):
         quotes = plan.study.quotes[cell.setting, cell.host, cell.arm]
-        paper = {m: q._asdict() for m, q in quotes.items()}
-        row = {
-            **{k: getattr(cell, k) for k in POINT},
-            "chosen_from": None,
-            "seeds": [0],
-            "cells": [cell.key],
-            "paper": paper,
-        }
-        row |= {"scores": {next(iter(quotes)): {"mean": 1.0 + i}}, "parameters": None, "macs": None, "seconds": None}
-        results["rows"].append(row)
+        place = (cell.setting, cell.host, cell.arm)
+        scores = {next(iter(quotes)): Score(1.0 + i)}
+        results.rows.append(ArmResult(*place, 1, [0], [cell.key], scores, paper=quotes))
     text = write_report(results, tmp_path / "out", root=tmp_path).with_suffix(".md").read_text()
     assert re.search(r"\| CHASM \| [\d.]+ \| 28.22 \|", text)
     assert re.search("least GMACs.* Baseline, 1.00", text)
@@ -233,14 +228,14 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
 
 
 def test_numbers_as_they_are_printed() -> None:
-    assert words.signed(-0.0004, "psnr") == words.signed(0.0004, "psnr") == "0.000"
-    assert words.signed(-0.0006, "psnr") == "−0.001"
-    one = {"mean": 20.0, "std_cases": 0.0, "std_seeds": None, "cases": {"a": 20.0}}
-    assert words.score_text(one, "psnr") == "20.00"  # one case has no spread
-    assert words.score_text({**one, "cases": {"a": 20.0, "b": 20.0}}, "psnr") == "20.00 ± 0.00"
+    assert formatting.signed(-0.0004, "psnr") == formatting.signed(0.0004, "psnr") == "0.000"
+    assert formatting.signed(-0.0006, "psnr") == "−0.001"
+    one = Score(20.0, 0.0, None, {"a": 20.0})
+    assert formatting.score_text(one, "psnr") == "20.00"  # one case has no spread
+    assert formatting.score_text(Score(20.0, 0.0, None, {"a": 20.0, "b": 20.0}), "psnr") == "20.00 ± 0.00"
 
 
-def test_the_rule_and_the_whole_command_are_in_the_report(basis: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_the_rule_and_the_whole_command_are_in_the_report(basis: tuple[Path, Path, Results]) -> None:
     text = basis[0].with_suffix(".md").read_text()
     assert "and the mean is not zero in the digits printed here" in text
     assert f"Made by `chasm report basis --scale proxy --protocol default --out {basis[1]}`" in text
@@ -328,12 +323,78 @@ def test_segmentation_and_colour_panels() -> None:
     labels = np.zeros((30, 30), dtype=np.uint8)
     labels[4:9, 6:12] = 2
     grey = np.random.default_rng(0).random((30, 30)).astype(np.float16)
-    source, said = panel(labels, ("input", grey), {"CHASM": np.roll(labels, 1, 0)}, {})
-    assert said["labelled"]
+    source, is_labelled = panel(labels, ("input", grey), {"CHASM": np.roll(labels, 1, 0)}, {})
+    assert is_labelled
     assert source.startswith("data:image/png")
     rgb = np.random.default_rng(0).random((3, 30, 24)).astype(np.float16)
-    _, said = panel(rgb, ("bicubic", rgb * 0.5), {f"m{i}": rgb * 0.9 for i in range(9)}, {})
-    assert 0 < said["top"] <= 0.1
+    _, is_labelled = panel(rgb, ("bicubic", rgb * 0.5), {f"m{i}": rgb * 0.9 for i in range(9)}, {})
+    assert not is_labelled
+
+
+def test_classes_have_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "source", lambda figure, kind="svg": drawn.append(figure))
+    labels = np.zeros((30, 30), dtype=np.uint8)
+    labels[4:9, 6:12] = 2
+    figures.panel(labels, ("input", labels / 2), {"CHASM": labels}, {})
+    legends = [ax.get_legend() for part in drawn[0].subfigs for ax in part.axes if ax.get_legend()]
+    assert [entry.get_text() for entry in legends[0].get_texts()] == ["class 1", "class 2"]
+    assert len(legends) == 1
+
+
+def test_gains_are_coloured_on_a_logarithmic_scale_around_one() -> None:
+    norm = learned.gain_colours([np.array([0.1, 1.0, 2.0])], is_log=True)
+    assert [float(norm(g)) for g in (0.1, 1.0, 10.0)] == pytest.approx([0, 0.5, 1])
+    signed = learned.gain_colours([np.array([-0.5, 1.2])], is_log=False)
+    assert [float(signed(g)) for g in (-0.5, 1.0, 2.5)] == pytest.approx([0, 0.5, 1])
+
+
+def falsified(mean: float, low: float, high: float) -> Results:
+    """The results of one setting with a drop."""
+    results = collect(make_plan("random-mask"), Path("nowhere"))
+    gains = Gain(0.5, 0.1, 0.9, "win"), Gain(0.1, -0.1, 0.3, "level")
+    drop = Drop(mean, low, high)
+    paper = {"structured": 0.83, "random": 0.10, "drop": 88.0}
+    results.falsification = [Falsification("cc359-x4", "hifi-mamba", "psnr", "fsel", "gfnet", *gains, drop, paper)]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("drop", "text"),
+    [
+        ((80.0, 60.0, 95.0), "80 % [60, 95]"),
+        ((80.0, -np.inf, np.inf), "80 % (no interval)"),
+        ((np.nan, -np.inf, np.inf), "undefined"),
+    ],
+)
+def test_a_drop_is_undefined_only_without_a_structured_gain(drop: tuple[float, float, float], text: str) -> None:
+    section = sections.falsification(falsified(*drop))
+    assert section is not None
+    rows = [[cell.text for cell in row.cells] for row in section.items[0].rows]  # type: ignore[union-attr]
+    assert rows[1][5:] == [text, "88.0 %"]
+    assert rows[2][:5] == ["Mean of 1 setting", "structured", "", "+0.500", "+0.62"]
+    assert rows[3][3:] == ["+0.100", "+0.08", "80 %", "86.9 %"]
+
+
+def test_one_rival_is_named() -> None:
+    results = collect(make_plan("seeds-basis"), Path("nowhere"))
+    place = ("cc359-x8", "hifi-mamba")
+    for arm, mean in (("chasm-untied", 20.0), ("chasm", 21.0)):
+        results.rows.append(ArmResult(*place, arm, 30, [0], [], {"psnr": Score(mean)}))
+    results.comparisons = [Comparison(*place, "psnr", "chasm", "chasm-untied", 1.0, 0.5, 1.5, 8, 1, "win")]
+    (point,) = sections.summary(results).points
+    assert point.endswith("CHASM against Untied basis: +1.000 dB [+0.500, +1.500], win.")
+
+
+def test_what_the_paper_prints_beside_the_arms_is_shown(tmp_path: Path) -> None:
+    plan = make_plan("fastmri", scale="tiny")
+    fill_plan(plan, tmp_path, "embedded brain", size=24)
+    text = write_report(collect(plan, tmp_path), tmp_path / "out").with_suffix(".md").read_text()
+    assert re.search(r"\| Max std. \| [\d.]+ \| 1.85 \| [\d.]+ \| 0.076 \|", text)
+    plan = make_plan("seeds", scale="tiny", seeds=[0])
+    fill_plan(plan, tmp_path / "seeds", "embedded brain", size=24)
+    text = write_report(collect(plan, tmp_path / "seeds"), tmp_path / "out").with_suffix(".md").read_text()
+    assert re.search(r"\| FSEL \| .*dB \[.*\] \| \+0.83 \|", text)
 
 
 def test_the_box_lies_where_the_weight_is() -> None:
@@ -356,7 +417,7 @@ def test_a_method_keeps_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_browser_lays_it_out(basis: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_browser_lays_it_out(basis: tuple[Path, Path, Results], tmp_path: Path) -> None:
     """Headless Chromium: every image decodes, nothing is wider than the window, and it prints to a few pages."""
     page = tmp_path / "report.html"
     probe = (
@@ -374,8 +435,11 @@ def test_a_browser_lays_it_out(basis: tuple[Path, Path, dict[str, Any]], tmp_pat
     found = re.search(r"<title>(\{.*?\})</title>", call("--dump-dom"))
     assert found is not None
     facts = json.loads(found.group(1))
-    assert (facts["images"], facts["broken"]) == (5, 0)
+    assert (facts["images"], facts["broken"]) == (6, 0)
     assert facts["over"] <= 0
+    narrow = re.search(r"<title>(\{.*?\})</title>", call("--dump-dom", "--window-size=500,900"))
+    assert narrow is not None
+    assert json.loads(narrow.group(1))["over"] <= 0
     call(f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
     pages = (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n") or 1
     assert 1 <= pages <= 12
@@ -393,4 +457,4 @@ def test_a_browser_lays_it_out(basis: tuple[Path, Path, dict[str, Any]], tmp_pat
     ],
 )
 def test_costs_of_tiny_models_have_digits(value, metric, text):
-    assert words.number(value, metric) == text
+    assert formatting.number(value, metric) == text

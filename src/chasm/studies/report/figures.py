@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from chasm.studies.records import Comparison
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -39,6 +41,7 @@ def colours(arms: Sequence[str]) -> dict[str, str]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of this size in inches."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -61,6 +64,7 @@ def encoded(figure: "Figure", kind: str) -> bytes:
 
 
 def axis_style(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
+    """Give a plot the look of the report: no frame, thin grid lines along `grid`."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)
     ax.tick_params(colors=INK, labelsize=9)
@@ -71,24 +75,30 @@ def axis_style(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def forest(comparisons: Sequence[dict[str, Any]], labels: dict[str, str], unit: str) -> str:
-    """Paired differences with their intervals, one line each; filled where the interval excludes zero."""
+def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str) -> str:
+    """Draw paired differences with their intervals, one line each; filled where the interval excludes zero.
+
+    Args:
+        comparisons: of one arm against others.
+        labels: the names of all arms.
+        unit: the metric with its unit.
+    """
     figure = new_figure(8.2, 0.95 + 0.30 * len(comparisons))
     ax = figure.add_subplot()
     for y, c in enumerate(reversed(comparisons)):
-        colour = VERDICTS[c["verdict"]]
-        decided = c["verdict"] in ("win", "loss")
-        ax.plot((c["low"], c["high"]), (y, y), color=colour, lw=2.2, solid_capstyle="round")
-        ax.plot(c["mean"], y, "o", ms=7, mfc=colour if decided else "white", mec=colour, mew=1.8)
-        if c["paper"] is not None:
-            ax.plot(c["paper"], y, "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4)
-    if any(c["paper"] is not None for c in comparisons):
+        colour = VERDICTS[c.verdict]
+        decided = c.verdict in ("win", "loss")
+        ax.plot((c.low, c.high), (y, y), color=colour, lw=2.2, solid_capstyle="round")
+        ax.plot(c.mean, y, "o", ms=7, mfc=colour if decided else "white", mec=colour, mew=1.8)
+        if c.paper is not None:
+            ax.plot(c.paper, y, "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4)
+    if any(c.paper is not None for c in comparisons):
         ax.plot([], [], "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4, label="printed in the paper")
         ax.legend(fontsize=8.5, frameon=False, loc="lower right")
     ax.axvline(0, color=INK, lw=1)
-    ax.set_yticks(range(len(comparisons)), [labels[c["against"]] for c in reversed(comparisons)])
+    ax.set_yticks(range(len(comparisons)), [labels[c.against] for c in reversed(comparisons)])
     ax.set_ylim(-0.6, len(comparisons) - 0.4)
-    focus = labels[comparisons[0]["arm"]]
+    focus = labels[comparisons[0].arm]
     ax.set_xlabel(f"{focus} minus the other, {unit} (95 % interval)", fontsize=9.5)
     axis_style(ax, "x")
     return source(figure)
@@ -111,7 +121,13 @@ class Curve:
 
 
 def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> str:
-    """Validation score and training loss over steps; seeds of a method share its colour."""
+    """Draw validation score and training loss over steps; seeds of a method share its colour.
+
+    Args:
+        curves: of the runs.
+        labels: the names of all arms of the report, which decide the colours.
+        metric: the metric with its unit.
+    """
     arms = list(dict.fromkeys(c.arm for c in curves))
     tints = colours(list(labels))
     figure = new_figure(9.2, 3.7)
@@ -152,11 +168,19 @@ def _smooth(values: Sequence[float]) -> np.ndarray:
 
 def panel(
     target: np.ndarray, reference: tuple[str, np.ndarray], outputs: dict[str, np.ndarray], notes: dict[str, str]
-) -> tuple[str, dict[str, Any]]:
-    """Target, reference and each method, with a zoomed box and the error below; and what to say about them.
+) -> tuple[str, bool]:
+    """Draw target, reference and each method, with a zoomed box and the error below.
 
-    Images are (H, W) or (3, H, W) in [0, 1]; label maps are integers, shown over the reference. `outputs` and `notes`
-    are by the method's label. The box is where the reference errs most: no method's output has a say in it.
+    The box is where the reference errs most: no method's output has a say in it.
+
+    Args:
+        target: image (H, W) or (3, H, W) in [0, 1], or a label map of integers, which is shown over the reference.
+        reference: name and image of the reference.
+        outputs: image or label map of each method, by its label.
+        notes: a line below the name of a method.
+
+    Returns:
+        The picture as a data URI, and whether it shows labels.
     """
     labelled = target.dtype.kind in "ui"
     name, plain = reference[0], _image(reference[1])
@@ -187,13 +211,15 @@ def panel(
                 ax.set_axis_off()
             if label is not None:
                 _column(column, shown[label], errors.get(label), box, top)
-                if label == "target" and not labelled:
+                if label == "target" and labelled:
+                    _class_legend(column[2], max(int(m.max()) for m in (target, *outputs.values())))
+                elif label == "target":
                     _scale(column[2], top)
                 weight = "bold" if label in ("target", "CHASM") else "normal"
                 column[0].set_title(
                     f"{titles[label]}\n{notes.get(label, '')}", fontsize=8.5, weight=weight, color=INK, linespacing=1.3
                 )
-    return source(figure, "png"), {"top": top, "labelled": labelled}
+    return source(figure, "png"), labelled
 
 
 def _column(axes: Any, image: np.ndarray, error: np.ndarray | None, box: tuple[int, int, int], top: float) -> None:
@@ -218,6 +244,19 @@ def _scale(ax: Any, top: float) -> None:
     bar.set_title("absolute error", fontsize=8, color=INK)
 
 
+def _class_legend(ax: Any, classes: int) -> None:
+    """Draw the colours of the classes, in the place that the target leaves empty."""
+    from matplotlib.patches import Patch
+
+    names = [(f"class {value}", _class_colour(value)) for value in range(1, classes + 1)]
+    handles = [Patch(color=colour, label=name) for name, colour in names]
+    ax.legend(handles=handles, loc="center", fontsize=8, frameon=False, labelcolor=INK)
+
+
+def _class_colour(value: int) -> str:
+    return _LABELS[(value - 1) % len(_LABELS)]
+
+
 def _image(x: np.ndarray) -> np.ndarray:
     """(H, W) or (3, H, W) -> what imshow takes, in [0, 1]."""
     x = np.clip(np.asarray(x, dtype=np.float32), 0, 1)
@@ -236,7 +275,7 @@ def _overlay(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
     rgb = np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image.copy()
     for value in range(1, int(labels.max()) + 1):
         inside = labels == value
-        rgb[inside] = 0.45 * rgb[inside] + 0.55 * np.array(to_rgb(_LABELS[(value - 1) % len(_LABELS)]))
+        rgb[inside] = 0.45 * rgb[inside] + 0.55 * np.array(to_rgb(_class_colour(value)))
     return rgb
 
 

@@ -14,11 +14,13 @@ from torch import Tensor
 from chasm.common.files import read_json
 from chasm.mixers import Mixer, create_mixer
 from chasm.mixers.chasm import AXES
+from chasm.studies.comparisons import FOCUS
 from chasm.studies.harmony import Harmony, measure_harmony
 from chasm.studies.projection import harmonised_folder
-from chasm.studies.report import words as w
+from chasm.studies.records import ArmResult, Gain, Results
+from chasm.studies.report import text
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
 from chasm.studies.report.figures import INK, new_figure, source
-from chasm.studies.report.words import Cell, Picture, Results, Row, Section, Table
 from chasm.studies.statistics import difference
 
 TEXT = (
@@ -41,22 +43,22 @@ def harmonisation(results: Results, root: Path | None) -> Section | None:
     if root is None:
         return None
     section = Section("Harmonisation measured", [TEXT])
-    for setting, host in w.places(results):
-        rows = [r for r in w.rows_of(results, setting, host) if _may_differ(results, r) or r["arm"] == w.FOCUS]
+    for setting, host in results.places():
+        rows = [r for r in results.rows_of(setting, host) if _may_differ(results, r) or r.arm == FOCUS]
         if not any(_may_differ(results, r) for r in rows):
             continue
-        measured = {r["arm"]: found for r in rows if (found := _measured(results, r, root))}
-        if not any(_may_differ(results, r) for r in rows if r["arm"] in measured):
+        measured = {r.arm: found for r in rows if (found := _measured(results, r, root))}
+        if not any(_may_differ(results, r) for r in rows if r.arm in measured):
             continue
-        labels = {r["arm"]: w.label(results, r) for r in rows}
-        title = w.place_name(results, setting, host)
+        labels = {r.arm: results.label(r) for r in rows}
+        title = results.place_name(setting, host)
         caption = (
             f"{title}: commutators of the operators of every pair of frequencies, mean over slots and axes. 0 is DC, 1 "
             "is Nyquist or the highest mode that FNO-D keeps."
         )
         picture = figure({labels[arm]: found for arm, found in measured.items()})
         section.items.append(Picture(picture, "commutators over pairs of frequencies", caption))
-        section.items.append(_table(results, title, [r for r in rows if r["arm"] in measured], measured, root))
+        section.items.append(_table(results, title, [r for r in rows if r.arm in measured], measured, root))
     return section if section.items else None
 
 
@@ -113,46 +115,48 @@ def _mean_matrix(matrices: list[Tensor]) -> np.ndarray:
     return torch.stack([m[i][:, i] for m, i in zip(matrices, at, strict=True)]).mean(0).numpy()
 
 
-def _may_differ(results: Results, row: dict[str, Any]) -> bool:
+def _may_differ(results: Results, row: ArmResult) -> bool:
     """True for methods whose operators need not share a basis."""
-    arm = results["arms"][row["arm"]]
-    return arm["mixer"] == "fno-d" or (arm["mixer"] == "chasm" and arm["options"].get("basis") == "untied")
+    arm = results.arms[row.arm]
+    return arm.mixer == "fno-d" or (arm.mixer == "chasm" and arm.options.get("basis") == "untied")
 
 
-def _measured(results: Results, row: dict[str, Any], root: Path) -> list[Harmony]:
+def _measured(results: Results, row: ArmResult, root: Path) -> list[Harmony]:
     """All slots and axes of the first seed; nothing where its weights are not there."""
-    cell = w.cells_of(results, [row], first_seed=True)[0]
-    weights = root / cell["folder"] / "weights.safetensors"
-    if not weights.is_file():
+    run = results.runs_of(row)[0]
+    weights = root / run.folder / "weights.safetensors"
+    if run.config is None or not weights.is_file():
         return []
-    mixer = cell["config"]["mixer"]
-    mixers = stored_mixers(load_file(weights), mixer["name"], mixer["options"])
+    mixers = stored_mixers(load_file(weights), run.config.mixer.name, run.config.mixer.options)
     return [h for m in mixers for h in measure_harmony(m).values()]
 
 
 def _table(
-    results: Results, title: str, rows: list[dict[str, Any]], measured: Mapping[str, list[Harmony]], root: Path
+    results: Results, title: str, rows: list[ArmResult], measured: Mapping[str, list[Harmony]], root: Path
 ) -> Table:
-    metric = w.metrics_of(results, rows[0]["setting"], rows)[0]
+    metric = results.metrics_of(rows[0].setting, rows)[0]
     columns = ["Mixer", "commutator", "mixing", "angle, near", "far", "random", "off the diagonal", "of mixing"]
     found = []
     for row in rows:
-        each = measured[row["arm"]]
+        each = measured[row.arm]
         mean = {k: fmean(getattr(h, k) for h in each) for k in Harmony.__dataclass_fields__ if k != "commutators"}
-        values = [w.label(results, row), f"{mean['commutator']:.4f}", f"{mean['mixing_commutator']:.4f}"]
+        values = [results.label(row), f"{mean['commutator']:.4f}", f"{mean['mixing_commutator']:.4f}"]
         values += [f"{mean[k]:.1f}°" for k in ("neighbour_angle", "distant_angle", "unrelated_angle")]
         values += [f"{100 * mean[k]:.2f} %" for k in ("off_diagonal", "mixing_off_diagonal")]
-        cells = [Cell(value) for value in (*values, _lost(results, row, metric, root))]
-        found.append(Row(cells, "focus" if row["arm"] == w.FOCUS else ""))
-    return Table(title, [*columns, f"{w.NAMES.get(metric, metric)}, harmonised − before"], found, NOTE)
+        cells = [TableCell(value) for value in (*values, _lost(results, row, metric, root))]
+        found.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
+    return Table(title, [*columns, f"{text.NAMES.get(metric, metric)}, harmonised − before"], found, NOTE)
 
 
-def _lost(results: Results, row: dict[str, Any], metric: str, root: Path) -> str:
+def _lost(results: Results, row: ArmResult, metric: str, root: Path) -> str:
     """What the projection costs, over the seeds it was scored for."""
     before, after = [], []
-    for cell in w.cells_of(results, [row]):
-        scored = harmonised_folder(root / cell["folder"]) / "metrics.json"
+    for run in results.runs_of(row):
+        scored = harmonised_folder(root / run.folder) / "metrics.json"
         if scored.is_file():
-            before.append({case: values[metric] for case, values in cell["metrics"]["cases"].items()})
+            before.append({case: values[metric] for case, values in run.result.cases.items()})
             after.append({case: values[metric] for case, values in read_json(scored)["cases"].items()})
-    return w.interval(vars(difference(after, before, metric)), metric) if before else "–"
+    if not before:
+        return text.UNKNOWN
+    d = difference(after, before, metric)
+    return text.interval(Gain(d.mean, d.low, d.high, d.verdict), metric)

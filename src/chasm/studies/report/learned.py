@@ -12,8 +12,8 @@ from chasm import ops
 from chasm.studies.report.figures import FOCUS, INK, axis_style, new_figure, source
 
 _KEY = re.compile(r"^slots\.(\d+)\.((?:.*\.)?)(theta|gain_table|phase_table)\.(\w+)$")
-_AXIS = {"ch": "height", "cw": "width"}
-SHOWN = 3  # slots drawn; the table has all
+AXES = {"ch": "height", "cw": "width"}
+MAX_SLOTS_DRAWN = 3  # the table has all
 
 
 @dataclass
@@ -65,15 +65,19 @@ def read(weights: Path, gain: str = "positive") -> list[Learned]:
     return learned
 
 
-def figure(learned: list[Learned]) -> str:
-    """For the first slots: U and the gains over frequency of each axis, and mean and spread of the gains."""
-    slots = list(dict.fromkeys(x.slot for x in learned))[:SHOWN]
+def figure(learned: list[Learned], gain: str = "positive") -> str:
+    """Draw U and the gains over frequency of each axis for the first slots, and mean and spread of the gains.
+
+    Args:
+        learned: what `read` found.
+        gain: the kind of gain. Positive ones are coloured on a logarithmic scale, signed ones on a linear one.
+    """
+    slots = list(dict.fromkeys(x.slot for x in learned))[:MAX_SLOTS_DRAWN]
     axes_used = list(dict.fromkeys(x.axis for x in learned))
     fig = new_figure(2.35 * (2 * len(axes_used) + 1), 2.45 * len(slots))
     grid = fig.subplots(len(slots), 2 * len(axes_used) + 1, squeeze=False)
-    reach = max(float(np.abs(x.gains - 1).max()) for x in learned if x.slot in slots)
-    reach = max(reach, 1e-3)
-    shown: Any = None
+    norm = gain_colours([x.gains for x in learned if x.slot in slots], is_log=gain != "signed")
+    image: Any = None
     for row, slot in zip(grid, slots, strict=True):
         for i, axis in enumerate(axes_used):
             x = next((x for x in learned if (x.slot, x.axis) == (slot, axis)), None)
@@ -83,17 +87,38 @@ def figure(learned: list[Learned]) -> str:
                 right.set_axis_off()
                 continue
             _basis(left, x)
-            shown = _gains(right, x, reach)
+            image = _gains(right, x, norm)
         _spread(row[-1], [x for x in learned if x.slot == slot])
-    if shown is not None:
-        bar = fig.colorbar(shown, ax=grid[:, :-1].ravel().tolist(), shrink=0.6, pad=0.01, aspect=30)
+    if image is not None:
+        bar = fig.colorbar(image, ax=grid[:, :-1].ravel().tolist(), shrink=0.6, pad=0.01, aspect=30)
         bar.ax.tick_params(labelsize=8)
         bar.set_label("gain", fontsize=8.5)
+        if gain != "signed":
+            ticks = np.geomspace(norm.vmin, norm.vmax, 5).tolist()
+            bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
+            bar.minorticks_off()
     return source(fig)
 
 
+def gain_colours(gains: list[np.ndarray], *, is_log: bool) -> Any:
+    """Return a colour scale on which gain 1 has the middle colour.
+
+    Args:
+        gains: all gains of the figure.
+        is_log: g and 1 / g are equally far from the middle; gains must be positive. Else 1 + d and 1 - d are.
+    """
+    from matplotlib.colors import LogNorm, Normalize
+
+    values = np.concatenate([g.ravel() for g in gains])
+    if is_log:
+        reach = max(float(np.exp(np.abs(np.log(np.maximum(values, 1e-6))).max())), 1.001)
+        return LogNorm(1 / reach, reach)
+    reach = max(float(np.abs(values - 1).max()), 1e-3)
+    return Normalize(1 - reach, 1 + reach)
+
+
 def _basis(ax: Any, x: Learned) -> None:
-    title = f"slot {x.slot}, {_AXIS.get(x.axis, x.axis)}: $U$"
+    title = f"slot {x.slot}, {AXES.get(x.axis, x.axis)}: $U$"
     if x.basis is None:
         ax.set_axis_off()
         ax.text(0.5, 0.5, "no shared\nlearned basis", ha="center", va="center", fontsize=8.5, transform=ax.transAxes)
@@ -106,19 +131,18 @@ def _basis(ax: Any, x: Learned) -> None:
     ax.set_title(title, fontsize=9, color=INK)
 
 
-def _gains(ax: Any, x: Learned, reach: float) -> Any:
+def _gains(ax: Any, x: Learned, norm: Any) -> Any:
     """Directions ordered by how their gain leans from low to high frequencies."""
     lean = x.gains[len(x.gains) // 2 :].mean(0) - x.gains[: max(len(x.gains) // 2, 1)].mean(0)
     image = ax.imshow(
         x.gains[:, np.argsort(lean)].T,
         aspect="auto",
         cmap="RdBu_r",
-        vmin=1 - reach,
-        vmax=1 + reach,
+        norm=norm,
         extent=(0, 1, x.gains.shape[1], 0),
         interpolation="nearest",
     )
-    ax.set_title(f"slot {x.slot}, {_AXIS.get(x.axis, x.axis)}: gains", fontsize=9, color=INK)
+    ax.set_title(f"slot {x.slot}, {AXES.get(x.axis, x.axis)}: gains", fontsize=9, color=INK)
     ax.set_xlabel("frequency / Nyquist", fontsize=8.5)
     ax.set_ylabel("direction, sorted", fontsize=8.5)
     ax.tick_params(labelsize=8)
@@ -129,7 +153,7 @@ def _spread(ax: Any, members: list[Learned]) -> None:
     for x, colour in zip(members, (FOCUS, "#1b8a9e", "#d1662b"), strict=False):
         f = np.linspace(0, 1, len(x.gains))
         mean, std = x.gains.mean(1), x.gains.std(1)
-        ax.plot(f, mean, color=colour, lw=1.8, label=_AXIS.get(x.axis, x.axis))
+        ax.plot(f, mean, color=colour, lw=1.8, label=AXES.get(x.axis, x.axis))
         ax.fill_between(f, mean - std, mean + std, color=colour, alpha=0.18, lw=0)
     ax.axhline(1, color=INK, lw=0.8, ls=(0, (3, 2)))
     ax.set_title("gain: mean ± std", fontsize=9, color=INK)

@@ -1,26 +1,30 @@
 """A report of a study, or of a few runs: one HTML file that needs nothing else, the same in Markdown, and CSV.
 
-`write_report` takes what `chasm.studies.results.collect` returns; `report_runs` brings plain run folders into that
-form first. Whatever the numbers say is printed the same way; "win" and "loss" are the words of `statistics` alone.
+`write_report` takes what `chasm.studies.collect` returns; `report_runs` brings plain run folders into that form first.
+Whatever the numbers say is printed the same way; "win" and "loss" come from `statistics` alone.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from chasm import __version__
 from chasm.common.files import write_bytes, write_text
 from chasm.common.tables import markdown_table
-from chasm.studies.report import place, sections
+from chasm.studies.records import Results
+from chasm.studies.report import sections
+from chasm.studies.report.elements import Picture, Section, Table
 from chasm.studies.report.harmonisation import harmonisation
+from chasm.studies.report.place import place_section
 from chasm.studies.report.runs import as_results
-from chasm.studies.report.words import Picture, Section, Table, places
 
 
 @dataclass
-class Report:
+class ReportPage:
+    """Everything that a report shows."""
+
     title: str
     question: str
     facts: list[str]
@@ -31,20 +35,27 @@ class Report:
 
 
 def write_report(
-    results: dict[str, Any], folder: str | Path, *, root: str | Path | None = None, command: str | None = None
+    results: Results, folder: str | Path, *, root: str | Path | None = None, command: str | None = None
 ) -> Path:
-    """Write report.html, .md, .csv and figures into `folder` (or under the name of an .html file); returns the page.
+    """Write report.html, .md, .csv and figures.
 
-    `root` is the folder of the runs the results were collected from; curves, pictures and what CHASM learned are read
-    there. Without it the report has numbers only.
+    Args:
+        results: of a study.
+        folder: where to write; or the name of an .html file, beside which the others are written.
+        root: folder of the runs that the results were collected from. Curves, pictures and what CHASM learned are read
+            there; without it the report has numbers only.
+        command: what the report says it was made by; by default the command of a study's report.
+
+    Returns:
+        The HTML file.
     """
     folder = Path(folder).expanduser()
     page = folder if folder.suffix == ".html" else folder / "report.html"
     report = _report(results, None if root is None else Path(root).expanduser(), command)
     write_text(page, _html(report))
     write_text(page.with_suffix(".md"), _markdown(report))
-    write_text(page.with_suffix(".csv"), _csv(sections.score_rows(results)))
-    write_text(page.with_name(f"{page.stem}-differences.csv"), _csv(results["comparisons"]))
+    write_text(page.with_suffix(".csv"), _csv(sections.score_lines(results)))
+    write_text(page.with_name(f"{page.stem}-differences.csv"), _csv([asdict(c) for c in results.comparisons]))
     pictures = (item for section in report.sections for item in section.items if isinstance(item, Picture))
     for name, content in (pair for picture in pictures for pair in picture.files.items()):
         write_bytes(page.with_name(f"{page.stem}-{name}"), content)
@@ -54,38 +65,50 @@ def write_report(
 def report_runs(
     runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str, command: str = "report_runs"
 ) -> Path:
-    """A report of finished run folders, by the name of the method (without names: those in their configs).
+    """Write the report of finished run folders.
 
-    A folder needs metrics.json; config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors are
-    used where they are, so that a method without training can stand beside the others.
+    A folder needs metrics.json. Of config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors the
+    report uses those that are there, so that a method without training can stand beside the others.
+
+    Args:
+        runs: folders by the name of the method; without names, those in their configs are taken.
+        out: a folder, or the name of an .html file.
+        title: of the page.
+        command: what the report says it was made by.
+
+    Returns:
+        The HTML file.
     """
     return write_report(as_results(runs, title), out, root=".", command=command)
 
 
-def _report(results: dict[str, Any], root: Path | None, command: str | None) -> Report:
-    study = results["study"]
-    scale, protocol = results.get("scale"), results.get("protocol")
+def _report(results: Results, root: Path | None, command: str | None) -> ReportPage:
+    study = results.study
     where = "" if root is None else f" --out {shlex.quote(str(root))}"
-    told = command or f"chasm report {study['name']} --scale {scale} --protocol {protocol}{where}"
-    found = [sections.summary(results)]
-    for setting, host in places(results):
-        found.append(place.place(results, setting, host, root))
-    found += [
-        s
-        for s in (
-            sections.falsification(results),
-            sections.learned(results, root),
-            harmonisation(results, root),
-            sections.unfinished(results),
-            sections.protocol(results),
-            sections.runs(results),
-        )
-        if s is not None
+    default = f"chasm report {study.name} --scale {results.scale} --protocol {results.protocol}{where}"
+    shown = [
+        sections.summary(results),
+        *(place_section(results, setting, host, root) for setting, host in results.places()),
+        sections.falsification(results),
+        sections.printed_gains(results),
+        sections.selections(results),
+        sections.learned(results, root),
+        harmonisation(results, root),
+        sections.unfinished(results),
+        sections.protocol(results),
+        sections.runs(results),
     ]
-    return Report(study["title"], study["question"], sections.facts(results), sections.notices(results), found, told)
+    return ReportPage(
+        study.title,
+        study.question,
+        sections.facts(results),
+        sections.notices(results),
+        [section for section in shown if section is not None],
+        command or default,
+    )
 
 
-def _html(report: Report) -> str:
+def _html(report: ReportPage) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Of the template's tests, only `columns is defined` meets an absent name; everything else must be there.
@@ -95,7 +118,7 @@ def _html(report: Report) -> str:
     return loader.get_template("page.html.j2").render(report=report) + "\n"
 
 
-def _markdown(report: Report) -> str:
+def _markdown(report: ReportPage) -> str:
     """Text and tables; figures are in the HTML."""
     lines = [f"# {report.title}", "", *([report.question, ""] if report.question else []), " · ".join(report.facts), ""]
     for notice in report.notices:
@@ -113,7 +136,7 @@ def _markdown(report: Report) -> str:
 def _markdown_table(table: Table) -> list[str]:
     lines = [f"**{table.title}**", ""] if table.title else []
     rows = [[f"**{c.text}**" if c.kind == "best" else c.text for c in row.cells] for row in table.rows]
-    lines.append(markdown_table(table.columns, rows, right=[] if table.words else table.columns[1:]))
+    lines.append(markdown_table(table.columns, rows, right=[] if table.is_text else table.columns[1:]))
     return [*lines, "", *([table.note, ""] if table.note else [])]
 
 

@@ -3,136 +3,159 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from chasm.studies.report import figures as figures
-from chasm.studies.report import words as w
+from chasm.studies.comparisons import BASE, FOCUS
+from chasm.studies.records import ArmResult, Results, RunRecord, Score
+from chasm.studies.report import figures, text
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
 from chasm.studies.report.pareto import Point, pareto_figure
-from chasm.studies.report.words import Cell, Picture, Results, Row, Section, Table
 
 
-def place(results: Results, setting: str, host: str, root: Path | None) -> Section:
-    rows = w.rows_of(results, setting, host)
-    metrics = w.metrics_of(results, setting, rows)
-    section = Section(w.place_name(results, setting, host))
-    section.items.append(_scores(results, setting, host, rows, metrics))
-    labels = {a: v["label"] for a, v in results["arms"].items()}
-    if results["study"]["kind"] == "cost":
+def place_section(results: Results, setting: str, host: str, root: Path | None) -> Section:
+    """Return the section about a setting in a host.
+
+    Args:
+        results: of the study.
+        setting: name of the setting.
+        host: name of the host.
+        root: folder of the runs; None: numbers only.
+    """
+    rows = results.rows_of(setting, host)
+    metrics = results.metrics_of(setting, rows)
+    section = Section(results.place_name(setting, host))
+    section.items.append(_scores(results, setting, rows, metrics))
+    labels = {name: arm.label for name, arm in results.arms.items()}
+    if results.is_cost:
         return section
     first = metrics[0]
-    name = f"{w.NAMES.get(first, first)}{', ' + w.UNITS[first] if first in w.UNITS else ''}"
-    ours = [c for c in w.comparisons_of(results, setting, host, first) if c["arm"] == w.FOCUS]
+    ours = [c for c in results.comparisons_of(setting, host, first) if c.arm == FOCUS]
     if ours:
         caption = (
             "Paired difference per test case, with its 95 % bootstrap interval (cases and seeds resampled). Filled: "
             "the interval excludes zero. Green: CHASM ahead; red: CHASM behind; open: level, or too few cases."
         )
-        section.items.append(Picture(figures.forest(ours, labels, name), "CHASM against each other mixer", caption))
-    differences = [_differences(results, setting, host, m) for m in metrics]
+        forest = figures.forest(ours, labels, text.metric_name(first))
+        section.items.append(Picture(forest, "CHASM against each other mixer", caption))
+    differences = [_differences(results, setting, host, metric) for metric in metrics]
     section.items += [table for table in differences if table.rows]
     points = [_point(results, row, first) for row in rows]
     if any(p.slot_numbers is not None or p.step_seconds is not None for p in points):
-        section.items.append(_pareto(points, labels, name, f"{setting}-{host}"))
+        section.items.append(_pareto(points, labels, text.metric_name(first), f"{setting}-{host}"))
     if root is not None:
-        curves = [c for c in (_curve(root, cell, first) for cell in w.cells_of(results, rows)) if c is not None]
-        if any(c.val for c in curves):
+        runs = [run for row in rows for run in results.runs_of(row)]
+        curves = [curve for curve in (_curve(root, run, first) for run in runs) if curve is not None]
+        if any(curve.val for curve in curves):
             caption = "Learning curves: validation score (it selects the weights that are tested) and training loss."
-            section.items.append(Picture(figures.learning(curves, labels, name), "learning curves", caption))
+            drawn = figures.learning(curves, labels, text.metric_name(first))
+            section.items.append(Picture(drawn, "learning curves", caption))
         picture = _panel(results, setting, rows, root)
         if picture is not None:
             section.items.append(picture)
     return section
 
 
-def _scores(results: Results, setting: str, host: str, rows: list[dict[str, Any]], metrics: list[str]) -> Table:
-    paper = {m: any(m in r["paper"] for r in rows) for m in metrics}
-    columns, training = ["Mixer"], results["study"]["kind"] == "train"
+def _scores(results: Results, setting: str, rows: list[ArmResult], metrics: list[str]) -> Table:
+    has_paper = {m: any(m in row.paper for row in rows) for m in metrics}
+    is_tuned = any(row.chosen_from for row in rows)
+    columns = ["Mixer"]
     for m in metrics:
-        columns += [w.NAMES.get(m, m), *(["paper"] if paper[m] else [])]
-    columns += ["slot numbers", "GMACs", "train time"] if training else []
-    tuned = any(r["chosen_from"] for r in rows)
-    columns += ["step size ×"] if tuned else []
-    found = []
-    for reference in (r for r in results["references"] if r["setting"] == setting):
-        cells = [Cell(str(reference["name"]))]
+        columns += [text.NAMES.get(m, m), *(["paper"] if has_paper[m] else [])]
+    columns += [] if results.is_cost else ["slot numbers", "GMACs", "train time"]
+    columns += ["step size ×"] if is_tuned else []
+    lines = []
+    for reference in (r for r in results.references if r.setting == setting):
+        texts = [reference.name]
         for m in metrics:
-            own = {
-                "mean": reference["mean"][m],
-                "std_cases": reference["std"][m],
-                "cases": rows[0]["scores"][m]["cases"],
-            }
-            cells.append(Cell(w.score_text(own, m)))
-            cells += [Cell("")] if paper[m] else []
-        found.append(Row(cells + [Cell("")] * (len(columns) - len(cells)), "reference"))
-    best = {m: max(r["scores"][m]["mean"] for r in rows) for m in metrics}
-    for r in rows:
-        cells = [Cell(w.label(results, r))]
+            score = Score(reference.mean[m], reference.std[m], None, rows[0].scores[m].cases)
+            texts += [text.score_text(score, m), *([""] if has_paper[m] else [])]
+        lines.append(_padded(texts, len(columns)))
+    best = {}
+    for m in metrics:
+        best[m] = max((row.scores[m].mean for row in rows if math.isfinite(row.scores[m].mean)), default=math.nan)
+    for row in rows:
+        cells = [TableCell(results.label(row))]
         for m in metrics:
-            top = training and r["scores"][m]["mean"] == best[m] and len(rows) > 1
-            cells.append(Cell(w.score_text(r["scores"][m], m), "best" if top else ""))
-            cells += [Cell(w.quote(r["paper"].get(m), m), "paper")] if paper[m] else []
-        if training:
-            cells += [Cell(w.thousands((r["parameters"] or {}).get("slots_real"))), Cell(w.giga(r["macs"]))]
-            cells.append(Cell(w.duration(r["seconds"])))
-        cells += [Cell(f"{r['multiplier']}" if r["chosen_from"] else "–")] if tuned else []
-        found.append(Row(cells, "focus" if r["arm"] == w.FOCUS else ""))
-    return Table("", columns, found, _scores_note(results, setting, rows, any(paper.values())))
+            is_best = not results.is_cost and row.scores[m].mean == best[m] and len(rows) > 1
+            cells.append(TableCell(text.score_text(row.scores[m], m), "best" if is_best else ""))
+            cells += [TableCell(text.quote(row.paper.get(m), m), "paper")] if has_paper[m] else []
+        if not results.is_cost:
+            costs = (text.thousands(row.slot_numbers), text.giga(row.macs), text.duration(row.seconds))
+            cells += [TableCell(cost) for cost in costs]
+        cells += [TableCell(f"{row.multiplier:g}" if row.chosen_from else text.UNKNOWN)] if is_tuned else []
+        lines.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
+    if printed := results.paper.get("largest_spread", {}).get(setting):
+        lines.append(_largest_spread(rows, metrics, has_paper, printed, len(columns)))
+    return Table("", columns, lines, _scores_note(results, setting, rows, any(has_paper.values())))
 
 
-def _scores_note(results: Results, setting: str, rows: list[dict[str, Any]], paper: bool) -> str:
-    if results["study"]["kind"] == "cost":
+def _padded(texts: list[str], length: int) -> TableRow:
+    return TableRow([TableCell(t) for t in texts] + [TableCell("")] * (length - len(texts)), "reference")
+
+
+def _largest_spread(
+    rows: list[ArmResult], metrics: list[str], has_paper: dict[str, bool], printed: dict[str, float], length: int
+) -> TableRow:
+    """Return the last line of the paper's Table 2: the largest spread over cases of any method."""
+    texts = ["Max std."]
+    for m in metrics:
+        texts.append(text.number(max((row.scores[m].std_cases or 0.0 for row in rows), default=None), m))
+        texts += [text.number(printed.get(m), m)] if has_paper[m] else []
+    return _padded(texts, length)
+
+
+def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_paper: bool) -> str:
+    if results.is_cost:
         return "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs)."
-    cells = w.cells_of(results, rows)
-    cases = len(next(iter(rows[0]["scores"].values()))["cases"])
-    m = cells[0]["metrics"]
-    word = w.data_word(results, setting)
-    seeds = max(len(r["seeds"]) for r in rows)
-    text = f"Mean ± standard deviation over {cases} test cases" if cases > 1 else "One test case"
-    text += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
-    text += f". Metric protocol “{m['protocol']}”: {m['meaning']}. Bold: highest mean, not a verdict."
-    text += " Slot numbers: real numbers stored in the slots."
-    if paper:
-        text += " Paper: as printed there"
-        text += f", on {results['settings'][setting]['title']}; ours: {word}." if word else "."
-    return text
+    cases = len(next(iter(rows[0].scores.values())).cases)
+    metrics = results.runs_of(rows[0])[0].result
+    kind = results.data_kind(setting)
+    seeds = max(len(row.seeds) for row in rows)
+    note = f"Mean ± standard deviation over {cases} test cases" if cases > 1 else "One test case"
+    note += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
+    note += f". Metric protocol “{metrics.protocol}”: {metrics.meaning}. Bold: highest mean, not a verdict."
+    note += " Slot numbers: real numbers stored in the slots."
+    if has_paper:
+        note += " Paper: as printed there"
+        note += f", on {results.settings[setting].title}; ours: {kind}." if kind else "."
+    return note
 
 
 def _differences(results: Results, setting: str, host: str, metric: str) -> Table:
-    """One line per mixer: it against the Baseline, and CHASM against it."""
-    found = {(c["arm"], c["against"]): c for c in w.comparisons_of(results, setting, host, metric)}
-    printed = any(c["paper"] is not None for c in found.values())
+    """Return one line per mixer: it against the Baseline, and CHASM against it."""
+    comparisons = {(c.arm, c.against): c for c in results.comparisons_of(setting, host, metric)}
+    has_paper = any(c.paper is not None for c in comparisons.values())
     columns, rows = ["Mixer"], []
     for side in ("it − Baseline", "CHASM − it"):
-        columns += [side, *(["paper"] if printed else [])]
-    for r in w.rows_of(results, setting, host):
-        cells = [Cell(w.label(results, r))]
-        for pair in ((r["arm"], w.BASE), (w.FOCUS, r["arm"])):
-            c = found.get(pair)
-            kind = c["verdict"] if c and c["verdict"] in ("win", "loss") else ""
-            cells.append(Cell("" if c is None else f"{w.interval(c, metric)} {c['verdict']}", kind))
-            if printed:
-                cells.append(Cell("" if c is None or c["paper"] is None else w.signed(c["paper"], metric, 0), "paper"))
-        if any(c.text for c in cells[1:]):
-            rows.append(Row(cells, "focus" if r["arm"] == w.FOCUS else ""))
-    kept = [i for i in range(len(columns)) if i == 0 or any(row.cells[i].text for row in rows)]
-    rows = [Row([row.cells[i] for i in kept], row.kind) for row in rows]
+        columns += [side, *(["paper"] if has_paper else [])]
+    for row in results.rows_of(setting, host):
+        cells = [TableCell(results.label(row))]
+        for pair in ((row.arm, BASE), (FOCUS, row.arm)):
+            c = comparisons.get(pair)
+            kind = c.verdict if c and c.verdict in ("win", "loss") else ""
+            cells.append(TableCell(f"{text.interval(c, metric)} {c.verdict}" if c else "", kind))
+            if has_paper:
+                printed = "" if c is None or c.paper is None else text.signed(c.paper, metric, 0)
+                cells.append(TableCell(printed, "paper"))
+        if any(cell.text for cell in cells[1:]):
+            rows.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
+    filled = [i for i in range(len(columns)) if i == 0 or any(row.cells[i].text for row in rows)]
+    rows = [TableRow([row.cells[i] for i in filled], row.kind) for row in rows]
     note = (
         "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
         "interval excludes zero and the mean is not zero in the digits printed here; everything else is level, or has "
         "too few cases to say."
     )
-    return Table(f"Paired differences, {w.NAMES.get(metric, metric)}", [columns[i] for i in kept], rows, note)
+    return Table(f"Paired differences, {text.NAMES.get(metric, metric)}", [columns[i] for i in filled], rows, note)
 
 
-def _point(results: Results, row: dict[str, Any], metric: str) -> Point:
-    numbers = (row["parameters"] or {}).get("slots_real")
-    metrics = [c["metrics"] for c in w.cells_of(results, [row])]
-    times = [m["seconds"] / m["steps"] for m in metrics if m.get("seconds") and m.get("steps")]
-    score = row["scores"][metric]["mean"]
-    return Point(row["arm"], math.nan if score is None else score, numbers, float(np.mean(times)) if times else None)
+def _point(results: Results, row: ArmResult, metric: str) -> Point:
+    metrics = [run.result for run in results.runs_of(row)]
+    times = [m.seconds / m.steps for m in metrics if m.seconds and m.steps]
+    return Point(row.arm, row.scores[metric].mean, row.slot_numbers, float(np.mean(times)) if times else None)
 
 
 def _pareto(points: list[Point], labels: dict[str, str], metric: str, place: str) -> Picture:
@@ -148,11 +171,11 @@ def _pareto(points: list[Point], labels: dict[str, str], metric: str, place: str
     return Picture(figures.source(figure), "score against cost", caption, files)
 
 
-def _curve(root: Path, cell: dict[str, Any], metric: str) -> figures.Curve | None:
-    path = root / cell["folder"] / "log.jsonl"
+def _curve(root: Path, run: RunRecord, metric: str) -> figures.Curve | None:
+    path = root / run.folder / "log.jsonl"
     if not path.is_file():
         return None
-    curve = figures.Curve(cell["arm"], cell["seed"])
+    curve = figures.Curve(run.arm, run.seed)
     for line in path.read_text().splitlines():
         row = json.loads(line)
         if row.get("loss") is not None:  # null: not finite
@@ -164,35 +187,35 @@ def _curve(root: Path, cell: dict[str, Any], metric: str) -> figures.Curve | Non
     return curve
 
 
-def _panel(results: Results, setting: str, rows: list[dict[str, Any]], root: Path) -> Picture | None:
-    """The middle one of the slices every run kept."""
+def _panel(results: Results, setting: str, rows: Sequence[ArmResult], root: Path) -> Picture | None:
+    """Draw the middle one of the slices that every run saved, with the first seed of each method."""
     outputs, notes, first, name = {}, {}, None, ""
-    for row, cell in zip(rows, w.cells_of(results, rows, first_seed=True), strict=True):
-        path = root / cell["folder"] / "examples.npz"
+    for row in rows:
+        path = root / results.runs_of(row)[0].folder / "examples.npz"
         if not path.is_file():
             continue
-        with np.load(path, allow_pickle=False) as kept:
-            i = len(kept["slices"]) // 2
-            here = {k: kept[k][i] for k in ("target", "reference", "output")}
-            slice_ = str(kept["slices"][i])
+        with np.load(path, allow_pickle=False) as examples:
+            i = len(examples["slices"]) // 2
+            images = {k: examples[k][i] for k in ("target", "reference", "output")}
+            slice_name = str(examples["slices"][i])
         if first is None:
-            first, name = here, slice_
-        if slice_ == name:
-            label = w.label(results, row)
-            outputs[label] = here["output"]
-            notes[label] = _slice_score(here["output"], here["target"])
+            first, name = images, slice_name
+        if slice_name == name:
+            label = results.label(row)
+            outputs[label] = images["output"]
+            notes[label] = _slice_score(images["output"], images["target"])
     if first is None:
         return None
-    plain = next((str(r["name"]) for r in results["references"] if r["setting"] == setting), "input")
+    plain = next((r.name for r in results.references if r.setting == setting), "input")
     if plain != "input":
         notes[plain] = _slice_score(first["reference"], first["target"])
-    source, said = figures.panel(first["target"], (plain, first["reference"]), outputs, notes)
-    rule = "where the target has labels" if said["labelled"] else f"where the {plain} image errs most"
-    scale = "wrong pixels" if said["labelled"] else "absolute, one scale"
-    word = w.data_word(results, setting)
+    source, is_labelled = figures.panel(first["target"], (plain, first["reference"]), outputs, notes)
+    rule = "where the target has labels" if is_labelled else f"where the {plain} image errs most"
+    scale = "wrong pixels" if is_labelled else "absolute, one scale"
+    kind = results.data_kind(setting)
     caption = (
-        f"Test slice {name}{f' ({word})' if word else ''}, first seed. Below each image: the box {rule}, and the error "
-        f"({scale}). Numbers: of this slice alone{', all classes as one' if said['labelled'] else ''}."
+        f"Test slice {name}{f' ({kind})' if kind else ''}, first seed. Below each image: the box {rule}, and the error "
+        f"({scale}). Numbers: of this slice alone{', all classes as one' if is_labelled else ''}."
     )
     return Picture(source, "target, reference and each method with zoomed boxes and errors", caption)
 

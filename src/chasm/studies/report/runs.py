@@ -1,156 +1,110 @@
 """A handful of run folders in the form of a study's results, so that one report serves both."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from chasm.common.files import read_json
-from chasm.studies.statistics import difference, spread
-from chasm.train.config import read_yaml
+from chasm.studies.comparisons import compare, per_seed
+from chasm.studies.records import ArmInfo, ArmResult, Metrics, Results, RunRecord, SettingInfo, StudyInfo
+from chasm.studies.results import read_environment, read_metrics, references_of, score_over
+from chasm.train.config import RunConfig, load_recipe
 
-FOCUS, BASE = "chasm", "baseline"
-_SHORT = {"wrapper only": "wrapper"}  # names that studies also use, so that colours agree
-_FIRST = ("psnr", "ssim", "dice", "iou")
+ARM_NAMES = {"wrapper only": "wrapper"}  # names that studies also use, so that colours agree
+MAIN_METRICS = ("psnr", "ssim", "dice", "iou")
 
 
-def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str) -> dict[str, Any]:
-    """The structure of `chasm.studies.results` for finished runs; methods are arms, in the order given."""
-    named = dict(runs) if isinstance(runs, Mapping) else {_name(Path(r)): r for r in runs}
+def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str) -> Results:
+    """Return the results of finished runs.
+
+    Args:
+        runs: folders by the name of the method; without names, those in their configs are taken.
+        title: of the report.
+
+    Raises:
+        ValueError: if there is no run.
+        FileNotFoundError: if a folder has no metrics.json.
+    """
+    named = dict(runs) if isinstance(runs, Mapping) else {_name(Path(folder)): folder for folder in runs}
     if not named:
         raise ValueError("a report needs at least one run folder, got none")
-    cells, arms = [], {}
-    places: dict[str, tuple[str, str]] = {}  # method -> setting, host
-    for label, folder in named.items():
-        cell = _cell(label, Path(folder).expanduser().resolve())
-        cells.append(cell)
-        mixer = (cell["config"] or {}).get("mixer", {})
-        arms[cell["arm"]] = {"label": label, "mixer": mixer.get("name"), "options": mixer.get("options", {})}
-        if cell["config"]:
-            places[label] = _place(cell)
-    usual = next(iter(places.values()), ("runs", ""))
-    for label, cell in zip(named, cells, strict=True):
-        cell["setting"], cell["host"] = places.get(label, usual)  # a method without training stands with the others
-    rows = [_row(cell) for cell in cells]
-    settings: dict[str, Any] = {}
-    for cell in cells:
-        mean = cell["metrics"]["mean"]
-        metrics = [m for m in _FIRST if m in mean] or list(mean)
-        settings.setdefault(cell["setting"], {"title": cell["setting"], "metrics": metrics})
-    return {
-        "format": 1,
-        "study": {"name": title, "title": title, "source": "", "question": "", "kind": "train"},
-        "settings": settings,
-        "hosts": {cell["host"]: cell["host"] for cell in cells},
-        "arms": arms,
-        "counts": dict(Counter(cell["status"] for cell in cells)),
-        "cells": cells,
-        "rows": rows,
-        "references": _references(cells),
-        "comparisons": _comparisons(cells, settings),
-        "falsification": [],
-        "paper": {},
-    }
+    records = [_record(label, Path(folder).expanduser().resolve()) for label, folder in named.items()]
+    usual = next(((r.setting, r.host) for r in records if r.config), ("runs", ""))
+    for record in records:
+        if record.config is None:  # a method without training stands with the others
+            record.setting, record.host = usual
+    settings: dict[str, SettingInfo] = {}
+    for record in records:
+        scores = next(iter(record.result.cases.values()), {})
+        metrics = [m for m in MAIN_METRICS if m in scores] or list(scores)
+        settings.setdefault(record.setting, SettingInfo(record.setting, metrics))
+    rows = [_row(record) for record in records]
+    return Results(
+        study=StudyInfo(title, title),
+        settings=settings,
+        hosts={record.host: record.host for record in records},
+        arms={record.arm: _arm(record) for record in records},
+        counts={"done": len(records)},
+        runs=records,
+        rows=rows,
+        references=references_of(records),
+        comparisons=compare(rows, records, {name: setting.metrics for name, setting in settings.items()}),
+    )
 
 
 def _name(folder: Path) -> str:
     config = _config(folder)
-    return str(config["name"]) if config else folder.name
+    return config.name if config else folder.name
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
+def _config(folder: Path) -> RunConfig | None:
     path = folder / "config.yaml"
-    if not path.is_file():
-        return None
-    config = read_yaml(path)
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: expected the config of a run, got {type(config).__name__}")
-    return config
+    return load_recipe(path) if path.is_file() else None
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.is_file() else None
+def _arm(record: RunRecord) -> ArmInfo:
+    mixer = record.config.mixer if record.config else None
+    return ArmInfo(record.key, mixer.name if mixer else None, dict(mixer.options) if mixer else {})
 
 
-def _cell(label: str, folder: Path) -> dict[str, Any]:
-    metrics = _json(folder / "metrics.json")
-    if metrics is None:
+def _record(label: str, folder: Path) -> RunRecord:
+    if not (folder / "metrics.json").is_file():
         raise FileNotFoundError(f"{folder / 'metrics.json'}: not there: give the folder of a finished run")
-    config = _config(folder)
-    word = label.lower()
-    return {
-        "key": label,
-        "arm": _SHORT.get(word, word),
-        "multiplier": f"{config['train']['spectral_multiplier']:g}" if config else None,
-        "seed": metrics.get("seed", 0),
-        "folder": str(folder),  # absolute: joined to any root it stays what it is
-        "status": "done",
-        "error": None,
-        "config": config,
-        "environment": _json(folder / "environment.json"),
-        "metrics": metrics,
-    }
+    metrics, config = read_metrics(folder / "metrics.json"), _config(folder)
+    setting, host = _place(config, metrics) if config else ("", "")
+    return RunRecord(
+        key=label,
+        setting=setting,
+        host=host,
+        arm=ARM_NAMES.get(label.lower(), label.lower()),
+        multiplier=config.train.spectral_multiplier if config else None,
+        seed=metrics.seed,
+        folder=str(folder),  # absolute: joined to any root it stays what it is
+        status="done",
+        config=config,
+        environment=read_environment(folder / "environment.json"),
+        metrics=metrics,
+    )
 
 
-def _place(cell: dict[str, Any]) -> tuple[str, str]:
-    """Words for the data with its task, and for the host: runs that agree in both are compared."""
-    config, metrics = cell["config"], cell["metrics"]
-    mask = metrics.get("task", {}).get("mask")
+def _place(config: RunConfig, metrics: Metrics) -> tuple[str, str]:
+    """Return names for the data with its task, and for the host: runs that agree in both are compared."""
+    mask, factor = metrics.task.get("mask"), metrics.task.get("factor")
     how = f" ×{mask['nominal']:g} {mask['kind']}" if mask and mask.get("nominal") else ""
-    factor = metrics.get("task", {}).get("factor")
     how += f" ×{factor:g}" if factor else ""
-    return f"{metrics.get('source', config['data']['name'])}: {config['task']['name']}{how}", config["backbone"]["name"]
+    return f"{metrics.source or config.data.name}: {config.task.name}{how}", config.backbone.name
 
 
-def _row(cell: dict[str, Any]) -> dict[str, Any]:
-    metrics = cell["metrics"]
-    scores = {}
-    for metric in metrics["mean"]:
-        cases = {case: values[metric] for case, values in metrics["cases"].items()}
-        mean, over_cases = spread(list(cases.values()))
-        scores[metric] = {"mean": mean, "std_cases": over_cases, "std_seeds": None, "cases": cases}
-    return {
-        **{k: cell[k] for k in ("setting", "host", "arm", "multiplier")},
-        "chosen_from": None,
-        "seeds": [cell["seed"]],
-        "cells": [cell["key"]],
-        "scores": scores,
-        "paper": {},
-        **{k: metrics.get(k) for k in ("parameters", "macs", "seconds")},
-    }
-
-
-def _references(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        reference = cell["metrics"].get("reference")
-        if reference:
-            found.setdefault(cell["setting"], {"setting": cell["setting"], **reference})
-    return list(found.values())
-
-
-def _comparisons(cells: list[dict[str, Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every method against the Baseline, and CHASM against every other, where they were tested on the same cases."""
-    found = []
-    for place in dict.fromkeys((c["setting"], c["host"]) for c in cells):
-        here = {c["arm"]: c["metrics"]["cases"] for c in cells if (c["setting"], c["host"]) == place}
-        pairs = [(a, BASE) for a in here if BASE in here and a != BASE]
-        pairs += [(FOCUS, a) for a in here if FOCUS in here and a not in (FOCUS, BASE)]
-        for metric in settings[place[0]]["metrics"]:
-            for arm, against in pairs:
-                if set(here[arm]) != set(here[against]):
-                    continue
-                ours, theirs = ({case: v[metric] for case, v in here[a].items()} for a in (arm, against))
-                d = difference([ours], [theirs], metric)
-                found.append(
-                    {
-                        "setting": place[0],
-                        "host": place[1],
-                        "metric": metric,
-                        "arm": arm,
-                        "against": against,
-                        **{k: getattr(d, k) for k in ("mean", "low", "high", "cases", "seeds", "verdict")},
-                        "paper": None,
-                    }
-                )
-    return found
+def _row(record: RunRecord) -> ArmResult:
+    metrics = record.result
+    names = next(iter(metrics.cases.values()), {})
+    return ArmResult(
+        record.setting,
+        record.host,
+        record.arm,
+        multiplier=record.multiplier,
+        seeds=[record.seed],
+        runs=[record.key],
+        scores={metric: score_over(list(per_seed([record], metric).values())) for metric in names},
+        slot_numbers=metrics.slot_numbers,
+        macs=metrics.macs,
+        seconds=metrics.seconds,
+    )

@@ -1,137 +1,214 @@
 """The sections of a report: from the structure of `results` to text, tables and figures, in the order they are read."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from chasm.common.text import counted
+from chasm.studies.comparisons import BASE, FOCUS
+from chasm.studies.records import Falsification, Gain, Results
 from chasm.studies.report import learned as learned_operators
-from chasm.studies.report import words as w
-from chasm.studies.report.words import Cell, Picture, Results, Row, Section, Table
+from chasm.studies.report import text
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
 
 
 def facts(results: Results) -> list[str]:
-    counts = results["counts"]
-    seeds = sorted({c["seed"] for c in results["cells"] if c["status"] == "done"})
-    found = [results["study"]["source"], w.data_word(results)]
-    found += [f"{k} {results[k]}" for k in ("scale", "protocol") if results.get(k)]
-    found.append(f"{counts.get('done', 0)} of {sum(counts.values())} runs finished")
-    if seeds and results["study"]["kind"] == "train":
+    """Return short facts about the study, for the line below the title."""
+    seeds = {run.seed for run in results.runs if run.status == "done"}
+    found = [results.study.source, results.data_kind()]
+    found += [f"scale {results.scale}"] if results.scale else []
+    found += [f"protocol {results.protocol}"] if results.protocol else []
+    found.append(f"{results.counts.get('done', 0)} of {sum(results.counts.values())} runs finished")
+    if seeds and not results.is_cost:
         found.append(counted(len(seeds), "seed"))
-    return [f for f in found if f]
+    return [fact for fact in found if fact]
 
 
 def notices(results: Results) -> list[str]:
-    """What a reader must know before any number."""
-    found, word = [], w.data_word(results)
-    titles = ", ".join(s["title"] for s in results["settings"].values())
-    if word == "proxy data":
+    """Return what a reader must know before any number."""
+    found, kind = [], results.data_kind()
+    titles = ", ".join(setting.title for setting in results.settings.values())
+    if kind == "proxy data":
         found.append(
             f"Proxy data: small public images stand in for the datasets of {titles}. These are not results on those "
             "datasets; the paper's numbers beside them are, so compare orders and signs, not levels."
         )
-    elif word == "embedded data":
+    elif kind == "embedded data":
         found.append(
             "Embedded data: drawn slices or a few bundled photographs. The numbers show that the machinery works and "
             "how the methods behave on easy images, not who wins on real data."
         )
-    if results["study"]["kind"] == "train" and results["comparisons"]:
-        if max(c["seeds"] for c in results["comparisons"]) < 2:
+    if not results.is_cost and results.comparisons:
+        if max(c.seeds for c in results.comparisons) < 2:
             found.append("One seed: the intervals are about other cases, not about other runs of the same training.")
-        if any(c["verdict"] == "too few cases" for c in results["comparisons"]):
+        if any(c.verdict == "too few cases" for c in results.comparisons):
             found.append("Too few test cases for a verdict in some comparisons: their intervals are printed, no more.")
-    missing = sum(n for status, n in results["counts"].items() if status != "done")
+    missing = sum(n for status, n in results.counts.items() if status != "done")
     if missing:
-        found.append(f"{missing} of {sum(results['counts'].values())} runs are not finished: the tables lack them.")
+        found.append(f"{missing} of {sum(results.counts.values())} runs are not finished: the tables lack them.")
     return found
 
 
 def summary(results: Results) -> Section:
+    """Return one sentence or two about every setting in every host."""
     section = Section("In short")
-    for setting, host in w.places(results):
-        rows = w.rows_of(results, setting, host)
-        metric = w.metrics_of(results, setting, rows)[0]
-        if results["study"]["kind"] == "cost":
-            least = min(rows, key=lambda r: r["scores"][metric]["mean"])
-            section.points.append(
-                f"{w.place_name(results, setting, host)}: least {w.NAMES.get(metric, metric)} "
-                f"{w.label(results, least)}, {w.number(least['scores'][metric]['mean'], metric)}."
-            )
-            continue
-        best = max(rows, key=lambda r: r["scores"][metric]["mean"])
-        text = (
-            f"{w.place_name(results, setting, host)}: highest mean {w.NAMES.get(metric, metric)} "
-            f"{w.label(results, best)}, {w.with_unit(best['scores'][metric]['mean'], metric)}."
-        )
-        section.points.append(text + _verdicts(results, setting, host, metric))
+    for setting, host in results.places():
+        rows = results.rows_of(setting, host)
+        metric = results.metrics_of(setting, rows)[0]
+        name, place = text.NAMES.get(metric, metric), results.place_name(setting, host)
+        scored = [row for row in rows if math.isfinite(row.scores[metric].mean)]
+        if not scored:
+            section.points.append(f"{place}: no method has a score that is a number.")
+        elif results.is_cost:
+            least = min(scored, key=lambda row: row.scores[metric].mean)
+            value = text.number(least.scores[metric].mean, metric)
+            section.points.append(f"{place}: least {name} {results.label(least)}, {value}.")
+        else:
+            best = max(scored, key=lambda row: row.scores[metric].mean)
+            value = text.with_unit(best.scores[metric].mean, metric)
+            line = f"{place}: highest mean {name} {results.label(best)}, {value}."
+            section.points.append(line + _verdicts(results, setting, host, metric))
     if not section.points:
         section.text.append("No run is finished yet.")
     return section
 
 
 def _verdicts(results: Results, setting: str, host: str, metric: str) -> str:
-    """CHASM against the Baseline, and against all others, in words."""
-    ours = [c for c in w.comparisons_of(results, setting, host, metric) if c["arm"] == w.FOCUS]
-    text = ""
-    for c in ours:
-        if c["against"] == w.BASE:
-            text += f" CHASM against the Baseline: {w.interval(c, metric)}, {c['verdict']}."
-    others = [c["verdict"] for c in ours if c["against"] != w.BASE]
-    if others:
-        words = {"win": ("win", "wins"), "level": ("level", "level"), "loss": ("loss", "losses")}
-        words["too few cases"] = ("without a verdict", "without a verdict")
-        counts = [f"{n} {words[v][n > 1]}" for v in words if (n := others.count(v))]
-        text += f" CHASM against the {counted(len(others), 'other')}: {', '.join(counts)}."
-    return text
-
-
-# --- beside the places --------------------------------------------------------------------------------------------
+    """Say how CHASM does against the Baseline, and against all others."""
+    ours = [c for c in results.comparisons_of(setting, host, metric) if c.arm == FOCUS]
+    line = "".join(
+        f" CHASM against the Baseline: {text.interval(c, metric)}, {c.verdict}." for c in ours if c.against == BASE
+    )
+    others = [c for c in ours if c.against != BASE]
+    if len(others) == 1:
+        rival = results.arms[others[0].against].label
+        line += f" CHASM against {rival}: {text.interval(others[0], metric)}, {others[0].verdict}."
+    elif others:
+        plurals = {"win": "wins", "level": "level", "loss": "losses", "too few cases": "without a verdict"}
+        singular = {"too few cases": "without a verdict"}
+        counts = []
+        for verdict, plural in plurals.items():
+            if n := sum(c.verdict == verdict for c in others):
+                counts.append(f"{n} {plural if n > 1 else singular.get(verdict, verdict)}")
+        line += f" CHASM against the {len(others)} others: {', '.join(counts)}."
+    return line
 
 
 def falsification(results: Results) -> Section | None:
-    if not results["falsification"]:
+    """Return CHASM's gain under structured and random masks, with the mean row of the paper's table."""
+    if not results.falsification:
         return None
-    found = []
-    for f in results["falsification"]:
-        m, paper = f["metric"], f["paper"] or {}
-        cells = [Cell(w.place_name(results, f["setting"], f["host"]))]
-        for side in ("structured", "random"):
-            rival = results["arms"][f["rival" if side == "structured" else "rival_random"]]["label"]
-            kind = f[side]["verdict"] if f[side]["verdict"] in ("win", "loss") else ""
-            cells += [Cell(rival), Cell(f"{w.interval(f[side], m)}", kind), Cell(w.gain(paper.get(side)), "paper")]
-        d = f["drop"]
-        open_ended = d["low"] is None or d["high"] is None
-        cells.append(Cell("undefined" if open_ended else f"{d['mean']:.0f} % [{d['low']:.0f}, {d['high']:.0f}]"))
-        cells.append(Cell(f"{paper['drop']:.1f} %" if paper else "–", "paper"))
-        found.append(Row(cells))
-    each = ["strongest rival", "CHASM's gain", "paper"]
-    columns = ["setting", *each, *(f"{s}, random" for s in each), "drop", "paper"]
+    rows = []
+    for f in results.falsification:
+        place, paper = results.place_name(f.setting, f.host), f.paper or {}
+        masks = (("structured", f.structured, f.rival), ("random", f.random, f.rival_random))
+        for name, gain, rival in masks:
+            cells = [TableCell(place if name == "structured" else ""), TableCell(name)]
+            cells += [TableCell(results.arms[rival].label), _gain_cell(gain, f.metric)]
+            cells += [TableCell(_printed_gain(paper.get(name)), "paper")]
+            is_last = name == "random"
+            cells += [TableCell(_drop_text(f) if is_last else "")]
+            cells += [TableCell(f"{paper['drop']:.1f} %" if paper and is_last else "", "paper")]
+            rows.append(TableRow(cells))
+    if printed := results.paper.get("falsification", {}).get("mean"):
+        rows += _mean_rows(results.falsification, printed)
+    columns = ["setting", "mask", "strongest rival", "CHASM's gain", "paper", "drop", "paper"]
     note = (
         "Gain over the rival with the highest test mean, as in the paper: a choice in the rival's favour. Drop: one "
-        "minus random over structured; undefined where the structured gain is not above zero."
+        "minus random over structured; undefined where the structured gain is not above zero, and without an interval "
+        "where its interval is not."
     )
-    return Section("Random-mask falsification", items=[Table("", columns, found, note)])
+    return Section("Random-mask falsification", items=[Table("", columns, rows, note)])
+
+
+def _gain_cell(gain: Gain, metric: str) -> TableCell:
+    return TableCell(text.interval(gain, metric), gain.verdict if gain.verdict in ("win", "loss") else "")
+
+
+def _printed_gain(value: float | None) -> str:
+    return text.UNKNOWN if value is None else f"{value:+.2f}"
+
+
+def _drop_text(f: Falsification) -> str:
+    if not math.isfinite(f.drop.mean):
+        return "undefined"
+    if not (math.isfinite(f.drop.low) and math.isfinite(f.drop.high)):
+        return f"{f.drop.mean:.0f} % (no interval)"
+    return f"{f.drop.mean:.0f} % [{f.drop.low:.0f}, {f.drop.high:.0f}]"
+
+
+def _mean_rows(found: list[Falsification], printed: dict[str, float]) -> list[TableRow]:
+    """Return the mean over settings; the drop is that of the mean gains, as the paper's seems to be."""
+    structured = sum(f.structured.mean for f in found) / len(found)
+    random = sum(f.random.mean for f in found) / len(found)
+    drop = f"{100 * (1 - random / structured):.0f} %" if structured > 0 else "undefined"
+    lines = []
+    for name, value in (("structured", structured), ("random", random)):
+        is_last = name == "random"
+        texts = ["" if is_last else f"Mean of {counted(len(found), 'setting')}", name, ""]
+        texts += [text.signed(value, found[0].metric), _printed_gain(printed[name])]
+        texts += [drop if is_last else "", f"{printed['drop']:.1f} %" if is_last else ""]
+        lines.append(TableRow([TableCell(t, "paper" if i in (4, 6) else "") for i, t in enumerate(texts)]))
+    return lines
+
+
+def printed_gains(results: Results) -> Section | None:
+    """Return CHASM's gain over the one rival of each setting beside the gain that the paper prints."""
+    printed = results.paper.get("gain")
+    if not printed or not results.comparisons:
+        return None
+    rows = []
+    for c in results.comparisons:
+        if c.arm == FOCUS and c.metric == "psnr" and c.setting in printed:
+            cells = [TableCell(results.place_name(c.setting, c.host)), TableCell(results.arms[c.against].label)]
+            cells.append(TableCell(text.interval(c, c.metric), c.verdict if c.verdict in ("win", "loss") else ""))
+            rows.append(TableRow([*cells, TableCell(_printed_gain(printed[c.setting]), "paper")]))
+    return Section("Gain over the strongest rival", items=[Table("", ["setting", "rival", "gain", "paper"], rows)])
+
+
+def selections(results: Results) -> Section | None:
+    """Return the step size of every arm with the validation scores it was chosen from; None unless it was tuned."""
+    if not results.selections:
+        return None
+    multipliers = sorted({m for s in results.selections for m in s.scores}, key=float)
+    rows = []
+    for s in results.selections:
+        metric = results.settings[s.setting].metrics[0]
+        cells = [TableCell(results.place_name(s.setting, s.host)), TableCell(results.arms[s.arm].label)]
+        for m in multipliers:
+            is_chosen = s.multiplier is not None and float(m) == s.multiplier
+            score = text.number(s.scores[m], metric) if m in s.scores else ""
+            cells.append(TableCell(score, "best" if is_chosen else ""))
+        rows.append(TableRow(cells))
+    note = (
+        "Validation score of a short run with seed 0 for each multiplier of the spectral step size. Bold: chosen, and "
+        "trained at full length. A dash is a run that diverged or is still to do; an empty place was not tried."
+    )
+    columns = ["setting", "mixer", *(f"×{m}" for m in multipliers)]
+    return Section("Step sizes chosen on validation", items=[Table("", columns, rows, note)])
 
 
 def learned(results: Results, root: Path | None) -> Section | None:
-    """Of each setting in each host, the first seed of CHASM proper."""
+    """Return what every CHASM variant learned, from the first seed of each; None without weights to read."""
     if root is None:
         return None
     section = Section("What CHASM learned")
-    for row in (r for r in results["rows"] if r["arm"] == w.FOCUS):
-        cell = w.cells_of(results, [row], first_seed=True)[0]
-        weights = root / cell["folder"] / "weights.safetensors"
-        if not weights.is_file():
+    variants = [row for row in results.rows if results.arms[row.arm].mixer == "chasm"]
+    for row in sorted(variants, key=lambda row: row.arm != FOCUS):
+        run = results.runs_of(row)[0]
+        weights = root / run.folder / "weights.safetensors"
+        gain = str(results.arms[row.arm].options.get("gain", "positive"))
+        operators = learned_operators.read(weights, gain) if weights.is_file() else []
+        if not operators:
             continue
-        found = learned_operators.read(weights, results["arms"][row["arm"]]["options"].get("gain", "positive"))
-        if not found:
-            continue
-        title = w.place_name(results, row["setting"], row["host"])
+        title = f"{results.label(row)}: {results.place_name(row.setting, row.host)}"
         caption = (
-            f"{title}, first slots, seed {cell['seed']}. U starts as the identity and all gains at 1. Each row of a "
-            "gain picture is one direction (column of U) over frequency, ordered by how it leans from low to high."
+            f"{title}, first slots, seed {run.seed}. U starts as the identity and all gains at 1. Each row of a gain "
+            "picture is one direction (column of U) over frequency, ordered by how it leans from low to high. "
         )
-        section.items.append(Picture(learned_operators.figure(found), "basis and gains", caption))
-        section.items.append(_learned_table(title, found))
+        caption += "Signed gains are coloured linearly." if gain == "signed" else "Colours are logarithmic."
+        section.items.append(Picture(learned_operators.figure(operators, gain), "basis and gains", caption))
+        section.items.append(_learned_table(title, operators))
     if not section.items:
         return None
     section.text.append(
@@ -141,20 +218,15 @@ def learned(results: Results, root: Path | None) -> Section | None:
     return section
 
 
-def _learned_table(title: str, found: list[learned_operators.Learned]) -> Table:
+def _learned_table(title: str, operators: list[learned_operators.Learned]) -> Table:
     rows = []
-    for x in found:
-        turned = "–" if x.rotation is None else f"{x.rotation:.1f}°"
-        values = [f"{x.slot}", {"ch": "height", "cw": "width"}.get(x.axis, x.axis), f"{x.gains.shape[1]}"]
-        values += [
-            f"{x.gains.shape[0]}",
-            turned,
-            f"{x.gains.min():.3f}",
-            f"{x.gains.mean():.3f}",
-            f"{x.gains.max():.3f}",
-        ]
+    for x in operators:
+        bins, channels = x.gains.shape
+        angle = text.UNKNOWN if x.rotation is None else f"{x.rotation:.1f}°"
+        values = [f"{x.slot}", learned_operators.AXES.get(x.axis, x.axis), f"{channels}", f"{bins}", angle]
+        values += [f"{value:.3f}" for value in (x.gains.min(), x.gains.mean(), x.gains.max())]
         values += [f"{x.over_frequency:.4f}", f"{x.over_directions:.4f}"]
-        rows.append(Row([Cell(v) for v in values]))
+        rows.append(TableRow([TableCell(value) for value in values]))
     columns = ["slot", "axis", "C", "bins", "mean turn of U", "least gain", "mean", "largest", "std over frequency"]
     note = (
         "Turn: angle between a channel and the direction that started on it. Standard deviations: over frequency, mean "
@@ -164,90 +236,97 @@ def _learned_table(title: str, found: list[learned_operators.Learned]) -> Table:
 
 
 def unfinished(results: Results) -> Section | None:
-    cells = [c for c in results["cells"] if c["status"] != "done"]
-    if not cells:
+    """Return the runs that are not finished, and what went wrong."""
+    runs = [run for run in results.runs if run.status != "done"]
+    if not runs:
         return None
-    rows = [Row([Cell(c["key"]), Cell(c["status"]), Cell(c["error"] or "")]) for c in cells]
-    return Section("Runs that are not finished", items=[Table("", ["run", "state", "error"], rows, words=True)])
+    rows = [TableRow([TableCell(run.key), TableCell(run.status), TableCell(run.error or "")]) for run in runs]
+    table = Table("", ["run", "state", "error"], rows, is_text=True)
+    return Section("Runs that are not finished", items=[table])
 
 
 def protocol(results: Results) -> Section | None:
-    """What every run of a setting in a host had in common."""
-    done = [c for c in results["cells"] if c["metrics"] and c.get("config")]
-    if not done or results["study"]["kind"] == "cost":
+    """Return what all runs of a setting in a host have in common."""
+    finished = [run for run in results.runs if run.metrics and run.config]
+    if not finished or results.is_cost:
         return None
     section = Section("Protocol")
     section.text.append("Within a setting and host, runs differ in the slot, its step size and the seed, nothing else.")
-    for setting, host in w.places(results):
-        cells = [c for c in done if (c["setting"], c["host"]) == (setting, host)]
-        if not cells:
+    for setting, host in results.places():
+        runs = [run for run in finished if (run.setting, run.host) == (setting, host)]
+        if not runs or runs[0].config is None:
             continue
-        config, metrics = cells[0]["config"], cells[0]["metrics"]
-        t = {k: v for k, v in config["train"].items() if v is not None and k != "spectral_multiplier"}
-        multipliers = sorted({c["config"]["train"]["spectral_multiplier"] for c in cells})
+        config, metrics = runs[0].config, runs[0].result
+        training = {k: v for k, v in config.train.model_dump().items() if v is not None and k != "spectral_multiplier"}
+        multipliers = sorted({run.config.train.spectral_multiplier for run in runs if run.config})
         lines = {
-            "data": f"{config['data']['name']} {w.options_text(config['data']['options'])}",
-            "source": f"{metrics.get('source', '')}{' (proxy)' if metrics.get('proxy') else ''}",
-            "test cases": str(len(metrics.get("cases", {}))),
-            "task": f"{config['task']['name']} {w.options_text(config['task']['options'])}",
-            "mask": w.options_text(metrics.get("task", {}).get("mask", {})) or "none",
-            "metric protocol": f"{metrics.get('protocol', '')}: {metrics.get('meaning', '')}",
-            "host": f"{config['backbone']['name']} {w.options_text(config['backbone']['options'])}",
-            "training": w.options_text(t),
+            "data": f"{config.data.name} {text.options_text(config.data.options)}",
+            "source": f"{metrics.source}{' (proxy)' if metrics.proxy else ''}",
+            "test cases": str(len(metrics.cases)),
+            "task": f"{config.task.name} {text.options_text(config.task.options)}",
+            "mask": text.options_text(metrics.task.get("mask") or {}) or "none",
+            "metric protocol": f"{metrics.protocol}: {metrics.meaning}",
+            "host": f"{config.backbone.name} {text.options_text(config.backbone.options)}",
+            "training": text.options_text(training),
             "spectral step size": ", ".join(f"×{m:g}" for m in multipliers) + " the learning rate",
             "selection": "best validation score; the test split is read once, at the end",
         }
-        rows = [Row([Cell(k), Cell(v)]) for k, v in lines.items() if v.strip()]
-        section.items.append(Table(w.place_name(results, setting, host), ["", ""], rows, words=True))
+        rows = [TableRow([TableCell(k), TableCell(v)]) for k, v in lines.items() if v.strip()]
+        section.items.append(Table(results.place_name(setting, host), ["", ""], rows, is_text=True))
     return section
 
 
 def runs(results: Results) -> Section | None:
-    done = [c for c in results["cells"] if c["metrics"]]
-    if not done:
+    """Return where, with which code and for how long the runs were trained."""
+    finished = [run for run in results.runs if run.metrics]
+    if not finished:
         return None
-    seconds = sum(c["metrics"].get("seconds") or 0 for c in done)
-    machines = sorted({c["environment"]["device"] for c in done if c["environment"]})
-    versions = sorted({w.versions(c["environment"]) for c in done if c["environment"]})
-    commits = sorted({w.commit(c["environment"]) for c in done if c["environment"]})
-    commands = sorted({c["environment"].get("command", "") for c in done if c["environment"]})
-    made = {"hardware": machines, "versions": versions, "commit": commits, "command": commands}
-    rows = [Row([Cell(k), Cell("; ".join(v))]) for k, v in made.items() if any(v)]
-    if results["study"]["kind"] == "cost":
-        text = [f"{counted(len(done), 'model')} counted, none trained."]
-        return Section("Runs", text, items=[Table("", ["", ""], rows, words=True)])
-    rows.append(Row([Cell("time"), Cell(f"{w.duration(seconds)} of training over {counted(len(done), 'run')}")]))
+    environments = [run.environment for run in finished if run.environment]
+    origin = {
+        "hardware": {e.device for e in environments},
+        "versions": {text.versions(e) for e in environments},
+        "commit": {text.commit(e) for e in environments},
+        "command": {e.command for e in environments},
+    }
+    rows = [TableRow([TableCell(k), TableCell("; ".join(sorted(v)))]) for k, v in origin.items() if any(v)]
+    if results.is_cost:
+        line = f"{counted(len(finished), 'model')} counted, none trained."
+        return Section("Runs", [line], items=[Table("", ["", ""], rows, is_text=True)])
+    seconds = sum(run.result.seconds or 0 for run in finished)
+    total = f"{text.duration(seconds)} of training over {counted(len(finished), 'run')}"
+    rows.append(TableRow([TableCell("time"), TableCell(total)]))
     columns = ["run", "seed", "step size ×", "best step", "steps", "time", "peak memory", "device"]
     table = []
-    for c in done:
-        m = c["metrics"]
-        memory = f"{m['peak_memory'] / 2**30:.2f} GiB" if m.get("peak_memory") else "–"
-        values = [c["key"], c["seed"], c["multiplier"], m.get("best_step", "–"), m.get("steps", "–")]
-        cells = [*values, w.duration(m.get("seconds")), memory, m.get("device", "–")]
-        table.append(Row([Cell("–" if v is None else str(v)) for v in cells]))
-    return Section("Runs", items=[Table("", ["", ""], rows, words=True), Table("", columns, table)])
+    for run in finished:
+        m = run.result
+        memory = f"{m.peak_memory / 2**30:.2f} GiB" if m.peak_memory else None
+        multiplier = None if run.multiplier is None else f"{run.multiplier:g}"
+        values = [run.key, run.seed, multiplier, m.best_step, m.steps, text.duration(m.seconds), memory, m.device]
+        table.append(TableRow([TableCell(text.UNKNOWN if v is None else str(v)) for v in values]))
+    return Section("Runs", items=[Table("", ["", ""], rows, is_text=True), Table("", columns, table)])
 
 
-def score_rows(results: Results) -> list[dict[str, Any]]:
-    """One line per setting, host, mixer and metric, for CSV."""
-    found = []
-    for r in results["rows"]:
-        for metric, score in r["scores"].items():
-            quote = r["paper"].get(metric) or {}
-            found.append(
-                {
-                    **{k: r[k] for k in ("setting", "host", "arm")},
-                    "data": w.data_word(results, r["setting"]) or "as named",
-                    "metric": metric,
-                    **{k: score.get(k) for k in ("mean", "std_cases", "std_seeds")},
-                    "cases": len(score.get("cases", {})) or None,
-                    "seeds": len(r["seeds"]),
-                    "multiplier": r["multiplier"],
-                    "paper_mean": quote.get("mean"),
-                    "paper_spread": quote.get("spread"),
-                    "slot_numbers": (r["parameters"] or {}).get("slots_real"),
-                    "macs": r["macs"],
-                    "seconds": r["seconds"],
-                }
-            )
-    return found
+def score_lines(results: Results) -> list[dict[str, Any]]:
+    """Return one line per setting, host, mixer and metric, for CSV."""
+    return [
+        {
+            "setting": row.setting,
+            "host": row.host,
+            "arm": row.arm,
+            "data": results.data_kind(row.setting) or "as named",
+            "metric": metric,
+            "mean": score.mean,
+            "std_cases": score.std_cases,
+            "std_seeds": score.std_seeds,
+            "cases": len(score.cases) or None,
+            "seeds": len(row.seeds),
+            "multiplier": row.multiplier,
+            "paper_mean": row.paper[metric].mean if metric in row.paper else None,
+            "paper_spread": row.paper[metric].spread if metric in row.paper else None,
+            "slot_numbers": row.slot_numbers,
+            "macs": row.macs,
+            "seconds": row.seconds,
+        }
+        for row in results.rows
+        for metric, score in row.scores.items()
+    ]

@@ -1,0 +1,50 @@
+"""What a report is made of: sections with text, tables and pictures."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell of a table."""
+
+    text: str
+    kind: str = ""  # best, paper, win or loss
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One line of a table."""
+
+    cells: list[TableCell]
+    kind: str = ""  # focus or reference
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a title above and a note below."""
+
+    title: str
+    columns: list[str]
+    rows: list[TableRow]
+    note: str = ""
+    is_text: bool = False  # text rather than numbers: everything to the left
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that is part of the page."""
+
+    source: str  # a data URI
+    alt: str
+    caption: str
+    files: dict[str, bytes] = field(default_factory=dict)  # also written beside the page, by name
+
+
+@dataclass
+class Section:
+    """A heading with what stands below it."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    points: list[str] = field(default_factory=list)
+    items: list[Table | Picture] = field(default_factory=list)
