@@ -20,7 +20,9 @@ from chasm.mixers.chasm import CHASM
 from chasm.mixers.fno_d import FNOD, SpectralConv
 from chasm.surgery.harmonise import FrequencyOperators, frequency_operators, joint_basis, multiplicities
 
-MAX_SWEEPS = 12  # more lower the energy off the diagonals by a few per cent of it at most, and take a minute per axis
+# More sweeps lower the energy off the diagonals by a few per cent of it, and many channels take minutes for each: so
+# no more than this many, and of complex matrices of 512 channels one.
+MAX_SWEEPS, MAX_PRODUCTS = 12, 1.5e10
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,22 @@ def commutators(operators: Tensor) -> Tensor:
     Returns:
         A symmetric matrix (K, K); zero where an operator is zero.
     """
-    norms = torch.linalg.matrix_norm(operators)
-    rows = [torch.linalg.matrix_norm(M @ operators - operators @ M) for M in operators]
-    return torch.stack(rows) / torch.outer(norms, norms).clamp(min=torch.finfo(norms.dtype).tiny)
+    return _relative(_commutator_norms(operators), operators)
+
+
+def _commutator_norms(operators: Tensor) -> Tensor:
+    norms = torch.zeros(len(operators), len(operators), dtype=torch.float64)
+    for k, M in enumerate(operators):
+        others = operators[k + 1 :]
+        norms[k, k + 1 :] = norms[k + 1 :, k] = torch.linalg.matrix_norm(M @ others - others @ M)
+    return norms
+
+
+def _relative(norms: Tensor, operators: Tensor) -> Tensor:
+    """Norms (K, K) divided by those of the two operators."""
+    own = torch.linalg.matrix_norm(operators).double()
+    both = torch.outer(own, own)
+    return torch.where(both > 0, norms / both, 0)
 
 
 def mixing_parts(operators: Tensor) -> Tensor:
@@ -138,20 +153,26 @@ def off_diagonal_energy(operators: Tensor, basis: Tensor, weights: Tensor) -> fl
 def _measure(operators: FrequencyOperators) -> Harmony:
     M, bases = operators
     mixing, weights = mixing_parts(M), multiplicities(len(M))
-    pairs, angles = commutators(M), basis_angles(bases)
+    norms, angles = _commutator_norms(M), basis_angles(bases)  # the commutator of the mixing parts is the same
+    pairs = _relative(norms, M)
     is_shared = torch.equal(bases, bases[:1].expand_as(bases))
-    V = bases[0] if is_shared else joint_basis(M, weights, MAX_SWEEPS)
+    V = bases[0] if is_shared else joint_basis(M, weights, _sweeps(M))
     left = off_diagonal_energy(M, V, weights)
     return Harmony(
         commutators=pairs,
         commutator=_mean_over_pairs(pairs),
-        mixing_commutator=_mean_over_pairs(commutators(mixing)),
+        mixing_commutator=_mean_over_pairs(_relative(norms, mixing)),
         neighbour_angle=float(angles.diagonal(1).mean()),
         distant_angle=float(angles.diagonal(max(len(M) // 2, 1)).mean()),
         unrelated_angle=unrelated_angle(M.shape[-1]),
         off_diagonal=_share(left, _energy(M, weights)),
         mixing_off_diagonal=_share(left, _energy(mixing, weights)),
     )
+
+
+def _sweeps(operators: Tensor) -> int:
+    products = operators.numel() * operators.shape[-1] * (8 if operators.is_complex() else 1)
+    return max(1, min(MAX_SWEEPS, int(MAX_PRODUCTS / products)))
 
 
 def _energy(operators: Tensor, weights: Tensor) -> float:
