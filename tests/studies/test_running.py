@@ -244,10 +244,18 @@ def test_gpus_and_threads_are_shared_out(monkeypatch):
     assert [e["CUDA_VISIBLE_DEVICES"] for e in found] == ["0", "1", "2", "0"]
     assert {e["OMP_NUM_THREADS"] for e in found} == {"4"}
     assert environment_of(0, 64, [])["OMP_NUM_THREADS"] == "1"
+    assert environment_of(0, 4, [], threads=1)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-abc")
     assert visible_gpus() == ["3", "GPU-abc"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert visible_gpus() == []
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert environment_of(0, 2, [])["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert environment_of(0, 2, [])["OMP_WAIT_POLICY"] == "active"
 
 
 def test_data_must_be_there_before_anything_starts(tmp_path):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,42 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
-def environment_of(slot: int, at_once: int, gpus: Sequence[str]) -> dict[str, str]:
-    """The variables of the worker in a slot: its share of the cores, and GPUs dealt out in turn."""
-    threads = str(max(1, (os.cpu_count() or 1) // at_once))
-    found = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+def environment_of(slot: int, at_once: int, gpus: Sequence[str], threads: int | None = None) -> dict[str, str]:
+    """Return the environment variables of the worker in a slot.
+
+    Threads that wait for each other sleep instead of spinning, unless the caller's environment says otherwise: on a
+    core that another process keeps busy, a spinning thread holds up the very thread it waits for.
+
+    Args:
+        slot: the number of the slot, from 0.
+        at_once: how many workers run at once.
+        gpus: values of CUDA_VISIBLE_DEVICES, dealt out in turn.
+        threads: of the worker; None for its share of the cores.
+    """
+    count = str(threads or max(1, (os.cpu_count() or 1) // at_once))
+    found = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
     if gpus:
         found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     return found
 
 
-def local(jobs: Sequence[Job], at_once: int = 1, gpus: Sequence[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Each cell in a process of its own, `at_once` of them; several may share a GPU."""
+def local(
+    jobs: Sequence[Job],
+    at_once: int = 1,
+    gpus: Sequence[str] | None = None,
+    *,
+    threads: int | None = None,
+    on_poll: Callable[[], None] = lambda: None,
+) -> Generator[tuple[str, str], None, None]:
+    """Run each cell in a process of its own, and yield (key, outcome) as they end.
+
+    Args:
+        jobs: the cells, started in this order.
+        at_once: how many run at once.
+        gpus: values of CUDA_VISIBLE_DEVICES, dealt out in turn; several workers may share one. None for all there are.
+        threads: of each worker; None for its share of the cores.
+        on_poll: called many times a second while workers run, to show how far they are.
+    """
     gpus = visible_gpus() if gpus is None else gpus
     waiting, running = list(reversed(jobs)), dict[int, _Process]()
     try:
@@ -50,7 +75,7 @@ def local(jobs: Sequence[Job], at_once: int = 1, gpus: Sequence[str] | None = No
                 if waiting and slot not in running:
                     job = waiting.pop()
                     try:
-                        running[slot] = _Process(job, environment_of(slot, at_once, gpus))
+                        running[slot] = _Process(job, environment_of(slot, at_once, gpus, threads))
                     except OSError:  # its folder cannot be made or written: `state` says so
                         yield job["key"], "failed"
             for slot, process in list(running.items()):
@@ -58,6 +83,7 @@ def local(jobs: Sequence[Job], at_once: int = 1, gpus: Sequence[str] | None = No
                 if outcome is not None:
                     del running[slot]
                     yield process.job["key"], outcome
+            on_poll()
             time.sleep(0.05)
     finally:
         for process in running.values():

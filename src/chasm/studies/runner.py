@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chasm.common.extensions import loaded
 from chasm.common.text import counted
 from chasm.studies.executors import local, on_ray
 from chasm.studies.factors import SETTINGS, image_size
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import has_diverged, state
 from chasm.studies.tuning import stage, with_selections
-from chasm.studies.worker import Job
+from chasm.studies.worker import Job, make_job
 
 Say = Callable[[str], None]
 
@@ -29,15 +28,8 @@ def jobs_of(plan: Plan, root: str | Path) -> list[Job]:
         folder = plan.folder(root, run)
         if state(folder, run.config)[0] in ("done", "running") or (run.is_selection and has_diverged(folder)):
             continue
-        job: Job = {
-            "key": run.key,
-            "folder": str(folder.resolve()),
-            "with": list(loaded()),
-            "kind": run.kind,
-            "config": run.config.model_dump(mode="json"),
-            "size": [image_size(SETTINGS[run.setting], plan.scale)] * 2,
-        }
-        jobs.append(job)
+        size = image_size(SETTINGS[run.setting], plan.scale)
+        jobs.append(make_job(run.key, folder, run.config, run.kind, size))
     return jobs
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from chasm.common.extensions import load
+from chasm.common.extensions import load, loaded
 from chasm.common.files import write_json
 from chasm.common.locks import BusyError
 from chasm.studies.state import clear_failure, failed, working_on
@@ -25,6 +25,18 @@ from chasm.train.run import environment
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
 PROGRAM = "import sys; from chasm.studies.worker import main; sys.exit(main())"
 Job = dict[str, Any]  # key, folder, kind, config, with: plain values, so that it can travel
+
+
+def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", size: int = 0) -> Job:
+    """Return what a worker needs to run a cell: to train it, or to count its costs for images of `size` x `size`."""
+    return {
+        "key": key,
+        "folder": str(folder.resolve()),
+        "with": list(loaded()),
+        "kind": kind,
+        "config": config.model_dump(mode="json"),
+        "size": [size, size],
+    }
 
 
 def run_cell(job: Job) -> str:
