@@ -26,7 +26,7 @@ def train(
 
     Recipes that come with chasm:
 
-    - demo: drawn brains, x4 undersampling, a small U-Net; minutes on a CPU
+    - demo: drawn brains, x4 undersampling, a small HiFi-Mamba; minutes on a CPU
 
     - folder: your own images, x4 undersampling, the same U-Net: chasm train folder --set data.path=FOLDER
 

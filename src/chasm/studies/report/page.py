@@ -63,7 +63,12 @@ def write_report(
 
 
 def report_runs(
-    runs: Mapping[str, str | Path] | Sequence[str | Path], out: str | Path, title: str, command: str = "report_runs"
+    runs: Mapping[str, str | Path] | Sequence[str | Path],
+    out: str | Path,
+    title: str,
+    *,
+    question: str = "",
+    command: str = "report_runs",
 ) -> Path:
     """Write the report of finished run folders.
 
@@ -74,12 +79,13 @@ def report_runs(
         runs: folders by the name of the method; without names, those in their configs are taken.
         out: a folder, or the name of an .html file.
         title: of the page.
+        question: what the runs are to answer, printed below the title.
         command: what the report says it was made by.
 
     Returns:
         The HTML file.
     """
-    return write_report(as_results(runs, title), out, root=".", command=command)
+    return write_report(as_results(runs, title, question), out, root=".", command=command)
 
 
 def _report(results: Results, root: Path | None, command: str | None) -> ReportPage:

@@ -12,12 +12,13 @@ ARM_NAMES = {"wrapper only": "wrapper"}  # names that studies also use, so that 
 MAIN_METRICS = ("psnr", "ssim", "dice", "iou")
 
 
-def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str) -> Results:
+def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str, question: str = "") -> Results:
     """Return the results of finished runs.
 
     Args:
         runs: folders by the name of the method; without names, those in their configs are taken.
         title: of the report.
+        question: what the runs are to answer.
 
     Raises:
         ValueError: if there is no run.
@@ -38,7 +39,7 @@ def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str
         settings.setdefault(record.setting, SettingInfo(record.setting, metrics))
     rows = [_row(record) for record in records]
     return Results(
-        study=StudyInfo(title, title),
+        study=StudyInfo(title, title, question=question),
         settings=settings,
         hosts={record.host: record.host for record in records},
         arms={record.arm: _arm(record) for record in records},
