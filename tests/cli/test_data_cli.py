@@ -12,11 +12,20 @@ from typer.testing import CliRunner, Result
 
 from chasm.cli.app import app
 from chasm.cli.montage import montage
-from chasm.data import open_dataset
+from chasm.data import KSpaceScan, open_dataset, read_scans, write_scan
+from chasm.data.bart import write_cfl
 from chasm.mri import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from writers import write_brats, write_cc359, write_cc359_multi, write_photo, write_proxy
+from writers import (
+    write_brats,
+    write_cc359,
+    write_cc359_multi,
+    write_dicom,
+    write_fastmri,
+    write_photo,
+    write_proxy,
+)
 
 runner = CliRunner()
 
@@ -92,6 +101,80 @@ def test_preview_writes_a_picture(kind: str, tmp_path: Path) -> None:
     with Image.open(out) as picture:
         assert picture.width > 900
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 100  # not a blank page
+
+
+def test_check_guesses_the_format(tmp_path: Path) -> None:
+    k = np.fft.fft2(np.random.default_rng(0).random((2, 3, 16, 12))).astype(np.complex64)
+    scan = KSpaceScan(np.fft.fftshift(k, axes=(-2, -1)), (16, 12))
+    write_cc359(tmp_path / "cc359" / "Train" / "a.npy", slices=4)
+    write_cc359_multi(tmp_path / "multi" / "Train" / "a.h5", slices=4)
+    write_fastmri(tmp_path / "fastmri" / "singlecoil_train" / "a.h5")
+    write_brats(tmp_path / "brats", "case1")
+    write_photo(tmp_path / "photos" / "train" / "a.jpg")
+    write_proxy(tmp_path / "proxy")
+    write_dicom(tmp_path / "dicom" / "p1" / "IM1", np.arange(256).reshape(16, 16))
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "a.npy", np.eye(16))
+    for suffix in (".mrd", ".cfl"):
+        write_scan(scan, tmp_path / suffix[1:] / f"a{suffix}")
+    (tmp_path / "mrd" / "a.mrd").rename(tmp_path / "mrd" / "a.h5")  # ISMRMRD by its content
+    guesses = {"multi": "cc359", "photos": "images", "dicom": "folder", "mrd": "kspace", "cfl": "kspace"}
+    for name in ("cc359", "multi", "fastmri", "brats", "photos", "proxy", "dicom", "folder", "mrd", "cfl"):
+        result = runner.invoke(app, ["data", "check", str(tmp_path / name)])
+        assert result.output.startswith(f"{guesses.get(name, name)} (guessed; --as names another) at "), result.output
+    file = runner.invoke(app, ["data", "check", str(tmp_path / "mrd" / "a.h5")])
+    assert file.output.startswith("kspace (guessed; --as names another) at ")
+    assert "ISMRMRD k-space, 12 lines (3, 16, 12) complex64" in file.output
+    (tmp_path / "nothing").mkdir()
+    unknown = runner.invoke(app, ["data", "check", str(tmp_path / "nothing")])
+    assert unknown.exit_code == 3
+    assert "nothing: format: nothing that is known: say it with --as (chasm data list)" in unknown.output
+    told = runner.invoke(app, ["data", "check", str(tmp_path / "folder"), "--as", "folder"])
+    assert told.output.startswith("folder at ")
+
+
+def test_convert_between_formats(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "a.h5", slices=2, coils=3, size=(24, 16), recon=12, fov=(24, 24, 5))
+
+    def convert(*words: object) -> str:
+        result = runner.invoke(app, ["data", "convert", *map(str, words)])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    said = convert(tmp_path / "a.h5", tmp_path / "b.mrd")
+    assert said == f"{tmp_path / 'b.mrd'}: fastMRI -> ISMRMRD, 2 slices, 3 coils, 24 x 16, image 12 x 12\n"
+    said = convert(tmp_path / "b.mrd", tmp_path / "c.cfl")
+    assert "c.cfl: ISMRMRD -> BART, 2 slices, 3 coils, 12 x 16, image 12 x 12" in said
+    assert "note: oversampling of the readout removed: 12 of 24 rows" in said
+    convert(tmp_path / "c.cfl", tmp_path / "d.npz")
+    convert(tmp_path / "c.cfl", tmp_path / "d.npz", "--force")
+    convert(tmp_path / "d.npz", tmp_path / "e.h5", "-O", "axes=SCHW")
+    first, last = (open_dataset("kspace", tmp_path / f"{name}.h5", split="all")[1].image for name in "ae")
+    np.testing.assert_allclose(last[..., 2:-2], first, atol=1e-5)  # BART cannot say that columns are oversampled
+    for words, message in (
+        (("a.h5", "a.h5"), "a.h5: is the input"),
+        (("a.h5", "b.mrd"), "b.mrd: is there and would be lost: give another name, or --force"),
+        (("a.h5", "x.png"), "x.png: expected a name that ends in .mrd"),
+        (("d.npz", "x.mrd"), "4 dimensions (2, 3, 12, 16): say -O axes=SCHW"),
+        (("none.h5", "x.mrd"), "none.h5: no such file"),
+        (("a.h5", "x.mrd", "-O", "axis=1"), "no option 'axis'"),
+    ):
+        files = [str(tmp_path / word) if "." in word else word for word in words]
+        result = runner.invoke(app, ["data", "convert", *files])
+        assert result.exit_code == 3, result.output
+        assert message in result.output
+        assert len(result.output.strip().splitlines()) == 1
+
+
+def test_convert_gives_every_volume_a_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    array = (rng.random((16, 12, 1, 2, 1, 3)) + 1j).astype(np.complex64)  # three echoes
+    write_cfl(array, tmp_path / "a.cfl")
+    result = runner.invoke(app, ["data", "convert", str(tmp_path / "a.hdr"), str(tmp_path / "b.mrd")])
+    assert result.exit_code == 0, result.output
+    assert sorted(f.name for f in tmp_path.glob("b*")) == ["b-echo1.mrd", "b-echo2.mrd", "b-echo3.mrd"]
+    (scan,) = read_scans(tmp_path / "b-echo2.mrd").values()
+    np.testing.assert_allclose(scan.kspace[0], array[:, :, 0, :, 0, 1].transpose(2, 0, 1), rtol=1e-6)
 
 
 def test_montage_shows_target_mask_zero_filled_error_and_labels(tmp_path: Path) -> None:

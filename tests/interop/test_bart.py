@@ -12,20 +12,17 @@ from programs import needs
 sys.path.insert(0, str(Path(__file__).parents[1] / "mri"))
 from test_classical import db, phantom
 
+from chasm.data import KSpaceScan, open_dataset, read_scans, write_scan
+from chasm.data.bart import read_cfl, write_cfl
 from chasm.mri import Operator, create_mask, total_variation
 from chasm.mri.classical import objective
+from chasm.mri.noise import prewhiten
 
 pytestmark = [pytest.mark.interop, needs("bart")]
 
 
-def _write_cfl(path: Path, array: np.ndarray) -> None:
-    path.with_suffix(".hdr").write_text("# Dimensions\n" + " ".join(map(str, array.shape)) + "\n")
-    array.astype(np.complex64).ravel(order="F").tofile(path.with_suffix(".cfl"))
-
-
-def _read_cfl(path: Path) -> np.ndarray:
-    dims = [int(n) for n in path.with_suffix(".hdr").read_text().splitlines()[1].split()]
-    return np.fromfile(path.with_suffix(".cfl"), np.complex64).reshape(dims, order="F").squeeze()
+def bart(folder: Path, *words: object) -> None:
+    subprocess.run(["bart", *map(str, words)], cwd=folder, check=True, capture_output=True)
 
 
 def test_total_variation(tmp_path: Path) -> None:
@@ -38,13 +35,49 @@ def test_total_variation(tmp_path: Path) -> None:
     y = A.forward(target)
     lam = 3e-3
     weight = lam * A.adjoint(y).abs().max().item()  # BART's is absolute once its own scaling is off (-w 1)
-    _write_cfl(tmp_path / "k", y[0, 0, :, :, None, None].conj().resolve_conj().numpy())
-    _write_cfl(tmp_path / "s", np.ones((64, 64, 1, 1)))
-    command = ["bart", "pics", "-w", "1", "-i", "3000", "-u", "0.1", "-R", f"T:3:0:{weight:g}", "k", "s", "x"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    mirrored = torch.from_numpy(_read_cfl(tmp_path / "x"))[None, None].conj()
+    write_cfl(y[0, 0].conj().resolve_conj().numpy(), tmp_path / "k")
+    write_cfl(np.ones((64, 64)), tmp_path / "s")
+    bart(tmp_path, "pics", "-w", 1, "-i", 3000, "-u", 0.1, "-R", f"T:3:0:{weight:g}", "k", "s", "x")
+    mirrored = torch.from_numpy(read_cfl(tmp_path / "x").squeeze().copy())[None, None].conj()
     theirs = mirrored.flip(-2, -1).roll((1, 1), (-2, -1))
     ours = total_variation(A, y, lam, iterations=1000)
     assert db(ours, theirs) > 80
     assert objective(A, y, ours, lam).item() == pytest.approx(objective(A, y, theirs, lam).item(), rel=1e-4)
     assert db(total_variation(A, y, lam), theirs) > 40  # the default number of iterations
+
+
+def test_their_kspace_gives_their_image(tmp_path: Path) -> None:
+    bart(tmp_path, "phantom", "-k", "-s", 8, "-x", 64, "k")
+    bart(tmp_path, "fft", "-i", "-u", 7, "k", "coils")
+    bart(tmp_path, "rss", 8, "coils", "image")
+    data = open_dataset("kspace", tmp_path / "k.cfl", split="all", combine="rss")
+    assert len(data) == 1
+    theirs = np.abs(read_cfl(tmp_path / "image").squeeze())
+    np.testing.assert_allclose(data[0].image[0], theirs, atol=1e-6 * theirs.max())
+
+
+def test_they_read_what_we_write(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    k = (rng.standard_normal((3, 4, 32, 24)) + 1j * rng.standard_normal((3, 4, 32, 24))).astype(np.complex64)
+    write_scan(KSpaceScan(k, (32, 24)), tmp_path / "k.cfl")
+    bart(tmp_path, "slice", 13, 1, "k", "one")  # the second slice
+    bart(tmp_path, "fft", "-i", "-u", 7, "one", "coils")
+    ours = open_dataset("kspace", tmp_path / "k.cfl", split="all")[1].image
+    np.testing.assert_allclose(ours, read_cfl(tmp_path / "coils").squeeze().transpose(2, 0, 1), atol=1e-5)
+    bart(tmp_path, "copy", "k", "copy")
+    np.testing.assert_array_equal(next(iter(read_scans(tmp_path / "copy.cfl").values())).kspace, k)
+
+
+def test_prewhitening(tmp_path: Path) -> None:
+    """Both whiten by a triangular matrix; BART scales the noise to a variance of 1, we keep the scale of the data."""
+    rng = np.random.default_rng(0)
+    mixing = rng.standard_normal((4, 4)) + 1j * rng.standard_normal((4, 4))
+    noise = (mixing @ (rng.standard_normal((4, 2000)) + 1j * rng.standard_normal((4, 2000)))).astype(np.complex64)
+    k = (rng.standard_normal((4, 16, 12)) + 1j * rng.standard_normal((4, 16, 12))).astype(np.complex64)
+    write_cfl(k.transpose(1, 2, 0)[:, :, None], tmp_path / "k")
+    write_cfl(noise.T[:, None, None], tmp_path / "n")
+    bart(tmp_path, "whiten", "k", "n", "w")
+    theirs = read_cfl(tmp_path / "w").squeeze().transpose(2, 0, 1)
+    ours = prewhiten(torch.from_numpy(k), torch.from_numpy(noise)).numpy()
+    scale = np.linalg.norm(ours) / np.linalg.norm(theirs)
+    np.testing.assert_allclose(ours, scale * theirs, rtol=1e-2, atol=1e-3)

@@ -57,7 +57,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     np.save(tmp_path / "none.npy", np.zeros((0, 16, 16)))
     np.save(tmp_path / "pairs.npy", np.zeros((2, 16, 16, 2)))
     np.savez(tmp_path / "lines.npz", kspace=np.ones((2, 16, 16), np.complex64))
-    np.savez(tmp_path / "echo.npz", echo=np.ones((2, 16, 16), np.complex64))
+    np.savez(tmp_path / "echo.npz", echo=np.ones((2, 16, 16), np.complex64), time=np.ones(2))
     np.save(tmp_path / "small.npy", np.random.default_rng(0).random((2, 6, 16)))
     (tmp_path / "photo.jpg").write_bytes(b"JFIF")
     (tmp_path / "empty").mkdir()
@@ -86,12 +86,15 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((tmp_path / "other.h5", "--run", run), "kspace: missing"),
         ((tmp_path / "scan.npy", "--run", run, "--mask", tmp_path / "grey.txt"), "other values too: 0.5"),
         ((tmp_path / "none.npy", "--run", run), "none.npy: slices: there is none"),
-        ((tmp_path / "none.npy", "--run", run, "--as", "kspace"), "none.npy: slices: there is none"),
+        ((tmp_path / "none.npy", "--run", run, "--as", "kspace", "-O", "axes=SHW"), "none.npy: slices: there is none"),
         ((tmp_path / "scan.npy", "--run", run, "--as", "kspac"), "did you mean 'kspace'"),
-        ((tmp_path / "scan.npy", "--run", run, "--as", "kspace"), "scan.npy: dtype: k-space is complex"),
+        (
+            (tmp_path / "scan.npy", "--run", run, "--as", "kspace", "-O", "axes=SHW"),
+            "scan.npy: dtype: k-space is complex",
+        ),
         ((tmp_path / "pairs.npy", "--run", run, "--as", "image"), "pairs.npy: holds k-space"),
         ((tmp_path / "lines.npz", "--run", run, "--as", "image"), "lines.npz: image: missing; the file has kspace"),
-        ((tmp_path / "echo.npz", "--run", run, "--as", "kspace"), "echo.npz: kspace: missing; the file has echo"),
+        ((tmp_path / "echo.npz", "--run", run, "--as", "kspace"), "echo.npz: kspace: missing; the file has echo, time"),
         ((tmp_path / "photo.jpg", "--run", run), "photo.jpg: format: expected .npy .npz"),
         ((tmp_path / "empty", "--run", run), "empty: folder: no file that is read (.npy .npz"),
         ((tmp_path / "volumes", "--run", run), "volumes: folder: 2 .h5 files: give the files,"),

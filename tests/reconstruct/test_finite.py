@@ -31,7 +31,8 @@ def test_values_that_float32_cannot_hold_are_said(form: str, size: float, says: 
     np.save(tmp_path / "scan.npy", scan)
     run = make_run(tmp_path / "run", complex=form == "kspace")
     before = files_of(tmp_path)
-    found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.nii", "--as", form, "--device", "cpu")
+    axes = ("-O", "axes=SHW") if form == "kspace" else ()
+    found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.nii", "--as", form, *axes)
     assert found.exit_code == 3, found.output
     assert says in found.stderr
     assert files_of(tmp_path) == before

@@ -11,12 +11,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
-from runs import as_trained, brains, columns, make_run, zero_filled
+from runs import as_trained, brains, call, columns, make_run, zero_filled
 
+from chasm.data.filled import looks_like_kspace
 from chasm.data.folder import Folder
 from chasm.reconstruct import reconstruct
-from chasm.reconstruct.columns import looks_like_kspace
 from chasm.reconstruct.inputs import ONE_COIL
+
+SLICES = {"axes": "SHW"}  # what the dimensions of an array are
 
 
 def test_kspace_is_told_from_images() -> None:
@@ -31,7 +33,7 @@ def test_kspace_is_told_from_images() -> None:
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize("size", [(48, 40), (45, 37)])
 def test_arrays_of_kspace(tmp_path: Path, size: tuple[int, int]) -> None:
-    """However k-space was shifted, the images are those it came from; and unless told, a note says what it may be."""
+    """However k-space was shifted, the images are those it came from; and unless told, it is not taken for images."""
     x, run = brains(3, size), make_run(tmp_path / "run")
     np.save(tmp_path / "images.npy", x)
     told = reconstruct(tmp_path / "images.npy", run, tmp_path / "wanted.h5")
@@ -41,12 +43,13 @@ def test_arrays_of_kspace(tmp_path: Path, size: tuple[int, int]) -> None:
     centred = np.fft.fftshift(np.fft.fft2(x, norm="ortho"), axes=(-2, -1))
     for name, k in (("both", writers.centred_fft(x)), ("none", np.fft.fft2(x, norm="ortho")), ("k", centred)):
         np.save(tmp_path / f"{name}.npy", k.astype(np.complex64))
-        told = reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5", kind="kspace")
+        told = reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5", kind="kspace", options=SLICES)
         assert told.read_as == f"k-space, fully sampled (3 slices, {size[0]} x {size[1]})"
         assert told.notes == []
         with h5py.File(tmp_path / "out.h5") as f:
             np.testing.assert_allclose(f["reconstruction"][()], wanted, atol=1e-4 * wanted.max())
-        assert "--as kspace" in reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5").notes[0]
+        with pytest.raises(ValueError, match=r"looks like k-space: say --as kspace -O axes=SHW .*, or --as image"):
+            reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5")
         assert reconstruct(tmp_path / f"{name}.npy", run, tmp_path / "out.h5", kind="image").notes == []
 
 
@@ -57,14 +60,43 @@ def test_undersampled_arrays_of_kspace(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for name, array in (("middle", k), ("corner", np.fft.ifftshift(k, axes=(-2, -1)))):
         np.save(tmp_path / "many" / f"{name}.npy", array)
-        told = reconstruct(tmp_path / "many" / f"{name}.npy", run, tmp_path / "out.h5", kind="kspace")
+        told = reconstruct(tmp_path / "many" / f"{name}.npy", run, tmp_path / "out.h5", kind="kspace", options=SLICES)
         assert told.read_as == "k-space, as measured (3 slices, 48 x 40)"
         assert "10 of 40 columns, really x4.00, centre 19-21" in told.sampling
         with h5py.File(tmp_path / "out.h5") as f:
             wanted = zero_filled(x, columns(40))
             np.testing.assert_allclose(f["reconstruction"][()], wanted, atol=1e-4 * wanted.max())
-    with pytest.raises(ValueError, match="several undersampled arrays"):
-        reconstruct(tmp_path / "many", run, tmp_path / "out.h5", kind="kspace")
+    other = np.roll(columns(40), 1)  # a file with columns of its own
+    np.save(tmp_path / "many" / "middle.npy", writers.centred_fft(x) * other)
+    told = reconstruct(tmp_path / "many", run, tmp_path / "both.h5", kind="kspace", options=SLICES)
+    assert "other columns in other volumes" in told.sampling
+    for name, mask in (("corner", columns(40)), ("middle", other)):
+        with h5py.File(tmp_path / f"both-{name}.h5") as f:
+            wanted = zero_filled(x, mask)
+            np.testing.assert_allclose(f["reconstruction"][()], wanted, atol=1e-4 * wanted.max())
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_axes_of_an_array_are_asked_for(tmp_path: Path) -> None:
+    """Eight coils of one slice were read as eight slices."""
+    run = make_run(tmp_path / "run", complex=True, sampling={"kind": "equispaced", "acceleration": 2})
+    coils = brains(1) * np.random.default_rng(0).random((8, 1, 1))
+    np.save(tmp_path / "scan.npy", writers.centred_fft(coils).astype(np.complex64))
+    words = (tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.h5")
+    for more, expected in (
+        ((), "looks like k-space: say --as kspace -O axes=SHW (slices), axes=CHW (coils)"),
+        (("--as", "kspace"), "3 dimensions (8, 48, 40): say what they are: -O axes=CHW (coils) or axes=SHW (slices)"),
+        (("--as", "kspace", "-O", "axes=HW"), "'HW' names 2 dimensions, but the array has (8, 48, 40)"),
+        (("--as", "kspace", "-O", "axes=HHW"), "axes 'HHW': expected one letter for each dimension"),
+    ):
+        refused = call(*words, *more)
+        assert refused.exit_code == 3
+        assert expected in refused.output
+    found = call(*words, "--as", "kspace", "-O", "axes=CHW")
+    assert "read as: array k-space of 8 coils, fully sampled (1 slice, 48 x 40)" in found.output
+    np.save(tmp_path / "scan.npy", np.load(tmp_path / "scan.npy").transpose(2, 0, 1)[..., None])
+    again = call(*words, "--as", "kspace", "-O", "axes=wchs")
+    assert again.output.replace("; replaced an earlier file", "") == found.output
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -212,7 +244,7 @@ def test_kspace_that_lacks_other_things_than_columns_is_refused(tmp_path: Path, 
         "everything": "every value of the middle slice is zero",
     }
     with pytest.raises(ValueError, match=expected[lacking]):
-        reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5", kind=kind)
+        reconstruct(file, make_run(tmp_path / "run"), tmp_path / "out.h5", kind=kind, options=SLICES if kind else None)
 
 
 def test_undersampled_arrays_among_full_ones(tmp_path: Path) -> None:
@@ -222,8 +254,8 @@ def test_undersampled_arrays_among_full_ones(tmp_path: Path) -> None:
         np.save(tmp_path / "in" / f"{name}.npy", k)
     last = Folder(tmp_path / "in", "all").cases[-1]
     np.save(tmp_path / "in" / last, k * (np.arange(16) % 2))
-    with pytest.raises(ValueError, match=rf"{last}: kspace slice 0: undersampled, and the middle .*not the folder"):
-        reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
+    with pytest.raises(ValueError, match=rf"{last}: kspace: some volumes are undersampled and others are not: give"):
+        reconstruct(tmp_path / "in", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace", options=SLICES)
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -232,7 +264,9 @@ def test_a_round_or_padded_kspace_is_a_full_one(tmp_path: Path) -> None:
     k = writers.centred_fft(writers.blob(np.random.default_rng(0), 3, 24, 20)) * (y**2 / 100 + x**2 / 80 < 1)
     k[1, 12, 12] = 0  # a value that happens to be zero
     np.save(tmp_path / "scan.npy", k)
-    found = reconstruct(tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
+    found = reconstruct(
+        tmp_path / "scan.npy", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace", options=SLICES
+    )
     assert found.read_as.startswith("k-space, fully sampled")
 
 
@@ -243,12 +277,12 @@ def test_every_slice_must_hold_what_the_mask_keeps(tmp_path: Path) -> None:
     k[0] = 0  # an empty slice is none of another mask
     run = make_run(tmp_path / "run")
     np.save(tmp_path / "scan.npy", k)
-    reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5", kind="kspace")
+    reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5", kind="kspace", options=SLICES)
     for spoilt, advice in ((np.roll(mask, 1), "file of their own"), (np.ones(20), "file of their own")):
         k[2] = writers.centred_fft(writers.blob(np.random.default_rng(1), 24, 20)) * spoilt
         np.save(tmp_path / "scan.npy", k)
         with pytest.raises(ValueError, match=rf"scan.npy: kspace slice 2: does not hold .* columns?, first .*{advice}"):
-            reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5", kind="kspace")
+            reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5", kind="kspace", options=SLICES)
     with h5py.File(tmp_path / "scan.h5", "w") as f:  # a mask of its own, which keeps what was not measured
         f["kspace"] = writers.centred_fft(writers.blob(np.random.default_rng(0), 3, 24, 20)) * mask
         f["mask"] = 1 - mask
@@ -260,7 +294,9 @@ def test_every_slice_must_hold_what_the_mask_keeps(tmp_path: Path) -> None:
 def test_an_npz_may_call_its_kspace_so(tmp_path: Path) -> None:
     k = writers.centred_fft(writers.blob(np.random.default_rng(0), 2, 16, 16)).astype(np.complex64)
     np.savez(tmp_path / "scan.npz", kspace=k, image=np.ones((3, 8, 8)))
-    found = reconstruct(tmp_path / "scan.npz", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace")
+    found = reconstruct(
+        tmp_path / "scan.npz", make_run(tmp_path / "run"), tmp_path / "out.h5", kind="kspace", options=SLICES
+    )
     assert found.read_as == "k-space, fully sampled (2 slices, 16 x 16)"
 
 

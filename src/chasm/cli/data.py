@@ -1,4 +1,4 @@
-"""`chasm data`: list the formats, check a download, look at what is in it."""
+"""`chasm data`: list the formats, check a download, look at what is in it, convert k-space."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,10 @@ from chasm.common.text import counted
 if TYPE_CHECKING:
     from chasm.data.check import CheckReport
 
-app = typer.Typer(no_args_is_help=True, help="Datasets: list the formats, check a download, look at it.")
+app = typer.Typer(no_args_is_help=True, help="Datasets: list formats, check a download, look at it, convert it.")
 _FORCE_HELP = "Replace a file that chasm did not write."
 _PREVIEW_TITLE = "chasm data preview"  # in every picture: which may be replaced by the next
+_CONVERT_HELP = "Its suffix says the format: .mrd ISMRMRD, .cfl BART, .h5 as fastMRI, .npy or .npz with axes SCHW."
 _OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. seed=1. Repeatable."
 
 
@@ -36,7 +37,7 @@ def list_() -> None:
 @app.command()
 def check(
     path: Path = typer.Argument(..., help="The folder (or file) the dataset was downloaded to."),
-    kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
+    kind: str | None = typer.Option(None, "--as", help="Its format: a name of 'chasm data list'. Default: guessed."),
     manifest: Path | None = typer.Option(None, help="Write file hashes, sizes and splits to this JSON file."),
     verify: Path | None = typer.Option(None, help="Compare with a manifest written earlier."),
     force: bool = typer.Option(False, "--force", help=_FORCE_HELP),
@@ -45,18 +46,56 @@ def check(
 ) -> None:
     """Read all of a dataset and report what is wrong with it. The exit code is 3 if anything is."""
     from chasm.data import check as checks
+    from chasm.data.guess import guess_dataset
 
     if manifest is not None:
         require_replaceable(manifest.expanduser(), checks.is_manifest, force)
     with ProgressBar() as bar:
-        report = checks.check(path, kind, jobs, bar.update, **parse_options(option))
+        report = checks.check(path, kind or guess_dataset(path), jobs, bar.update, **parse_options(option))
     if verify is not None:
         checks.verify(report, verify)
     if manifest is not None:
         checks.write_manifest(report, manifest)
-    _print(report)
+    _print(report, guessed=kind is None)
     if not report.ok:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def convert(
+    source: Path = typer.Argument(..., metavar="IN", help="ISMRMRD, BART, Siemens .dat, fastMRI, CC359 or an array."),
+    out: Path = typer.Argument(..., metavar="OUT", help=_CONVERT_HELP),
+    force: bool = typer.Option(False, "--force", help="Replace files that are there."),
+    option: list[str] = typer.Option([], "--option", "-O", help="axes=SCHW: the axes of an array (see OUT)."),
+) -> None:
+    """Convert measured k-space from one format to another. Only Cartesian data can be read."""
+    from chasm.common.registry import suggest
+    from chasm.data import read_scans, write_scan
+    from chasm.data.kspace import FORMAT_NAMES, kspace_format
+
+    options = parse_options(option)
+    for name in options:
+        if name != "axes":
+            raise ValueError(f"convert has no option {name!r}: {suggest(name, ['axes'])}")
+    if out.suffix.lower() not in FORMAT_NAMES:
+        raise ValueError(f"{out}: expected a name that ends in {', '.join(FORMAT_NAMES)}: the suffix says the format")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ValueError(f"{out}: is the input, which would be lost: give another name")
+    scans = read_scans(source, options.get("axes"))
+    read_as = "array" if "axes" in options else kspace_format(source)
+    files = {volume: out.with_name(f"{out.stem}-{volume}{out.suffix}") if volume else out for volume in scans}
+    for file in files.values():
+        if file.exists() and not force:
+            raise ValueError(f"{file}: is there and would be lost: give another name, or --force")
+    for volume, scan in scans.items():
+        file = files[volume]
+        written = write_scan(scan, file)
+        slices, coils, h, w = written.kspace.shape
+        shape = f"{h} x {w}, image {written.size[0]} x {written.size[1]}"
+        what = f"{read_as} -> {FORMAT_NAMES[out.suffix.lower()]}, {counted(slices, 'slice')}, {counted(coils, 'coil')}"
+        typer.echo(f"{file}: {what}, {shape}")
+        for note in written.notes:
+            typer.echo(f"note: {note}")
 
 
 @app.command()
@@ -101,11 +140,12 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def _print(report: "CheckReport") -> None:
+def _print(report: "CheckReport", guessed: bool) -> None:
     cases = sum(map(len, report.cases.values()))
     size = sum(max(f["size"], 0) for f in report.files.values())
     typer.echo(
-        f"{report.dataset} at {report.root}: {counted(cases, 'case')}, "
+        f"{report.dataset}{' (guessed; --as names another)' if guessed else ''} at {report.root}: "
+        f"{counted(cases, 'case')}, "
         f"{counted(sum(report.slices.values()), 'slice')}, {counted(len(report.files), 'file')}, {_bytes(size)}"
     )
     if report.split_rule:

@@ -17,14 +17,19 @@ OUT = (
     "File to write; ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
     "With several inputs, the name of each is added. Default: INPUT-reconstructed.h5 in the current folder."
 )
-OPTION = "What to take from the files, as KEY=VALUE: plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
+INPUT = (
+    "k-space (ISMRMRD, BART .cfl, Siemens .dat, fastMRI, CC359, arrays with --as kspace) or images (NIfTI, DICOM, "
+    ".npy, .png, ..); a file or a folder. One or more."
+)
+OPTION = (
+    "What to take from the files, as KEY=VALUE: axes=SCHW (what the dimensions of an array are: slices, coils, rows, "
+    "columns), prewhiten=false, plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
+)
 MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how undersampled k-space was measured."
 
 
 def reconstruct(
-    sources: list[Path] = typer.Argument(
-        ..., metavar="INPUT", help="fastMRI .h5, CC359 .npy or .h5, or images (file or folder). One or more."
-    ),
+    sources: list[Path] = typer.Argument(..., metavar="INPUT", help=INPUT),
     run: Path = typer.Option(..., "--run", help="Run folder, as 'chasm train' left it."),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
     kind: str | None = typer.Option(

@@ -15,9 +15,11 @@ from chasm.data.embedded import Embedded
 from chasm.data.fastmri import FastMRI
 from chasm.data.folder import Folder
 from chasm.data.images import Images
+from chasm.data.kspace import KSpace, read_scans, write_scan
 from chasm.data.proxy import Proxy
 from chasm.data.records import SPLITS, Batch, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, collate, fault
 from chasm.data.resident import Resident
+from chasm.data.scan import KSpaceScan
 
 __all__ = [
     "CC359",
@@ -34,7 +36,9 @@ __all__ = [
     "Folder",
     "Geometry",
     "Images",
+    "KSpace",
     "KSpaceDataset",
+    "KSpaceScan",
     "Proxy",
     "RawSlice",
     "Resident",
@@ -44,5 +48,7 @@ __all__ = [
     "fault",
     "list_datasets",
     "open_dataset",
+    "read_scans",
     "register_dataset",
+    "write_scan",
 ]

@@ -176,7 +176,7 @@ def _patients_in_two_splits(report: CheckReport, cases: Iterable[Case], facts: l
         group = stored_groups.get((case.name, case.split)) or case.group or case.name
         groups.setdefault(group, {}).setdefault(case.split, case)
         number += 1
-    if len(groups) == 1 and number > 1:
+    if len(groups) == 1 and number > 1 and report.root.is_dir():
         advice = "if an anonymiser wrote that, make folders train, val and test, or give a list (splits)"
         report.notes.append(f"all {number} cases are of one patient, by their files, and share one split: {advice}")
     for group, by_split in groups.items():

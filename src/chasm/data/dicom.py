@@ -6,7 +6,6 @@ else in the order of their places. Classic files hold one frame each; Enhanced m
 place, an echo time and a scale of its own.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 
 from chasm.data.files import reading
 from chasm.data.limits import require_fits, require_inflates
-from chasm.data.records import SOMEWHERE, DataError, Geometry, fault
+from chasm.data.records import SOMEWHERE, DataError, Geometry, fault, patient_name
 
 SAME_DIRECTION = 1e-3  # difference between direction cosines that is rounding
 MAX_UNEVEN = 0.1  # of the distance between slices: how far one may lie from its place on the grid
@@ -62,7 +61,7 @@ class SeriesFile:
 
     Attributes:
         series: the UID that the files of a series share.
-        patient: a name for the patient, made from a hash of the PatientID, so that no report shows the ID itself.
+        patient: a name for the patient that hides the PatientID, or "".
         frames: what it holds; none if it is no image, as reports and directories are not.
     """
 
@@ -75,13 +74,11 @@ def read_header(file: Path) -> SeriesFile:
     """Read the header of a DICOM file."""
     data = _open(file, pixels=False)
     with reading(file, "header"):
-        patient = str(data.get("PatientID") or "").strip()
         frames = []
         if "Rows" in data:
             _require_fits(file, data)
             frames = [_frame(file, data, i) for i in range(int(data.get("NumberOfFrames") or 1))]
-    name = f"patient {hashlib.sha256(patient.encode()).hexdigest()[:8]}" if patient else ""
-    return SeriesFile(str(data.get("SeriesInstanceUID") or ""), name, frames)
+    return SeriesFile(str(data.get("SeriesInstanceUID") or ""), patient_name(data.get("PatientID")), frames)
 
 
 def header_or_none(file: Path) -> SeriesFile | None:

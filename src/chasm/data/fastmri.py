@@ -15,13 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from chasm.common.files import write_atomic
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, h5_whole, reading, require_single
+from chasm.data.filled import between
 from chasm.data.records import SOMEWHERE, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
+from chasm.data.scan import KSpaceScan
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
+from chasm.mri.coils import rss
 from chasm.mri.fft import ifft2c
 
 STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}  # target -> key of the stored images
@@ -169,6 +173,10 @@ class FastMRI(KSpaceDataset):
         return Header(size, recon, (0, size[1]))
 
     def geometry(self, case: str) -> Geometry | None:
+        file = self.locate(self.rows_by_case()[case][0])[0].files[0]
+        attributes = self._h5[file].attrs
+        if "affine" in attributes:  # written by chasm
+            return Geometry(np.asarray(attributes["affine"]), int(attributes.get("affine_code", SOMEWHERE)))
         try:
             voxel = self.header_of(self.locate(self.rows_by_case()[case][0])[0]).voxel
         except DataError:  # the images can be read without it
@@ -249,6 +257,36 @@ def _voxel(encoding: ET.Element | None) -> tuple[float, float, float] | None:
     except (ValueError, ZeroDivisionError):
         return None
     return (x, y, z) if min(x, y, z) > 0 and max(x, y, z) < np.inf else None
+
+
+def write_fastmri(scan: KSpaceScan, file: Path) -> None:
+    """Write a volume in the layout of fastMRI, with its mask if it is undersampled, or else with its images.
+
+    The layout has no place for noise, which is lost, nor for where the volume lies, which is kept in an attribute.
+    """
+    import h5py
+
+    from chasm.data.ismrmrd import header_xml
+
+    kspace = scan.kspace[:, 0] if scan.kspace.shape[1] == 1 else scan.kspace
+    columns = scan.columns
+    undersampled = (between(columns) & ~columns).any()
+
+    def write(partial: Path) -> None:
+        with h5py.File(partial, "w") as f:
+            f["kspace"], f["ismrmrd_header"] = kspace, header_xml(scan)
+            f.attrs["acquisition"], f.attrs["patient_id"] = "", scan.patient or file.stem
+            if undersampled:
+                f["mask"] = columns.astype(np.uint8)
+            else:
+                images = crop_or_pad(ifft2c(torch.from_numpy(scan.kspace)), scan.size)
+                target = rss(images)[:, 0].numpy()
+                f["reconstruction_rss"] = target
+                f.attrs["max"], f.attrs["norm"] = float(target.max()), float(np.linalg.norm(target))
+            if scan.geometry is not None:
+                f.attrs["affine"], f.attrs["affine_code"] = scan.geometry.affine, scan.geometry.code
+
+    write_atomic(file, write)
 
 
 def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The records that datasets are made of: cases before they are opened, slices and batches after."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,16 @@ def fault(file: Path | str, field: str, problem: str) -> DataError:
         DataError('a.h5: kspace: missing')
     """
     return DataError(f"{file}: {field}: {' '.join(str(problem).split())}")
+
+
+def patient_name(identity: object) -> str:
+    """Return a name for a patient, made from a hash of the ID, so that no report and no manifest shows the ID itself.
+
+    >>> patient_name("Doe"), patient_name(None)
+    ('patient fd53ef83', '')
+    """
+    text = str(identity or "").strip()
+    return f"patient {hashlib.sha256(text.encode()).hexdigest()[:8]}" if text else ""
 
 
 @dataclass(slots=True)

@@ -3,28 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from chasm.common.registry import suggest
 from chasm.common.text import counted
-from chasm.data import CC359, Case, FastMRI, FileDataset, Folder, KSpaceDataset, RawSlice, Slice, fault, open_dataset
+from chasm.data import CC359, FastMRI, FileDataset, Folder, KSpace, KSpaceDataset, RawSlice, fault, open_dataset
 from chasm.data.fastmri import STORED, column_mask
-from chasm.data.files import H5Files, h5_field, h5_slice, open_npy
+from chasm.data.files import H5Files, h5_field, h5_slice
+from chasm.data.filled import between, is_filled, looks_like_kspace
 from chasm.data.formats import FORMATS, is_readable
-from chasm.mri import Mask, ifft2c, mask_from_array
-from chasm.mri.fft import exchange_image_halves
-from chasm.reconstruct.columns import (
-    between,
-    has_exchanged_halves,
-    is_filled,
-    is_undersampled,
-    looks_like_kspace,
-    measured_columns,
-)
+from chasm.data.kspace import HDF5, kspace_format
+from chasm.mri import Mask, mask_from_array
+from chasm.reconstruct.columns import measured_columns
 
 KINDS = ("kspace", "image")
 MIN_SCORED = 7  # pixels each way: the window of SSIM
@@ -32,7 +25,6 @@ ONE_COIL = (
     "the run was trained on magnitudes: one coil is simulated from the root-sum-of-squares image, and the measured "
     "coils are not used (a run with task.options.complex=true uses them)"
 )
-_HDF5 = (".h5", ".hdf5")
 
 
 @dataclass
@@ -46,6 +38,7 @@ class Scan:
         scored: whether there is a target to score against.
         notes: lines that the user should see.
         guessed: whether `measured` are the columns of the middle slice that hold anything.
+        masks: the measured columns of each case, where they may differ.
     """
 
     data: FileDataset
@@ -54,9 +47,16 @@ class Scan:
     scored: bool = True
     notes: list[str] = field(default_factory=list)
     guessed: bool = False
+    masks: dict[str, Mask] = field(default_factory=dict)
 
-    def raw(self, row: int) -> RawSlice:
-        """Read the k-space of one slice of undersampled data.
+    @property
+    def sampling(self) -> str:
+        """The measured columns, in words."""
+        chosen = sorted({str(mask) for mask in self.masks.values()} or {str(self.measured)})
+        return chosen[0] if len(chosen) == 1 else f"{chosen[0]}; other columns in other volumes"
+
+    def raw(self, row: int) -> tuple[RawSlice, Mask]:
+        """Read the k-space of one slice of undersampled data, and its measured columns.
 
         Raises:
             DataError: unless it holds the columns that are taken as measured.
@@ -64,55 +64,17 @@ class Scan:
         assert isinstance(self.data, KSpaceDataset)
         assert self.measured is not None
         raw = self.data.raw_slice(row)
+        measured = self.masks.get(raw.case, self.measured)
         columns = np.asarray(is_filled(raw.kspace).any(0))
         inside = between(columns)  # the rest is zero-padding
-        kept = np.isin(np.arange(len(columns)), self.measured.columns)
+        kept = np.isin(np.arange(len(columns)), measured.columns)
         wrong = kept & inside & ~columns | (columns & ~kept if self.guessed else False)
         if wrong.any():
             which = f"{counted(int(wrong.sum()), 'column')}, first {int(wrong.argmax())}"
             advice = "give slices of another mask in a file of their own" if self.guessed else "check the mask"
             file = self.data.locate(row)[0].files[0]
             raise fault(file, f"kspace slice {raw.index}", f"does not hold what the mask keeps ({which}): {advice}")
-        return raw
-
-
-class KSpaceFolder(Folder, KSpaceDataset):
-    """Complex arrays of k-space, (H, W) or (slices, H, W), in the files of a folder.
-
-    The zero frequency may be in the middle or in the corner, and so may the centre of the image. Both are put where
-    most of the energy is in the middle.
-    """
-
-    arrays: ClassVar[tuple[str, ...]] = ("kspace", *Folder.arrays)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "all")
-        self.exchange_kspace = self.exchange_image = False
-        self.fully_sampled = False  # set after the middle slice was seen: every slice must then be
-        if len(self):
-            middle = len(self) // 2
-            self.exchange_kspace = has_exchanged_halves(self.raw_slice(middle).kspace)
-            self.exchange_image = has_exchanged_halves(self[middle].image)
-
-    def raw_slice(self, i: int) -> RawSlice:
-        case, k = self.locate(i)
-        kspace = self._kspace(case, k)
-        return RawSlice(kspace, None, (kspace.shape[-2], kspace.shape[-1]), case.name, k)
-
-    def read(self, case: Case, k: int) -> Slice:
-        kspace = self._kspace(case, k)
-        if self.fully_sampled and is_undersampled(is_filled(kspace)):
-            problem = "undersampled, and the middle of all slices is not: give the files, not the folder"
-            raise fault(case.files[0], f"kspace slice {k}", problem)
-        return Slice(ifft2c(kspace), None, case.name, k, "k-space array")
-
-    def _kspace(self, case: Case, k: int) -> Tensor:
-        values = super().read(case, k).image
-        if not values.is_complex():
-            raise fault(case.files[0], "dtype", f"k-space is complex, got {values.dtype}: is it an image? (--as image)")
-        if self.exchange_kspace:
-            values = torch.fft.fftshift(values, dim=(-2, -1))
-        return exchange_image_halves(values) if self.exchange_image else values
+        return raw, measured
 
 
 def open_scan(
@@ -142,14 +104,16 @@ def open_scan(
     if form != "folder" and kind == "image":
         raise ValueError(f"{path}: holds k-space, not images: leave out --as image")
     options = dict(options or {})
-    if options and form != "folder":
+    if options and form not in ("folder", "kspace"):
         raise ValueError(f"{path}: this format takes no option {next(iter(options))!r}: leave it out")
     if form == "fastmri":
         scan = _open_fastmri(path, phase, target, mask)
     elif form == "cc359":
         scan = _open_cc359(path, phase, mask)
+    elif form == "kspace" or kind == "kspace":
+        scan = _open_kspace(path, phase, mask, options)
     else:
-        scan = _open_folder(path, kind, mask, {**(images or {}), **options})
+        scan = _open_folder(path, kind, {**(images or {}), **options})
     h, w = scan.data[len(scan.data) // 2].image.shape[-2:]
     if scan.scored and min(h, w) < MIN_SCORED:
         raise fault(path, "image", f"slices of {h} x {w} cannot be scored: SSIM needs {MIN_SCORED} x {MIN_SCORED}")
@@ -160,18 +124,19 @@ def open_scan(
 
 
 def _format(path: Path) -> str:
-    if path.is_file() and path.suffix.lower() in _HDF5:
-        files = H5Files()
-        handle = files[path]
-        if "kspace" not in handle:
-            raise fault(path, "kspace", f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
-        kind = "cc359" if getattr(handle["kspace"], "dtype", np.dtype("c8")).kind == "f" else "fastmri"
-        files.close()
-        return kind
-    if path.is_file() and path.suffix.lower() == ".npy":
-        array = open_npy(path)
-        return "cc359" if array.ndim == 4 and array.shape[-1] == 2 else "folder"
-    return "folder"
+    """Return "fastmri", "cc359" or "kspace" for k-space in a format that says what it is, else "folder"."""
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        raw = any(file.suffix.lower() in (".cfl", ".dat", ".mrd") for file in files)
+        return "kspace" if raw and not any(map(is_readable, files)) else "folder"
+    kind = kspace_format(path)
+    if kind == "array" and path.suffix.lower() in HDF5:
+        files_ = H5Files()
+        names = ", ".join(sorted(files_[path])) or "nothing"
+        files_.close()
+        raise fault(path, "kspace", f"missing; the file has {names}")
+    forms = {"fastMRI": "fastmri", "CC359": "cc359", "ISMRMRD": "kspace", "BART": "kspace", "Siemens twix": "kspace"}
+    return forms.get(kind, "folder")
 
 
 def _open_cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
@@ -221,36 +186,57 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Sc
     return Scan(data, read_as, measured, measured is None or stored in STORED, notes, guessed)
 
 
-def _open_folder(path: Path, kind: str | None, mask: Path | None, options: dict[str, Any]) -> Scan:
+def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     notes: list[str] = []
     if path.is_dir():
-        volumes = sum(file.suffix.lower() in _HDF5 for file in path.rglob("*"))
+        volumes = sum(file.suffix.lower() in HDF5 for file in path.rglob("*"))
         if not any(map(is_readable, path.rglob("*"))):
             advice = f"{counted(volumes, '.h5 file')}: give the files, {path}/*.h5"
             raise fault(path, "folder", advice if volumes else f"no file that is read ({FORMATS})")
         if volumes:
             notes.append(f"left out of the folder: {counted(volumes, '.h5 file')}: give those as files")
-    data: Folder = (
-        KSpaceFolder(path) if kind == "kspace" else open_dataset("folder", path, split="all", stack=True, **options)
-    )
+    data: Folder = open_dataset("folder", path, split="all", stack=True, **options)
     if not len(data):
         raise fault(path, "slices", "there is none")
-    if isinstance(data, KSpaceFolder):
-        return _as_kspace(data, path, mask, notes)
     image = data[len(data) // 2].image
     if kind is None and image.is_complex() and looks_like_kspace(image):
-        notes.append("taken for images, but its energy is in few values, as in k-space: is it? then --as kspace")
+        axes = "-O axes=SHW (slices), axes=CHW (coils) or axes=SCHW, or --as image"
+        raise fault(path, "image", f"looks like k-space: say --as kspace {axes}")
     how = data.how_cut(len(data) // 2)
     read_as = f"{'complex' if image.is_complex() else 'magnitude'} images" + (f", {how}" if how else "")
     return Scan(data, read_as, notes=notes)
 
 
-def _as_kspace(data: KSpaceFolder, path: Path, mask: Path | None, notes: list[str]) -> Scan:
-    measured = measured_columns(data.raw_slice(len(data) // 2).kspace, path, mask, notes)
-    data.fully_sampled = measured is None
-    if measured is not None and len(data.cases) > 1:
-        raise ValueError(
-            f"{path}: several undersampled arrays, which may differ in mask: give the files, not the folder"
-        )
-    read_as = f"k-space, {'fully sampled' if measured is None else 'as measured'}"
-    return Scan(data, read_as, measured, measured is None, notes, mask is None)
+def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, Any]) -> Scan:
+    """Open k-space in a format of `chasm.data.kspace`. Every volume has a mask of its own."""
+    data: KSpace = open_dataset("kspace", path, split="all", undersampled=True, **options)
+    notes: list[str] = []
+    masks: dict[str, Mask | None] = {}
+    guessed = False
+    for case, rows in data.rows_by_case().items():
+        raw = data.raw_slice(rows[len(rows) // 2])
+        file = data.locate(rows[0])[0].files[0]
+        if raw.mask is None:
+            masks[case] = measured_columns(raw.kspace, file, mask, notes if not guessed else [])
+            guessed = guessed or (masks[case] is not None and mask is None)
+        elif mask is not None:
+            raise ValueError(f"{file}: says itself which lines were measured: leave out --mask")
+        else:
+            gaps = between(raw.mask.numpy()) & ~raw.mask.numpy()
+            masks[case] = mask_from_array(raw.mask.numpy()) if gaps.any() else None
+        if (masks[case] is None) != (next(iter(masks.values())) is None):
+            raise fault(
+                file, "kspace", "some volumes are undersampled and others are not: give the files one at a time"
+            )
+        notes += [note for note in data.scan(data.locate(rows[0])[0]).notes if note not in notes]
+    first, kind = data.raw_slice(0), kspace_format(data.files()[0])
+    coils = len(first.kspace)
+    what = "k-space" if kind == "array" and coils == 1 else f"{kind} k-space of {counted(coils, 'coil')}"
+    measured = {case: chosen for case, chosen in masks.items() if chosen is not None}
+    if measured:
+        return Scan(data, f"{what}, as measured", next(iter(measured.values())), False, notes, guessed, measured)
+    if not phase:
+        data.combine = "rss"
+        notes += [ONE_COIL] if coils > 1 else []
+    data.undersampled = False  # every slice is a target
+    return Scan(data, f"{what}, fully sampled", notes=notes)

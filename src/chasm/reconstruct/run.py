@@ -100,13 +100,14 @@ def reconstruct(
     Beside the volume a picture is written, and a JSON record with the scores.
 
     Args:
-        source: a fastMRI .h5, a CC359 .npy or .h5, or a file or folder of images. Several cases in a folder go to one
-            file each, with the case's name added; PNG and TIFF slices directly in it are one case.
+        source: k-space in a format of `chasm.data.kspace`, or a file or folder of images. Several cases go to one file
+            each, with the case's name added; PNG and TIFF slices directly in a folder are one case.
         run: the run folder.
         out: the file to write; the suffix says the format: HDF5, NIfTI or PNG. Default: NAME-reconstructed.h5.
         kind: what complex arrays are: "image" (default) or "kspace".
         mask: a mask file: instead of the run's mask, or the one that undersampled k-space was measured with.
-        options: what to take from the files: plane or volume of NIfTI. Default: as the run was trained.
+        options: what to take from the files: axes of an array, plane or volume of NIfTI. Default: as the run was
+            trained.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
         on_slice: called after every slice with (slices done, slices in all).

@@ -32,7 +32,7 @@ class Reconstructor:
     def __init__(self, scan: Scan, run: Run, device: torch.device) -> None:
         self.scan, self.run, self.device = scan, run, device
         if scan.measured is not None:
-            self.sampling = f"as measured: {scan.measured}"
+            self.sampling = f"as measured: {scan.sampling}"
         else:
             self.sampling = str(run.task.sampling.mask(scan.data[0].image.shape[-1]))  # type: ignore[attr-defined]
 
@@ -62,8 +62,7 @@ class Reconstructor:
 
         The readout is cropped to the image first, which the mask allows because it is the same in every row.
         """
-        raw, chosen = self.scan.raw(row), self.scan.measured
-        assert chosen is not None
+        raw, chosen = self.scan.raw(row)
         H, W = (min(a, b) for a, b in zip(raw.size, raw.kspace.shape[-2:], strict=True))
         mask = chosen.tensor(self.device)
         coils = crop_or_pad(ifft2c(raw.kspace[None].to(self.device)), (H, raw.kspace.shape[-1]))

@@ -1,0 +1,107 @@
+"""BART's pairs of files: NAME.hdr with the dimensions, NAME.cfl with complex numbers, first dimension fastest.
+
+Of its 16 dimensions, k-space uses read, phase 1, phase 2 and coil (0 to 3), slice (13) and average (14). The others
+(echo, time and so on) make volumes of their own. Both programs centre the zero frequency and preserve norms, so the
+numbers need no change. Dimension names: https://mrirecon.github.io/bart
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from chasm.common.files import write_atomic
+from chasm.data.files import reading, require_finite
+from chasm.data.limits import require_fits, require_regular
+from chasm.data.records import fault
+from chasm.data.scan import KSpaceScan
+
+DIMENSIONS = 16
+_READ, _PHASE_1, _PHASE_2, _COIL, _SLICE, _AVERAGE = 0, 1, 2, 3, 13, 14
+_NAMES = {4: "map", 5: "echo", 6: "coeff", 7: "coeff2", 8: "iter", 9: "cshift", 10: "time", 11: "time2", 12: "level"}
+
+
+def read_cfl(file: Path) -> np.ndarray:
+    """Read the array of a .cfl (or .hdr) file with all of its 16 dimensions; the file is mapped, not loaded.
+
+    Raises:
+        DataError: when a file of the pair is missing, or they do not fit together.
+    """
+    header, data = file.with_suffix(".hdr"), file.with_suffix(".cfl")
+    for part in (header, data):
+        require_regular(part)
+    with reading(header, "header"):
+        words = [line for line in header.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        sizes = [int(word) for word in words[0].split()]
+    sizes += [1] * (DIMENSIONS - len(sizes))
+    if len(sizes) != DIMENSIONS or min(sizes) < 1:
+        raise fault(header, "Dimensions", f"expected up to {DIMENSIONS} positive numbers, got {words[0]!r}")
+    if not data.is_file():
+        raise fault(data, "file", f"missing beside {header.name}")
+    expected = 8 * int(np.prod(sizes, dtype=np.int64))
+    if data.stat().st_size != expected:
+        raise fault(data, "file", f"{data.stat().st_size} bytes, but {header.name} asks for {expected}")
+    return np.memmap(data, np.complex64, "r", shape=tuple(sizes), order="F")
+
+
+def write_cfl(array: np.ndarray, file: Path) -> None:
+    """Write an array as NAME.cfl and NAME.hdr; missing dimensions have length 1."""
+    sizes = (*array.shape, *[1] * (DIMENSIONS - array.ndim))
+    columns = np.asarray(array, np.complex64)
+    write_atomic(file.with_suffix(".cfl"), lambda p: p.write_bytes(columns.tobytes(order="F")))
+    text = "# Dimensions\n" + " ".join(map(str, sizes)) + "\n"
+    write_atomic(file.with_suffix(".hdr"), lambda p: p.write_text(text))
+
+
+def read_bart(file: Path) -> dict[str, KSpaceScan]:
+    """Read k-space that BART wrote, by names such as "echo2"; "" for the only volume.
+
+    Raises:
+        DataError: when the files are damaged, or not Cartesian.
+    """
+    array = read_cfl(file)
+    if array.shape[_READ] == 1:
+        raise fault(
+            file, "Dimensions", "the first is 1, as of samples along a trajectory: only Cartesian data can be read"
+        )
+    require_fits(file, "data", array.shape, array.itemsize)
+    require_finite(array, file, "data")
+    notes = []
+    if array.shape[_AVERAGE] > 1:
+        notes.append(f"{array.shape[_AVERAGE]} averages were averaged")
+    averaged = np.asarray(array).mean(_AVERAGE, keepdims=True, dtype=np.complex64)
+    several = [d for d in _NAMES if array.shape[d] > 1]
+    if array.shape[15] > 1:
+        raise fault(file, "Dimensions", "the last is used: expected k-space with at most 15 dimensions")
+    scans = {}
+    for index in np.ndindex(*(array.shape[d] for d in several)):
+        chosen = averaged
+        for dimension, i in zip(several, index, strict=True):
+            chosen = chosen.take([i], axis=dimension)
+        name = "-".join(f"{_NAMES[d]}{i + 1}" for d, i in zip(several, index, strict=True))
+        scans[name] = _scan(chosen, file, notes)
+    return scans
+
+
+def _scan(array: np.ndarray, file: Path, notes: list[str]) -> KSpaceScan:
+    partitions, slices = array.shape[_PHASE_2], array.shape[_SLICE]
+    if partitions > 1 and slices > 1:
+        raise fault(file, "Dimensions", "both phase 2 and slice are used: give one slab at a time")
+    # (read, phase 1, phase 2, coil, slice)
+    kspace = array.reshape([array.shape[d] for d in (_READ, _PHASE_1, _PHASE_2, _COIL, _SLICE)])
+    if partitions > 1:
+        measured = (kspace != 0).any((0, 3, 4))  # (phase 1, phase 2)
+        kspace = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, 2), axis=2, norm="ortho"), 2)
+        kspace = kspace * measured.any(1)[:, None, None, None]
+        inside = np.logical_or.accumulate(measured, 1) & np.logical_or.accumulate(measured[:, ::-1], 1)[:, ::-1]
+        if (inside & ~measured).any():
+            problem = "undersampled along the third dimension too, which is not supported: only along the second"
+            raise fault(file, "data", problem)
+    kspace = kspace.transpose(2, 4, 3, 0, 1).reshape(partitions * slices, -1, *array.shape[:2])
+    return KSpaceScan(np.ascontiguousarray(kspace, np.complex64), array.shape[:2], notes=list(notes))
+
+
+def write_bart(scan: KSpaceScan, file: Path) -> None:
+    """Write a volume as BART k-space: read, phase 1, 1, coil, and slices as the 14th dimension."""
+    array = scan.kspace.transpose(2, 3, 1, 0)  # (H, W, coils, slices)
+    h, w, coils, slices = array.shape
+    write_cfl(array.reshape(h, w, 1, coils, *[1] * 9, slices), file)

@@ -1,0 +1,185 @@
+"""From the lines that a scanner measured to volumes of k-space.
+
+Scanners write one readout after another, each with counters that say where it belongs. Repeated lines (averages) are
+averaged. Repetitions, echoes, cardiac phases and sets are volumes of their own. A partial Fourier scan leaves zeros on
+one side. 3-D scans are transformed along their partitions, so that they become slices.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chasm.common.text import counted
+from chasm.data.limits import require_fits
+from chasm.data.records import fault
+from chasm.data.scan import KSpaceScan, Placement, slice_geometry
+
+# the counters that tell volumes apart, with the word for each
+COUNTERS = ("repetition", "echo", "phase", "set")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The grid that lines belong to.
+
+    Attributes:
+        matrix: samples, lines and partitions of the full k-space.
+        fov: what that k-space covers, in mm; zeros if unknown.
+        image_fov: what the image shall cover, in mm; zeros if unknown.
+        centre: the line and the partition that hold the zero frequency.
+    """
+
+    matrix: tuple[int, int, int]
+    fov: tuple[float, float, float]
+    image_fov: tuple[float, float, float]
+    centre: tuple[int, int]
+
+    def kept(self, axis: int) -> int:
+        """Return how many pixels along an axis the image has: all but the oversampling."""
+        n, fov, wanted = self.matrix[axis], self.fov[axis], self.image_fov[axis]
+        return n if min(fov, wanted) <= 0 else max(1, min(n, round(n * wanted / fov)))
+
+    @property
+    def voxel(self) -> tuple[float, float, float] | None:
+        """mm along the axes, if they are known."""
+        x, y, z = (fov / n for fov, n in zip(self.fov, self.matrix, strict=True))
+        return (x, y, z) if min(x, y, z) > 0 else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One readout.
+
+    Attributes:
+        samples: (coils, samples) complex.
+        centre: the sample that holds the zero frequency.
+        line: its number among the phase-encoded lines.
+        partition: its number along the third axis of a 3-D scan.
+        slice: the number of its slice.
+        volume: its repetition, echo, phase and set.
+        place: where its slice lies.
+    """
+
+    samples: np.ndarray
+    centre: int
+    line: int
+    partition: int
+    slice: int
+    volume: tuple[int, int, int, int]
+    place: Placement
+
+
+@dataclass
+class _Volume:
+    total: dict[int, np.ndarray] = field(default_factory=dict)  # slice -> (coils, samples, lines, partitions)
+    count: dict[int, np.ndarray] = field(default_factory=dict)  # slice -> (lines, partitions)
+    places: dict[int, Placement] = field(default_factory=dict)
+
+
+def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, **facts: Any) -> dict[str, KSpaceScan]:
+    """Put lines into volumes.
+
+    Args:
+        lines: in the order they were measured.
+        encoding: the grid.
+        file: for messages.
+        facts: what all volumes share: `patient`, `noise`, `notes` of `KSpaceScan`.
+
+    Returns:
+        Volumes by a name that says how they differ, such as "repetition2-echo1"; "" for the only one.
+
+    Raises:
+        DataError: when a line lies outside the grid, or lines are missing in a way that is not by whole columns.
+    """
+    volumes: dict[tuple[int, ...], _Volume] = {}
+    three_d = encoding.matrix[2] > 1
+    for line in lines:
+        key = (*line.volume, line.slice if three_d else 0)
+        _place(line, encoding, file, volumes.setdefault(key, _Volume()), 0 if three_d else line.slice)
+    if not volumes:
+        raise fault(file, "acquisitions", "no line of an image")
+    several = [len({key[i] for key in volumes}) > 1 for i in range(len(COUNTERS) + 1)]
+
+    def name(key: tuple[int, ...]) -> str:
+        words = zip((*COUNTERS, "slab"), key, several, strict=True)
+        return "-".join(f"{word}{n + 1}" for word, n, needed in words if needed)
+
+    return {name(key): _finish(volumes[key], encoding, file, dict(facts)) for key in sorted(volumes)}
+
+
+def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: int) -> None:
+    nx, ny, nz = encoding.matrix
+    coils, n = line.samples.shape
+    first = nx // 2 - line.centre
+    y, z = line.line - encoding.centre[0] + ny // 2, line.partition - encoding.centre[1] + nz // 2
+    if first < 0 or first + n > nx:
+        problem = f"a readout of {n} samples around sample {line.centre} does not fit into {nx} encoded samples"
+        raise fault(file, "encodedSpace", problem)
+    if not (0 <= y < ny and 0 <= z < nz):
+        problem = f"line {line.line}, partition {line.partition} lies outside of {ny} x {nz} encoded lines"
+        raise fault(file, "encodedSpace", problem)
+    if where not in volume.total:
+        require_fits(file, "encodedSpace", (len(volume.total) + 1, coils, nx, ny, nz), 8)
+        volume.total[where] = np.zeros((coils, nx, ny, nz), np.complex64)
+        volume.count[where] = np.zeros((ny, nz), np.int32)
+        volume.places[where] = line.place
+    total = volume.total[where]
+    if coils != len(total):
+        raise fault(file, "acquisitions", f"lines of {coils} and of {counted(len(total), 'coil')}")
+    total[:, first : first + n, y, z] += line.samples
+    volume.count[where][y, z] += 1
+
+
+def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, Any]) -> KSpaceScan:
+    order = sorted(volume.total)
+    notes = list(facts.pop("notes", []))
+    averages = max(int(count.max()) for count in volume.count.values())
+    if averages > 1:
+        notes.append(f"{averages} averages of a line were averaged")
+    stack = []
+    for k in order:
+        count = volume.count[k]
+        _refuse_gaps_along_partitions(count > 0, file)
+        stack.append(volume.total[k] / np.maximum(count, 1).astype(np.float32))
+    columns = [(volume.count[k] > 0).any(1) for k in order]
+    mask = np.any(columns, axis=0)
+    partial = _partial_fourier(mask)
+    notes += [partial] if partial else []
+    kspace = np.stack(stack)  # (slices, coils, samples, lines, partitions)
+    nz = encoding.matrix[2]
+    kept = encoding.kept(2)
+    if nz > 1:
+        images = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, -1), axis=-1, norm="ortho"), -1)
+        start = (nz - kept) // 2
+        kspace = np.moveaxis(images[0], -1, 0)[start : start + kept]
+        kspace[..., ~columns[0]] = 0  # the transform of zeros is not always exactly zero
+    else:
+        kspace = kspace[..., 0]
+    size = encoding.kept(0), encoding.kept(1)
+    middle = tuple(n // 2 - (n - m) // 2 for n, m in zip(encoding.matrix[:2], size, strict=True))
+    places = [volume.places[k] for k in order]
+    voxel = encoding.voxel
+    geometry = None if voxel is None else slice_geometry(places, voxel, size, (middle[0], middle[1]), kept)
+    return KSpaceScan(np.ascontiguousarray(kspace, np.complex64), size, geometry, mask=mask, notes=notes, **facts)
+
+
+def _refuse_gaps_along_partitions(measured: np.ndarray, file: Path) -> None:
+    """Partitions of a measured line may lack at the ends (partial Fourier, elliptical scanning), not in between."""
+    inside = np.logical_or.accumulate(measured, 1) & np.logical_or.accumulate(measured[:, ::-1], 1)[:, ::-1]
+    if (inside & ~measured).any():
+        raise fault(
+            file, "acquisitions", "undersampled along the partitions too, which is not supported: only along lines"
+        )
+
+
+def _partial_fourier(columns: np.ndarray) -> str:
+    """Return a note if far more lines lack on one side of the zero frequency than on the other."""
+    n = len(columns)
+    first, last = int(columns.argmax()), n - 1 - int(columns[::-1].argmax())
+    before, after = n // 2 - first, last - (n - 1) // 2
+    if abs(before - after) <= max(2, n // 16):
+        return ""
+    return f"partial Fourier: lines {first} to {last} of {n} were measured, and the others are taken as zero"
