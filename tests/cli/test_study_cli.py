@@ -103,3 +103,10 @@ def test_errors_are_one_line(chasm_study, words, message, tmp_path):
     assert message in found.stderr
     assert found.stderr.startswith("error: ")
     assert found.stderr.count("\n") == 1
+
+
+def test_an_interrupted_run_is_no_success(chasm_study, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], "interrupted") for j in jobs))
+    found = chasm_study("run", "parameters", "--out", tmp_path)
+    assert found.exit_code == 130
+    assert found.stderr == "interrupted: the same command goes on with what is left\n"

@@ -176,7 +176,7 @@ def test_a_worker_that_dies_without_a_word(tmp_path, monkeypatch):
     assert error == "the worker ended with code -9 (often: out of memory); its last output: last words"
 
 
-@pytest.mark.parametrize("code", [130, 143])
+@pytest.mark.parametrize("code", [129, 130, 138, 143])
 def test_a_worker_that_was_told_to_stop_is_interrupted_not_failed(code, tmp_path, monkeypatch):
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\nexit {code}\n")
@@ -262,6 +262,17 @@ def test_data_must_be_there_before_anything_starts(tmp_path):
     with pytest.raises(ValueError, match="--path cc359=FOLDER"):
         run(make_plan("basis", "full"), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["no such folder", "an empty folder"])
+def test_a_wrong_path_is_said_once_before_any_worker_starts(what, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "local", lambda *_: pytest.fail("a worker was started"))
+    if what == "an empty folder":
+        (tmp_path / "data").mkdir()
+    plan = make_plan("basis", "full", paths={"cc359": str(tmp_path / "data")})
+    with pytest.raises((ValueError, OSError), match=r"data: (no such file .*--path|split 'train' has no)"):
+        run(plan, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_on_a_local_ray(tmp_path):

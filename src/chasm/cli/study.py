@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from chasm.cli.errors import FAILED
+from chasm.cli.errors import FAILED, INTERRUPTED
 from chasm.common.text import counted
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
@@ -114,6 +114,9 @@ def run(
     typer.echo(", ".join(f"{n} {outcome}" for outcome, n in count.items()) or "nothing to do: all runs are done")
     if count["failed"]:
         raise typer.Exit(FAILED)
+    if count["interrupted"]:
+        typer.echo("interrupted: the same command goes on with what is left", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from typing import Any
 
 from chasm.studies.state import failed
 from chasm.studies.worker import PROGRAM, Job, run_cell
+from chasm.train.run import STOP_SIGNALS
 
 PATIENCE = 60  # seconds a stopped run gets to save
 
@@ -120,7 +121,7 @@ class _Process:
             return None
         assert self.process.stdin is not None
         self.process.stdin.close()
-        if code in (130, 143, -signal.SIGINT, -signal.SIGTERM):
+        if any(code in (128 + number, -number) for number in STOP_SIGNALS):
             return "interrupted"
         known = {0: "done", 1: "failed", 2: "running"}
         if code in known and (code != 1 or (self.folder / "failed.json").is_file()):

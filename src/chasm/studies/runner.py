@@ -1,5 +1,6 @@
 """Run what is missing of a study. Interrupt it at any time and start it again: it goes on where it was."""
 
+import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from chasm.common.text import counted
+from chasm.data.base import DATASETS, FileDataset, existing
+from chasm.data.records import SPLITS, in_split
 from chasm.studies.executors import local, on_ray
 from chasm.studies.factors import SETTINGS, image_size
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
 from chasm.studies.state import has_diverged, state
 from chasm.studies.tuning import stage, with_selections
 from chasm.studies.worker import Job, make_job
+from chasm.train.run import heeded_signals
 
 Say = Callable[[str], None]
 
@@ -73,6 +77,7 @@ def run(
     if left_out := arms_left_out(plan, root):
         options = " ".join(f"--arm {arm}" for arm in left_out)
         say(f"note: runs of {', '.join(left_out)} stay, but leave the report: add {options} to keep them in it")
+    _check_data(plan)
     save_plan(plan, root)
     outcomes: dict[str, str] = {}
     with _term_as_interrupt():
@@ -100,6 +105,24 @@ def _selecting(plan: Plan) -> str:
     return f" ({text})" if (text := stage(plan)) else ""
 
 
+def _check_data(plan: Plan) -> None:
+    """Refuse folders without the cases that the runs read: one line, before every run says the same.
+
+    Raises:
+        ValueError: if a folder is not there, is no dataset of its kind, or has no case in a split.
+    """
+    if plan.study.kind != "train":
+        return
+    for data in {repr(run.config.data): run.config.data for run in (*plan.selection_runs, *plan.runs)}.values():
+        reader = DATASETS.get(data.name)
+        if data.path is not None and issubclass(reader, FileDataset):
+            known = inspect.signature(reader.find).parameters
+            path = existing(data.path, ": check --path")
+            cases, _ = reader.find(path, **{k: v for k, v in data.options.items() if k in known})
+            for split in SPLITS:
+                in_split(cases, split, path)
+
+
 def _check_configs(plan: Plan, root: Path) -> None:
     """Refuse folders with another config: a forgotten --set must not mix two studies.
 
@@ -119,7 +142,7 @@ def _check_configs(plan: Plan, root: Path) -> None:
 
 @contextmanager
 def _term_as_interrupt() -> Iterator[None]:
-    """SIGTERM, as schedulers send it, stops the runs in order just as Ctrl-C does."""
+    """SIGTERM, SIGUSR1 and SIGHUP, as schedulers send them, stop the runs in order just as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -127,8 +150,9 @@ def _term_as_interrupt() -> Iterator[None]:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {n: signal.signal(n, interrupt) for n in heeded_signals() if n != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """What a run can resume from: tensors and checkpoints, verified before they are trusted."""
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from chasm.common.files import read_json, sync_folder, unwritable, write_atomic, write_json
+from chasm.common.files import json_safe, read_json, sync_folder, unwritable, write_atomic, write_json
 
 Tensors = dict[str, Tensor]
 
@@ -45,7 +46,8 @@ class Checkpoints:
         try:
             save_tensors(partial / "state.safetensors", tensors)
             digest = _sha256(partial / "state.safetensors")
-            write_json(partial / "record.json", {**record, "step": step, "sha256": digest})
+            content = json_safe({**record, "step": step, "sha256": digest})
+            write_json(partial / "record.json", {**content, "record_sha256": _sha256_of(content)})
             shutil.rmtree(target, ignore_errors=True)  # only ever a damaged one, or the same step again
             try:
                 os.replace(partial, target)
@@ -65,6 +67,8 @@ class Checkpoints:
             folder = self.folder / f"{number:08d}"
             try:
                 record = read_json(folder / "record.json")
+                if record.pop("record_sha256") != _sha256_of(record):
+                    raise ValueError("checksum of record.json differs")
                 if _sha256(folder / "state.safetensors") != record["sha256"]:
                     raise ValueError("checksum differs")
                 return load_file(folder / "state.safetensors"), record
@@ -76,6 +80,10 @@ class Checkpoints:
         if not self.folder.is_dir():
             return []
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit())
+
+
+def _sha256_of(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -34,11 +34,20 @@ from chasm.train.evaluation import measure, save_examples
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
 from chasm.train.progress import Progress
-from chasm.train.run import batches, build_model, check_weights, environment, load_run, open_split, resident, score
+from chasm.train.run import (
+    batches,
+    build_model,
+    check_weights,
+    environment,
+    heeded_signals,
+    load_run,
+    open_split,
+    resident,
+    score,
+)
 from chasm.train.schedule import learning_rate, rows_of_step, steps_per_epoch
 
 MOST_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class NonFiniteError(FloatingPointError):
@@ -137,7 +146,7 @@ class Trainer:
         if self.t.compile:
             self.model.compile()
         self.wrapped = self.accelerator.prepare_model(self.model)
-        previous = {n: signal.signal(n, self._on_signal) for n in STOP_SIGNALS} if _in_main_thread() else {}
+        previous = {n: signal.signal(n, self._on_signal) for n in heeded_signals()} if _in_main_thread() else {}
         try:
             with self.progress:
                 self.fit()

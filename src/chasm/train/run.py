@@ -23,6 +23,18 @@ from chasm.mixers import MIXERS
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
 
+# A run that gets one of them saves and stops. Schedulers send SIGTERM, SIGUSR1 (a requeue) or SIGHUP, a lost terminal
+# SIGHUP; Windows knows the first two.
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Return the stop signals of this process, without SIGHUP where it is ignored, as under nohup."""
+    ignored = getattr(signal, "SIGHUP", None)
+    return [n for n in STOP_SIGNALS if n != ignored or signal.getsignal(n) != signal.SIG_IGN]
+
 
 @dataclass
 class Run:
@@ -99,7 +111,7 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
 
 def _outlive_signals(worker: int) -> None:
     """A scheduler, or Ctrl-C, signals every process; the loader's workers end with the main one, once it has saved."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
