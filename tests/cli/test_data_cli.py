@@ -177,6 +177,16 @@ def test_convert_gives_every_volume_a_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(scan.kspace[0], array[:, :, 0, :, 0, 1].transpose(2, 0, 1), rtol=1e-6)
 
 
+def test_convert_never_replaces_a_pipe(tmp_path: Path) -> None:
+    write_fastmri(tmp_path / "a.h5", slices=2, coils=3, size=(24, 16), recon=12, fov=(24, 24, 5))
+    os.mkfifo(tmp_path / "b.mrd")
+    words = ["data", "convert", str(tmp_path / "a.h5"), str(tmp_path / "b.mrd"), "--force"]
+    result = runner.invoke(app, words)
+    assert result.exit_code == 3, result.output
+    assert "b.mrd: not a file, and it is never replaced" in result.output
+    assert (tmp_path / "b.mrd").is_fifo()
+
+
 def test_montage_shows_target_mask_zero_filled_error_and_labels(tmp_path: Path) -> None:
     write_brats(tmp_path, "c1")
     data = open_dataset("brats", tmp_path, split="all")

@@ -87,6 +87,7 @@ def convert(
     for file in files.values():
         if file.exists() and not force:
             raise ValueError(f"{file}: is there and would be lost: give another name, or --force")
+        require_replaceable(file, lambda _: True)  # a device never is
     for volume, scan in scans.items():
         file = files[volume]
         written = write_scan(scan, file)

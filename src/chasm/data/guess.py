@@ -11,6 +11,7 @@ from chasm.data.base import existing
 from chasm.data.files import reading
 from chasm.data.formats import format_of
 from chasm.data.kspace import HDF5, kspace_format
+from chasm.data.limits import open_picture
 from chasm.data.records import fault
 
 MAX_FILES = 5000  # looked at in a folder: a download may have millions
@@ -74,7 +75,5 @@ def _npz(file: Path) -> str:
 
 
 def _png(file: Path) -> str:
-    from PIL import Image
-
-    with reading(file, "image"), Image.open(file) as image:
+    with reading(file, "image"), open_picture(file, file) as image:
         return "images" if image.mode in ("RGB", "RGBA", "P") else "folder"
