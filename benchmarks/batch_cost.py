@@ -20,6 +20,7 @@ from chasm.common.files import write_json
 from chasm.common.provenance import provenance
 from chasm.mri import Sampling
 from chasm.tasks import Reconstruction
+from chasm.train.step import add_gradients
 
 
 def per_call(call: Callable[[], object], device: torch.device, calls: int) -> float:
@@ -65,9 +66,7 @@ def main() -> None:
 
     def step(amp: bool) -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=amp):
-            output = model(fixed.input, **fixed.physics)
-        task.loss(output, fixed).backward()
+        add_gradients(model, task, [fixed], bf16=amp)
         optimizer.step()
 
     made = per_call(make, device, calls)

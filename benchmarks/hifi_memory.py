@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from chasm.backbones import create_backbone
+from chasm.bench.hosts import make_batch
 from chasm.common.files import write_json
 from chasm.common.provenance import provenance
-from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
+from chasm.tasks import Reconstruction
+from chasm.train.step import add_gradients
 
 TARGET_GB = 24  # float32 with checkpointing
 
@@ -35,20 +37,15 @@ def measure(
     with device:
         model = create_backbone("hifi-mamba", mixer=mixer, size=(size, size), **options)
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        target = torch.rand(batch, 2, size, size)
-        mask = torch.rand(1, 1, 1, size) < 0.25
-        x = to_channels(ifft2c(fft2c(to_complex(target)) * mask))
+    prepared = make_batch(batch, size, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(2 + steps):
         synchronize(device)
         start = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            y = model(x, mask=mask)
-        loss = (y.float() - target).abs().mean()
         optimiser.zero_grad()
-        loss.backward()
+        loss = add_gradients(model, Reconstruction(), [prepared], bf16=bf16)
         optimiser.step()
         synchronize(device)
         times.append(time.perf_counter() - start)

@@ -23,7 +23,7 @@ from chasm.common import files
 from chasm.mixers import chasm as chasm_mixer
 from chasm.tasks import Summary
 from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, log, loop, train
-from chasm.train.loop import MOST_SKIPPED, Trainer
+from chasm.train.loop import MAX_SKIPPED, Trainer
 from chasm.train.schedule import learning_rate, rows_of_step
 
 
@@ -419,9 +419,9 @@ def test_weights_that_are_not_finite_stop_a_run(on_nonfinite: str, tmp_path: Pat
 
 def test_skipping_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "_agree", lambda self, loss: math.inf)
-    with pytest.raises(NonFiniteError, match=f"stopped, {MOST_SKIPPED} such steps in a row"):
+    with pytest.raises(NonFiniteError, match=f"stopped, {MAX_SKIPPED} such steps in a row"):
         train(recipe(steps=99, on_nonfinite="skip"), tmp_path, quiet=True)
-    assert len((tmp_path / "nonfinite.jsonl").read_text().splitlines()) == MOST_SKIPPED
+    assert len((tmp_path / "nonfinite.jsonl").read_text().splitlines()) == MAX_SKIPPED
 
 
 def test_what_is_not_finite_is_null_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

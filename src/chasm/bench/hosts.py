@@ -24,9 +24,9 @@ from chasm.bench.literal import LiteralBlock
 from chasm.bench.subjects import LAYOUTS, errors
 from chasm.bench.table import reason
 from chasm.mixers import CHASM
-from chasm.mixers.chasm import batched_bases
 from chasm.ops import reference
 from chasm.tasks import Reconstruction, TaskBatch
+from chasm.train.step import add_gradients
 
 Row = dict[str, Any]
 BASES = {
@@ -202,19 +202,11 @@ def _hifi_row(
 def training_step(model: nn.Module, batch: TaskBatch, *, graph: bool) -> Callable[[int], object]:
     """Forward, loss, backward and AdamW under bfloat16 autocast, as `chasm train` runs them."""
     model.train()
-    task, device = Reconstruction(), batch.input.device
+    task = Reconstruction()
     optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
 
     def gradients(batches: Iterable[TaskBatch]) -> Tensor:
-        total = torch.zeros((), device=device)
-        for one in batches:
-            with batched_bases(model):
-                with torch.autocast(device.type, torch.bfloat16, cache_enabled=not graph):
-                    output = model(one.input, **one.physics)
-                loss = task.loss(output.float(), one)
-                loss.backward()
-            total += loss.detach()
-        return total
+        return add_gradients(model, task, batches, bf16=True, is_graphed=graph)
 
     if graph:
         from chasm.train.graphed import GraphedGradients

@@ -7,7 +7,7 @@ differentiates, which torch's profiler links by number. A part inside another co
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from chasm.backbones.hifi import blocks, consistency, layers, ssm
 from chasm.backbones.hifi.kernels import norm
 from chasm.bench import hosts
 from chasm.bench.clock import synchronize
-from chasm.mixers.chasm import batched_bases
 from chasm.tasks import Reconstruction, TaskBatch
+from chasm.train.step import add_gradients
 
 Row = dict[str, Any]
 MARK = "part: "
@@ -108,21 +108,17 @@ def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> 
 
 
 def _step(model: nn.Module, batch: TaskBatch) -> Callable[[], None]:
-    """As `hosts.training_step`, with the parts around the network marked."""
+    """Return a step as `chasm train` runs it, with the parts around the network marked."""
     model.train()
-    task, device = Reconstruction(), batch.input.device
+    task = Reconstruction()
     optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
+
+    def part(name: str) -> record_function:
+        return record_function(MARK + (REST if name == "model" else name))
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with ExitStack() as stack:
-            with record_function(MARK + "bases"):
-                stack.enter_context(batched_bases(model))
-            with record_function(MARK + REST), torch.autocast(device.type, torch.bfloat16):
-                output = model(batch.input, **batch.physics)
-            with record_function(MARK + "loss"):
-                loss = task.loss(output.float(), batch)
-            loss.backward()
+        add_gradients(model, task, [batch], bf16=True, part=part)
         with record_function(MARK + "optimiser"):
             optimizer.step()
 

@@ -13,13 +13,13 @@ import torch
 
 from chasm.common.provenance import device_name
 from chasm.data import open_dataset
-from chasm.mixers.chasm import batched_bases
 from chasm.studies.factors import DATASETS, SETTINGS, image_size
 from chasm.studies.plan import Plan, PlannedRun
 from chasm.studies.tuning import assume_choices
 from chasm.surgery.param_groups import param_groups
 from chasm.train.config import RunConfig
 from chasm.train.run import build_model
+from chasm.train.step import add_gradients
 
 VALIDATIONS = 20  # per run, unless the config says otherwise
 
@@ -61,9 +61,7 @@ def probe(config: RunConfig, modalities: int, size: int, device: torch.device, s
     def step() -> None:
         prepared = task.prepare(image, label)
         optimizer.zero_grad(set_to_none=True)
-        with batched_bases(model), torch.autocast(device.type, torch.bfloat16, enabled=t.precision == "bf16"):
-            output, aux = model(prepared.input, **prepared.physics, return_aux=True)
-        (task.loss(output.float(), prepared) + 0 * aux.float()).backward()
+        add_gradients(model, task, [prepared], bf16=t.precision == "bf16")
         optimizer.step()
 
     @torch.no_grad()

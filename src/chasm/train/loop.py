@@ -6,17 +6,14 @@ from its last checkpoint exactly as if nothing had happened.
 
 import json
 import math
-import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,7 +22,6 @@ from chasm.common.files import read_json, remove_unfinished, unwritable, write_j
 from chasm.common.locks import locked
 from chasm.common.precision import tf32
 from chasm.data.base import SliceDataset
-from chasm.mixers.chasm import batched_bases
 from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
 from chasm.train.checkpoints import Checkpoints, holds_work, save_tensors
@@ -33,21 +29,23 @@ from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
+from chasm.train.processes import StopRequest, make_accelerator
 from chasm.train.progress import Progress
 from chasm.train.run import (
     batches,
     build_model,
     check_weights,
     environment,
-    heeded_signals,
     load_run,
     open_split,
     resident,
     score,
 )
 from chasm.train.schedule import learning_rate, rows_of_step, steps_per_epoch
+from chasm.train.snapshot import restore, snapshot, tensors_of
+from chasm.train.step import add_gradients
 
-MOST_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
+MAX_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
 
 
 class NonFiniteError(FloatingPointError):
@@ -55,7 +53,21 @@ class NonFiniteError(FloatingPointError):
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
-    """Train, select on validation, test; returns the metrics. Resumes a run by itself, and skips a finished one."""
+    """Train, select on validation and test. A run that was stopped goes on, and a finished one is left alone.
+
+    Args:
+        config: what to train.
+        folder: of the run.
+        quiet: show no progress.
+        tensorboard: write scalars for TensorBoard, too.
+
+    Returns:
+        What metrics.json holds.
+
+    Raises:
+        ValueError: if the folder holds a run with another config.
+        NonFiniteError: if loss, gradient or weights are not finite.
+    """
     folder = Path(folder).expanduser()
     _check_config(config, folder)
     if (folder / "metrics.json").is_file():
@@ -73,10 +85,19 @@ def _check_config(config: RunConfig, folder: Path) -> None:
 
 
 class Trainer:
+    """One run: `run` trains, selects on validation and tests.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        quiet: show no progress.
+        tensorboard: write scalars for TensorBoard, too.
+    """
+
     def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False, tensorboard: bool = False) -> None:
         t = config.train
         self.config, self.folder, self.t = config, folder, t
-        self.accelerator = _accelerator()
+        self.accelerator = make_accelerator()
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.progress = Progress(quiet, self.main)
         world = self.accelerator.num_processes
@@ -110,7 +131,7 @@ class Trainer:
         self.weights = folder / "weights.safetensors"  # best on validation so far
         self.log = Log(folder, writes=self.main)
         self.skipped = 0  # steps in a row
-        self.interrupted = 0  # the signal by which this process was told to stop
+        self.stop_request = StopRequest(world)
         self.stopping = False  # all processes know
         self.board: Any = None
         self.tensorboard = tensorboard and self.main
@@ -118,6 +139,7 @@ class Trainer:
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
     def run(self) -> dict[str, Any]:
+        """Train to the end and return the metrics."""
         with locked(self.folder / "training.lock") if self.main else nullcontext(), tf32(self.t.tf32):
             if self.main:
                 remove_unfinished(self.folder)
@@ -146,18 +168,16 @@ class Trainer:
         if self.t.compile:
             self.model.compile()
         self.wrapped = self.accelerator.prepare_model(self.model)
-        previous = {n: signal.signal(n, self._on_signal) for n in heeded_signals()} if _in_main_thread() else {}
         try:
-            with self.progress:
+            with self.stop_request.listening(), self.progress:
                 self.fit()
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
             if self.board is not None:
                 self.board.close()
         return self.finish()
 
     def fit(self) -> None:
+        """Run all steps that are left."""
         self.model.train()
         self.progress.begin(self.step, self.steps)
         started, done_before = time.monotonic(), self.seconds
@@ -172,12 +192,13 @@ class Trainer:
             if self.step % self.val_every == 0 or self.step == self.steps:
                 self.validate()
             if self.accelerator.num_processes == 1:  # several agree on it before a step
-                self.stopping = self.interrupted > 0
+                self.stopping = self.stop_request.signal > 0
             if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
                 self.save()
             if self.stopping:
                 self.progress.say(f"stopped at step {self.step}: the same command goes on")
-                raise SystemExit(128 + (self.interrupted or signal.SIGTERM))  # another process may have been told
+                told = self.stop_request.signal or signal.SIGTERM  # it may have been another process
+                raise SystemExit(128 + told)
 
     def _stream(self) -> Iterator[tuple[list[Any], int]]:
         """(micro-batches of this process, step) from the present step on."""
@@ -226,30 +247,21 @@ class Trainer:
         return value, size
 
     def _gradients(self, batches: Iterable[TaskBatch]) -> Tensor:
-        """Adds the gradients of a step to those that are there, micro-batch by micro-batch; returns its loss."""
-        total = torch.zeros((), device=self.device)
-        for i, batch in enumerate(batches):
-            with batched_bases(self.model), self._sync(last=i == self.t.accumulate - 1):
-                with self._precision():
-                    output, aux = self.wrapped(batch.input, **batch.physics, return_aux=True)
-                loss = (self.task.loss(output.float(), batch) + aux.float()) / self.t.accumulate
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        return total
-
-    def _sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are exchanged between processes with the last micro-batch only."""
-        return nullcontext() if last else self.accelerator.no_sync(self.wrapped)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        """Of the forward pass in training; scores are always measured in float32."""
-        enabled, graphed = self.t.precision == "bf16", self.graphed is not None
-        # In a graph every replay has to cast the weights again: none may come from outside it.
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=not graphed)
+        return add_gradients(
+            self.model,
+            self.task,
+            batches,
+            micro_batches=self.t.accumulate,
+            bf16=self.t.precision == "bf16",
+            is_graphed=self.graphed is not None,
+            forward=self.wrapped,
+            backward=self.accelerator.backward,
+            no_sync=lambda: self.accelerator.no_sync(self.wrapped),
+        )
 
     def _agree(self, loss: Tensor) -> float:
         """The loss over all processes. They also learn here whether one was told to stop: all stop at one step."""
-        told = torch.full_like(loss, float(self.interrupted > 0))
+        told = torch.full_like(loss, float(self.stop_request.signal > 0))
         mean, told = self.accelerator.reduce(torch.stack([loss, told]), "mean").tolist()
         self.stopping = told > 0
         return float(mean)
@@ -280,7 +292,7 @@ class Trainer:
         if self.t.on_nonfinite == "stop":
             raise NonFiniteError(f"{what}: stopped; its slices are in {path}")
         self._check_weights()
-        if self.skipped == MOST_SKIPPED:
+        if self.skipped == MAX_SKIPPED:
             raise NonFiniteError(f"{what}: stopped, {self.skipped} such steps in a row; their slices are in {path}")
         self.progress.say(f"{what}: skipped; its slices are in {path}")
 
@@ -322,55 +334,29 @@ class Trainer:
     # --- saving and resuming ----------------------------------------------------------------------
 
     def save(self) -> None:
+        """Write a checkpoint of everything that the run needs to go on."""
         self._check_weights()
         if not self.main:
             return
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        state = self.optimizer.state_dict()["state"]
-        tensors |= {f"optimizer.{i}.{k}": v for i, values in state.items() for k, v in values.items()}
-        tensors |= {f"ema.{k}": v for k, v in (self.ema or {}).items()}
+        tensors = snapshot(self.model, self.optimizer, self.ema, self.device)
         if self.best["step"] > 0:
             tensors |= {f"best.{k}": v for k, v in load_file(self.weights).items()}
-        tensors["rng.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         self.checkpoints.save(self.step, tensors, {"best": self.best, "seconds": self.seconds, "log": self.log.rows})
 
     def resume(self) -> None:
-        found = self.checkpoints.newest()
-        if found is None:
+        """Go on from the newest checkpoint that is whole, if there is one."""
+        newest = self.checkpoints.newest()
+        if newest is None:
             for name in ("weights.safetensors", "nonfinite.jsonl"):  # of a run that was stopped before its first save
                 (self.folder / name).unlink(missing_ok=True)
             return
-        tensors, record = found
-        part: Callable[[str], dict[str, Tensor]] = lambda name: {  # noqa: E731
-            k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)
-        }
-        self.model.load_state_dict(part("model."))
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in part("optimizer.").items():
-            i, name = key.split(".", 1)
-            state.setdefault(int(i), {})[name] = value
-        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
-        if self.ema is not None:
-            self.ema = {k: v.to(self.device) for k, v in part("ema.").items()}
-        torch.set_rng_state(tensors["rng.cpu"])
-        if "rng.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        tensors, record = newest
+        self.ema = restore(tensors, self.model, self.optimizer, self.ema, self.device)
         self.step, self.best, self.seconds = record["step"], record["best"], record["seconds"]
         self.log.rows = record["log"]
         if self.main and self.best["step"] > 0:  # the file may already hold those of a step that is still to come
-            save_tensors(self.weights, part("best."))
+            save_tensors(self.weights, tensors_of("best.", tensors))
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
-
-    def _on_signal(self, number: int, *_: Any) -> None:
-        """The step in progress is finished first; a second Ctrl-C does not wait for it.
-
-        Of several processes each gets one Ctrl-C twice: from the terminal, and from what launched them.
-        """
-        if self.interrupted and number == signal.SIGINT and self.accelerator.num_processes == 1:
-            raise KeyboardInterrupt
-        self.interrupted = number
 
     def _record(self, row: dict[str, Any]) -> None:
         self.log.add(row)
@@ -419,22 +405,3 @@ def _check_disjoint(data: dict[str, SliceDataset]) -> None:
             raise ValueError(
                 f"case {shared[0]!r} ({len(shared)} in all) is in the {a} and the {b} split: give every case one split"
             )
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _accelerator() -> Accelerator:
-    """One per process; precision is the run's own. Launched without a GPU, processes meet on the CPU."""
-    launched = int(os.environ.get("WORLD_SIZE") or 1)
-    if launched > 1 and not torch.cuda.is_available():
-        accelerator = Accelerator(mixed_precision="no", cpu=True)
-    else:
-        accelerator = Accelerator(mixed_precision="no")
-    if accelerator.num_processes != launched:
-        raise ValueError(
-            f"{launched} processes were launched (WORLD_SIZE), {accelerator.num_processes} found each other: "
-            "start them with torchrun, or unset WORLD_SIZE"
-        )
-    return accelerator

@@ -1,0 +1,57 @@
+"""What training needs to go on, as named tensors: weights, optimiser, average, random state."""
+
+import torch
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, device: torch.device) -> Tensors:
+    """Return the state of training.
+
+    Args:
+        model: its weights.
+        optimizer: its moments.
+        ema: the average of the weights, where there is one.
+        device: whose random state is taken beside that of the CPU.
+    """
+    tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
+    state = optimizer.state_dict()["state"]
+    tensors |= {f"optimizer.{i}.{k}": v for i, values in state.items() for k, v in values.items()}
+    tensors |= {f"ema.{k}": v for k, v in (ema or {}).items()}
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
+    return tensors
+
+
+def restore(
+    tensors: Tensors, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, device: torch.device
+) -> Tensors | None:
+    """Put the state of training back.
+
+    Args:
+        tensors: what `snapshot` returned.
+        model: gets the weights.
+        optimizer: gets the moments.
+        ema: the average of the weights, None where there is none.
+        device: of the average and the random state.
+
+    Returns:
+        The average of the weights on the device, None where there is none.
+    """
+    model.load_state_dict(tensors_of("model.", tensors))
+    state: dict[int, Tensors] = {}
+    for key, value in tensors_of("optimizer.", tensors).items():
+        i, name = key.split(".", 1)
+        state.setdefault(int(i), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    torch.set_rng_state(tensors["rng.cpu"])
+    if "rng.cuda" in tensors and device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng.cuda"], device)
+    return None if ema is None else {k: v.to(device) for k, v in tensors_of("ema.", tensors).items()}
+
+
+def tensors_of(prefix: str, tensors: Tensors) -> Tensors:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
