@@ -214,11 +214,17 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     (classic / "metrics.json").write_text(json.dumps(kept))
     shutil.copy(tmp_path / "Baseline" / "examples.npz", classic)
     folders = {label: tmp_path / label for label in ("compressed sensing", *runs)}
-    page = report_runs(folders, tmp_path / "report.html", title="A <demo> & more")
+    page = report_runs(folders, tmp_path / "report.html", title="A <demo> & more", question="Which one?")
     text = page.read_text()
     parsed = Page(text)
-    assert sum(s.startswith("data:") for s in parsed.sources) == 5
+    pictures = [s for s in parsed.sources if s.startswith("data:")]
+    assert len(pictures) == 5
+    assert pictures[0].startswith("data:image/png"), "images come before charts"
     assert "A &lt;demo&gt; &amp; more" in text
+    assert "Which one?" in text
+    number = r"\d\d\.\d\d"
+    order = f"highest mean PSNR CHASM, {number} dB, then wrapper only {number}, compressed sensing {number}, Baseline"
+    assert re.search(order, text)
     table = differences(parsed)
     assert table["compressed sensing"]["CHASM − it"].endswith("] win")
     assert table["CHASM"]["it − Baseline"].endswith("] win")

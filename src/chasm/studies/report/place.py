@@ -1,4 +1,4 @@
-"""The section of a report about one setting in one host: scores, differences, cost, learning curves, images."""
+"""The section of a report about one setting in one host: scores, images, differences, cost, learning curves."""
 
 import json
 import math
@@ -31,6 +31,8 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
     labels = {name: arm.label for name, arm in results.arms.items()}
     if results.is_cost:
         return section
+    if root is not None and (picture := _panel(results, setting, rows, root)) is not None:
+        section.items.append(picture)
     first = metrics[0]
     ours = [c for c in results.comparisons_of(setting, host, first) if c.arm == FOCUS]
     if ours:
@@ -52,9 +54,6 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
             caption = "Learning curves: validation score (it selects the weights that are tested) and training loss."
             drawn = figures.learning(curves, labels, text.metric_name(first))
             section.items.append(Picture(drawn, "learning curves", caption))
-        picture = _panel(results, setting, rows, root)
-        if picture is not None:
-            section.items.append(picture)
     return section
 
 

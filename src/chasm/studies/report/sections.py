@@ -6,10 +6,12 @@ from typing import Any
 
 from chasm.common.text import counted
 from chasm.studies.comparisons import BASE, FOCUS
-from chasm.studies.records import Falsification, Gain, Results
+from chasm.studies.records import ArmResult, Falsification, Gain, Results
 from chasm.studies.report import learned as learned_operators
 from chasm.studies.report import text
 from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+
+MAX_METHODS_IN_ORDER = 8  # a longer list is easier to read in the table
 
 
 def facts(results: Results) -> list[str]:
@@ -64,13 +66,23 @@ def summary(results: Results) -> Section:
             value = text.number(least.scores[metric].mean, metric)
             section.points.append(f"{place}: least {name} {results.label(least)}, {value}.")
         else:
-            best = max(scored, key=lambda row: row.scores[metric].mean)
-            value = text.with_unit(best.scores[metric].mean, metric)
-            line = f"{place}: highest mean {name} {results.label(best)}, {value}."
+            line = f"{place}: {_order(results, setting, scored, metric)}."
             section.points.append(line + _verdicts(results, setting, host, metric))
     if not section.points:
         section.text.append("No run is finished yet.")
     return section
+
+
+def _order(results: Results, setting: str, rows: list[ArmResult], metric: str) -> str:
+    """Name the methods from the highest mean score to the lowest; of many, the highest only."""
+    means = {results.label(row): row.scores[metric].mean for row in rows}
+    means |= {r.name: r.mean[metric] for r in results.references if r.setting == setting}
+    ranked = sorted(means, key=lambda label: means[label], reverse=True)
+    best = f"highest mean {text.NAMES.get(metric, metric)} {ranked[0]}, {text.with_unit(means[ranked[0]], metric)}"
+    if len(ranked) > MAX_METHODS_IN_ORDER:
+        return best
+    others = [f"{label} {text.number(means[label], metric)}" for label in ranked[1:]]
+    return ", then ".join([best, *([", ".join(others)] if others else [])])
 
 
 def _verdicts(results: Results, setting: str, host: str, metric: str) -> str:
