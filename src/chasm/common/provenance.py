@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from chasm.common.text import counted
+
 PACKAGES = ("torch", "numpy", "chasm-mixer", "triton", "accelerate", "scikit-image")
 
 
@@ -59,7 +61,7 @@ def device_name(device: torch.device) -> str:
     """Return the name of a GPU, or the kind of CPU with the number of threads that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{platform.machine()} CPU, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def command(argv: list[str]) -> str:
