@@ -45,7 +45,7 @@ def matrices(theta: Tensor, table: Tensor, n: int) -> Tensor:
 
 
 def run(x: Tensor, operators: list[AxisOperator], form: str) -> Tensor:
-    return ops.run(x, [ops.prepare(x.shape, operators, form, x.dtype)])
+    return ops.run(x, [ops.Chain(form, x.dtype, operators)])
 
 
 # --- degrees of freedom ------------------------------------------------------------------------------------------

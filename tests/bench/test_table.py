@@ -81,14 +81,14 @@ def test_a_wrong_output_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])  # x, gains, bases
 def test_a_wrong_gradient_gets_no_time(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fft.backward
+    right = fft.FFT.backward
 
     def wrong(*args: Any) -> Any:
         grads = list(right(*args))
         grads[place] = 1.02 * grads[place] if place == 0 else [1.02 * g for g in grads[place]]
         return tuple(grads)
 
-    monkeypatch.setattr(fft, "backward", wrong)
+    monkeypatch.setattr(fft.FFT, "backward", wrong)
     rows = {r["form"]: r for r in measured(modes=["step"], mixers=["chasm"], forms=["fft", "circulant"])}
     assert "time_ms" not in rows["fft"]
     assert rows["fft"]["worst_gradient"] in rows["fft"]["note"]

@@ -224,7 +224,7 @@ def test_an_exchanged_layer_is_what_runs(name: str, options: dict[str, Any]) -> 
             assert relative(mixer(x), want) <= 1e-6
             assert relative(chasm.fold(mixer, size=(6, 5))(x), want) <= 1e-5
     plain: Any = CHASM(4)
-    chains = plain._prepared(x, x.dtype)
+    chains = plain._chains(x, x.dtype)
     assert not joined_layers(x, chains, mixer.refine, mixer.fuse)
     assert joined_layers(x, chains, plain.refine, plain.fuse)
 

@@ -59,7 +59,8 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     JITFunction.run = compile_only
     from chasm import ops
     from chasm.ops import basis
-    from chasm.ops.forms import triton
+    from chasm.ops.forms.base import Passes
+    from chasm.ops.forms.triton import Triton
     from chasm.ops.kernels import basis as basis_kernels
     from chasm.ops.kernels import circulant, layout_triton, local_triton, products, spectrum
 
@@ -75,9 +76,10 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
         what = f"triton, {channels} channels, length {n}"
         x = torch.zeros(2, channels, n, n, dtype=torch.bfloat16)
         gains, bases = [torch.ones(n // 2 + 1, channels)] * len(dims), [torch.eye(channels)] * len(dims)
-        constants = triton.prepare(x.shape, dims, gains, bases, x.dtype, True)
-        y, kept = triton.forward(x, dims, constants, True, True)
-        triton.backward(y, kept, dims, gains, bases, constants, True, x, True)
+        form, passes = Triton(), Passes(dims, gains, bases)
+        constants = form.prepare(x.shape, passes, x.dtype, True)
+        y, kept = form.forward(x, dims, constants, True, True)
+        form.backward(y, kept, passes, constants, True, x, True)
     what = f"layers, {C} channels of float32"
     x = torch.zeros(2, C, 64, 64)
     weights = torch.zeros(C, 1, 3, 3), torch.zeros(C), torch.zeros(C, C, 1, 1)
@@ -88,7 +90,7 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     if capability == 90:  # others take "triton" in its place
         what, x = "fused", torch.zeros(2, 96, 2, 256, dtype=torch.bfloat16)
         operators = [ops.AxisOperator(3, torch.eye(96), torch.ones(129, 96))]
-        ops.run(x, [ops.prepare(x.shape, operators, "fused", x.dtype)])
+        ops.run(x, [ops.Chain("fused", x.dtype, operators)])
     return found
 
 

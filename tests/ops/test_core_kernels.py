@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import chasm
 from chasm import ops
-from chasm.ops.precision import exact_product
+from chasm.ops.operators import exact_product
 from helpers import pairwise
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -557,7 +557,7 @@ def test_folded_models_use_them(options):
     x = normal(*shape).to(HALF)
     with torch.no_grad(), torch.autocast(DEVICE, HALF, enabled=torch.float32 != HALF):
         found = folded(x)
-        assert {chain.form for chain in folded._prepared(x, HALF)} == {"triton"}
+        assert {chain.form for chain in folded._chains(x, HALF)} == {"triton"}
     assert_close(found, oracle(x.double()), TOLERANCE[HALF])
     assert not copy.deepcopy(folded)._cache.entries
 
@@ -624,7 +624,7 @@ def test_a_second_derivative_is_an_error():
 @kernel_test
 def test_exact_products_keep_their_dtype(monkeypatch):
     if INTERPRETED:
-        monkeypatch.setattr("chasm.ops.precision._has_kernel", lambda a, b: True)
+        monkeypatch.setattr("chasm.ops.operators._has_kernel", lambda a, b: True)
     a, b = normal(3, 4).float(), normal(4, 5, seed=1).float()
     torch.set_default_dtype(torch.float64)
     try:

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from chasm import CHASM, ops
+from chasm.common.tracing import is_transformed
 from chasm.ops import choose_form
 from chasm.ops.dispatch import fused_obstacle, triton_obstacle
-from chasm.ops.kernels import is_interpreted, is_transformed
+from chasm.ops.kernels import is_interpreted
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BASES, GAINS = ("shared", "identity", "untied"), ("positive", "signed", "complex")

@@ -108,7 +108,7 @@ def operators_of(shape: torch.Size, axes: list[Axis]) -> list[AxisOperator]:
 
 
 def apply(x: Tensor, axes: list[Axis], form: str) -> Tensor:
-    return ops.run(x, [ops.prepare(x.shape, operators_of(x.shape, axes), form, x.dtype)])
+    return ops.run(x, [ops.Chain(form, x.dtype, operators_of(x.shape, axes))])
 
 
 def leaves(axes: list[Axis]) -> dict[str, Tensor]:
@@ -150,6 +150,8 @@ def check(x: Tensor, axes: list[Axis], form: str, tolerance: float, *, dtype: An
     close(got, want, tolerance, "output")
     with torch.no_grad():  # other constants, and nothing kept
         close(apply(x_mine, mine, form), want, tolerance, "output without a gradient")
+        chain = ops.prepare(ops.Chain(form, dtype, operators_of(x.shape, mine)), x.shape)
+        close(ops.run(x_mine, [chain]), want, tolerance, "output of a prepared chain")
     # The casts above are part of the graph: gradients arrive in float64, having passed through dtype.
     got_grads = torch.autograd.grad((got * weight.to(dtype)).sum(), list(named.values()), allow_unused=True)
     for name, a, b in zip(named, got_grads, want_grads, strict=True):
@@ -325,7 +327,7 @@ def test_constants_are_made_in_products_that_tf32_does_not_reach(basis: str, gai
     x = features(1, 3, 6, 5).float()
     operators = operators_of(x.shape, mine)
     with MatrixProducts() as seen, measuring(Tally()):  # while somebody counts, arithmetic can be seen
-        prepared = ops.prepare(x.shape, operators, "fft", torch.float32)
+        prepared = ops.prepare(ops.Chain("fft", torch.float32, operators), x.shape)
         if basis == "untied":
             fft.channel_operators(operators[0])
     assert seen.dtypes == {torch.float64}

@@ -86,11 +86,11 @@ def applied(x: Tensor, chain: list[AxisOperator], before_local: bool = False) ->
         for op in chain
     ]
     with torch.no_grad():
-        prepared = ops.prepare(x.shape, moved, "fused", x.dtype)
+        chain = ops.prepare(ops.Chain("fused", x.dtype, moved), x.shape)
         if before_local:  # as the operator calls it when layers follow
             z = x if is_channels_last(x) else x.contiguous()
-            return fused.forward(z, prepared.dims, prepared.constants, False, True)[0]
-        return ops.run(x, [prepared])
+            return fused.Fused().forward(z, [op.dim for op in moved], chain.constants, False, True)[0]
+        return ops.run(x, [chain])
 
 
 def expected(x: Tensor, chain: list[AxisOperator]) -> Tensor:
@@ -195,7 +195,7 @@ def test_folded_models_take_it(layout):
     x = x.contiguous(memory_format=FORMATS[layout])
     with torch.no_grad(), autocast():
         y = folded(x)
-        assert {chain.form for chain in folded._prepared(x, DTYPE)} == {"fused"}
+        assert {chain.form for chain in folded._chains(x, DTYPE)} == {"fused"}
     assert_close(y, plain(x.double()).cpu())
     assert y.is_contiguous(memory_format=FORMATS[layout])
 

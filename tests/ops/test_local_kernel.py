@@ -45,7 +45,7 @@ def oracle(z: Tensor, x: Tensor | None, dw: Tensor, dw_bias: Tensor, pw: Tensor,
 
 def local_block(z: Tensor, x: Tensor | None, *parameters: Tensor) -> Tensor:
     """The layers alone, as a mixer without a core runs them."""
-    return ops.run(z, [ops.identity(z.dtype)], layers=parameters, residual=x)
+    return ops.run(z, [ops.Chain("none", z.dtype, [])], layers=parameters, residual=x)
 
 
 def run(function, inputs: list[Tensor | None], grad: Tensor) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ def test_kernels_in_the_mixer(kernels, monkeypatch, options):
     with torch.no_grad():  # at the start the gradient of theta is zero but for rounding
         for p in (*mixer.theta.values(), *mixer.gain_table.values()):
             p.add_(0.3 / mixer.step_scale * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).to(p))
-    x = make(1, 3, 4, 5)[0]
+    x = 3 * make(1, 3, 4, 5)[0]
     cost = chasm.count(mixer, x)
     found = grads(mixer, x)
     with torch.autocast(DEVICE, torch.bfloat16):

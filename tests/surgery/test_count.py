@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from chasm.mixers import create_mixer
 from chasm.ops._cost import counted_as
-from chasm.ops.constants import constant
+from chasm.ops.library import constant
 from chasm.surgery.count import Cost, count, count_parameters
 
 

@@ -337,3 +337,23 @@ def test_a_mixer_called_by_keyword_is_seen() -> None:
     assert folded.mixer.size == (6, 5)
     with torch.no_grad():
         assert relative(folded(x, torch.tensor(2.0))["y"], net(x, torch.tensor(2.0))["y"]) <= 1e-5
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_a_folded_model_compiles_as_one_operator(called_before: bool) -> None:
+    """After an eager call its constants are inputs of the graph; before, they are made in every call."""
+    torch.compiler.reset()
+    mixer = moved(CHASM(4, size=(6, 5))).eval()
+    folded, x, seen = chasm.fold(mixer, size=(6, 5)), features(2, 4, 6, 5), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    with torch.no_grad():
+        if called_before:
+            folded(x)
+        compiled = torch.compile(folded, fullgraph=True, backend=backend)
+        assert relative(compiled(x), mixer(x)) <= 1e-5
+    assert seen.count("chasm.block.default") == 1
+    assert any("rfft" in name for name in seen) != called_before

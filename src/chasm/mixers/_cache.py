@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chasm.ops.kernels import is_transformed
+from chasm.common.tracing import is_transformed
 from chasm.ops.library import wants_gradient
 
 
@@ -25,12 +25,19 @@ class Cache:
         self.clear()
 
     def clear(self) -> None:
+        """Forget all values."""
         self.params: list[Tensor] = []
         self.state: list[Any] = []
         self.entries: dict[Any, Any] = {}
 
     def get(self, key: Any, params: Sequence[Tensor], make: Callable[[], Any]) -> Any:
-        """make(), or what it returned before for this key and the parameters as they are now."""
+        """Return make(), or what it returned before for this key and the parameters as they are now.
+
+        Args:
+            key: tells values apart that are made from the same parameters.
+            params: what values depend on besides the key.
+            make: called without gradients.
+        """
         if any(p.is_inference() for p in params):  # these have no version counter
             return make()
         state = _state(params)
@@ -51,11 +58,11 @@ class Cache:
         return value
 
     def give(self, bases: dict[str, Tensor], params: list[Tensor]) -> None:
-        """Bases that `batched_bases` made from these parameters."""
+        """Take bases that `batched_bases` made from these parameters."""
         self.given = bases, params, _state(params)
 
     def given_for(self, params: list[Tensor]) -> dict[str, Tensor]:
-        """Those bases, if they are of these parameters as they are now, with the gradient that is wanted; else none."""
+        """Return those bases if they fit these parameters as they are now, and have the gradient that is wanted."""
         if self.given is None or torch.compiler.is_compiling() or is_transformed(params[0]):
             return {}  # there version counters cannot be read
         bases, _, state = self.given

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from chasm.common.precision import full_precision as full_precision
-from chasm.ops.kernels import transformed
+from chasm.common.tracing import is_traced
 
 
 def is_empty(x: Tensor, channels: int) -> bool:
-    """Whether the batch is empty (FFT libraries refuse that); all but a real (B, channels, H, W) raises."""
+    """Return True if the batch is empty, which FFT libraries refuse; raise if x is no real (B, channels, H, W)."""
     if x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
         got = f"{tuple(x.shape)} {x.dtype}"
         raise ValueError(f"expected a real map (B, {channels}, H, W), got {got}: check layout and channels")
@@ -24,7 +24,7 @@ def is_empty(x: Tensor, channels: int) -> bool:
 
 
 def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Two positive integers, for sizes and mode counts; one stands for two that are equal."""
+    """Return two positive integers, for sizes and mode counts; one number stands for two that are equal."""
     pair = (value, value) if isinstance(value, int) else value
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"expected {name} as two positive integers or one for both, got {value!r}")
@@ -32,7 +32,7 @@ def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the dtype the transforms run in."""
+    """Return x in float32, or in float64 if it is that: the dtype the transforms run in."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -43,21 +43,26 @@ def as_complex(pairs: Tensor) -> Tensor:
 
 def rfft2(x: Tensor, norm: str) -> Tensor:
     """(..., H, W) real -> (..., H, W//2+1) complex."""
-    if not x.is_cuda or transformed():  # by torch.compile, torch.func, ...
+    if not x.is_cuda or is_traced():  # by torch.compile, torch.func, ...
         return torch.fft.rfft2(wide(x), norm=norm)
     X: Tensor = _Spectrum.apply(wide(x), norm)
     return X
 
 
 def irfft2(spectrum: Tensor, size: tuple[int, int], norm: str) -> Tensor:
-    """(..., H, K) complex -> (..., H, W) real; columns from K up to W//2+1 are zero.
+    """(..., H, K) complex -> (..., H, W) real.
 
     A learned multiplier leaves an imaginary part in the DC and (even W) Nyquist columns of the half
     transformed map. No real map has one. CPU libraries drop it silently and GPU ones are not bound to, so
     it is set to zero here.
+
+    Args:
+        spectrum: half spectra; columns from K up to W//2+1 are taken as zero.
+        size: (H, W) of the maps.
+        norm: as in `torch.fft`.
     """
     width = size[1]
-    if spectrum.is_cuda and spectrum.shape[-1] == width // 2 + 1 and not transformed():
+    if spectrum.is_cuda and spectrum.shape[-1] == width // 2 + 1 and not is_traced():
         y: Tensor = _Map.apply(spectrum, size, norm, False)
         return y
     half = torch.fft.ifft(spectrum, dim=-2, norm=norm)  # back along H; what is left is the 1-D spectrum along W
@@ -69,9 +74,9 @@ def irfft2(spectrum: Tensor, size: tuple[int, int], norm: str) -> Tensor:
 
 
 # For GPUs, where passes over memory count: torch's backward of rfft2 is a complex transform of the whole spectrum, and
-# its transforms along H alone copy their input. The two below are each other's adjoint, but for the number of bins that
-# a column stands for.
-_SAME_SCALE = {"ortho": "ortho", "backward": "forward", "forward": "backward"}  # the other way
+# its transforms along H alone copy their input. The two functions below are each other's adjoint, but for the number of
+# bins that a column stands for.
+_ADJOINT_NORM = {"ortho": "ortho", "backward": "forward", "forward": "backward"}
 
 
 def _times_bins(spectrum: Tensor, width: int, power: int) -> Tensor:
@@ -82,6 +87,8 @@ def _times_bins(spectrum: Tensor, width: int, power: int) -> Tensor:
 
 
 class _Spectrum(torch.autograd.Function):
+    """The half spectrum of a map."""
+
     @staticmethod
     def forward(x: Tensor, norm: str) -> Tensor:
         return torch.fft.rfft2(x, norm=norm)
@@ -92,11 +99,11 @@ class _Spectrum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _Map.apply(g, ctx.size, _SAME_SCALE[ctx.norm], True), None
+        return _Map.apply(g, ctx.size, _ADJOINT_NORM[ctx.norm], True), None
 
 
 class _Map(torch.autograd.Function):
-    """`gradient`: the columns hold the sum over their bins."""
+    """The map of a half spectrum; with `gradient` of one whose columns hold the sum over the bins they stand for."""
 
     @staticmethod
     def forward(spectrum: Tensor, size: tuple[int, int], norm: str, gradient: bool) -> Tensor:
@@ -112,5 +119,5 @@ class _Map(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        G = _Spectrum.apply(g, _SAME_SCALE[ctx.norm])
+        G = _Spectrum.apply(g, _ADJOINT_NORM[ctx.norm])
         return G if ctx.gradient else _times_bins(G, ctx.size[1], 1), None, None, None

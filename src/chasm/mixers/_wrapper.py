@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from chasm.common.precision import autocast_dtype
+from chasm.common.tracing import has_hooks, is_transformed
 from chasm.ops._cost import counted_as
-from chasm.ops.block import Prepared, can_join_layers
-from chasm.ops.kernels import is_transformed, observed
+from chasm.ops.block import Chain, can_join_layers
 from chasm.ops.kernels.layout import is_channels_last
 
 
@@ -29,25 +29,32 @@ class Pointwise(nn.modules.conv._ConvNd):
             return torch.baddbmm(bias[:, None], W, x.flatten(2)).view(x.shape)
 
 
-class Pointwise1d(Pointwise, nn.Conv1d): ...
+class Pointwise1d(Pointwise, nn.Conv1d):
+    """Of (B, C, L)."""
 
 
-class Pointwise2d(Pointwise, nn.Conv2d): ...
+class Pointwise2d(Pointwise, nn.Conv2d):
+    """Of (B, C, H, W)."""
 
 
-class Pointwise3d(Pointwise, nn.Conv3d): ...
+class Pointwise3d(Pointwise, nn.Conv3d):
+    """Of (B, C, D, H, W)."""
 
 
 POINTWISE = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}
 
 
-def joined_layers(
-    x: Tensor, chains: Sequence[Prepared], refine: nn.Module | None, fuse: nn.Module | None
-) -> list[Tensor]:
-    """Weights and biases of L and P_fuse, if the operator of the chains may stand for these layers as well; else none.
+def joined_layers(x: Tensor, chains: Sequence[Chain], refine: nn.Module | None, fuse: nn.Module | None) -> list[Tensor]:
+    """Return weights and biases of L and P_fuse, if the operator of the chains may stand for these layers too.
 
     It may not where a layer was exchanged, set otherwise or has hooks, nor where its parameters are of another dtype
-    than the features (autocast converts them).
+    than the features (autocast converts them). Then the list is empty.
+
+    Args:
+        x: the input of the mixer.
+        chains: the passes of its core.
+        refine: L.
+        fuse: P_fuse.
     """
     if (type(refine), type(fuse)) != (nn.Conv2d, Pointwise2d) or is_transformed(x) or not can_join_layers(x, chains):
         return []
@@ -67,7 +74,7 @@ def joined_layers(
 
 
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:
-    """y in the memory format of x, where that is channels last."""
+    """Return y, channels last if x is that."""
     if is_transformed(x) or not is_channels_last(x):
         return y
     return y.contiguous(memory_format=torch.channels_last)
@@ -76,7 +83,7 @@ def in_format_of(y: Tensor, x: Tensor) -> Tensor:
 def _is_changed(conv: Any, padding: int) -> bool:
     """True if a convolution is not the plain one it was built as, or if somebody listens to it."""
     replaced = "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__
-    return replaced or observed(conv) or not _is_plain(conv, padding)
+    return replaced or has_hooks(conv) or not _is_plain(conv, padding)
 
 
 def _is_plain(conv: Any, padding: int) -> bool:

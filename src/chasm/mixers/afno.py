@@ -31,7 +31,18 @@ def _complex_affine(X: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @register_mixer("afno")
 class AFNO(Mixer):
-    """``blocks`` must divide the channels; ``hidden_factor`` widens the network inside each block."""
+    """The AFNO block.
+
+    Args:
+        channels: C.
+        size: not used; nothing here depends on the size of a map.
+        blocks: number of channel blocks; must divide the channels.
+        hidden_factor: width of the network inside a block, as a multiple of the block.
+        shrink: threshold of the soft-shrinkage.
+        residual: whether to add the identity path; a host that adds its own switches it off.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     owns_residual = True
     spectral_parameters = ("w1", "b1", "w2", "b2")

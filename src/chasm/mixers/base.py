@@ -33,7 +33,7 @@ class Mixer(nn.Module):
     spectral_parameters: ClassVar[tuple[str, ...]] = ()
     # The default of a constructor argument `step_scale`, where a mixer has one: see CHASM.
     default_step_scale: ClassVar[float | None] = None
-    # Those stored as real pairs (trailing dimension 2): counted once or twice, both are reported.
+    # Names of parameters stored as real pairs (trailing dimension 2): reports count them once and twice.
     complex_parameters: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Facts] = Facts("-", "-", "-")
 
@@ -54,16 +54,26 @@ class Residual(nn.Module):
 
 
 def create_mixer(name: str, channels: int, size: int | tuple[int, ...] | None = None, **options: Any) -> Mixer:
-    """Build a mixer by name: ``chasm.create_mixer("gfnet", channels=96, size=(128, 128))``.
+    """Build a mixer by name: the native block of its paper.
 
-    Returns the native block of its paper. ``chasm.list_mixers()`` names them all.
+    Args:
+        name: a registered name; `chasm.list_mixers()` lists them all.
+        channels: C.
+        size: spatial size of the maps, for mixers that store something per position or frequency.
+        **options: further arguments of its class.
+
+    Raises:
+        ValueError: if the name or an option is unknown; the message suggests a near one.
+
+    >>> type(create_mixer("gfnet", channels=8, size=(16, 16))).__name__
+    'GFNet'
     """
     mixer: Mixer = MIXERS.create(name, channels=channels, size=size, **options)
     return mixer
 
 
 def list_mixers(pattern: str = "*") -> list[str]:
-    """Names of the registered mixers that match a shell-style pattern."""
+    """Return the names of the registered mixers that match a shell-style pattern."""
     return MIXERS.list(pattern)
 
 
@@ -75,9 +85,14 @@ def create_slot(
     host_residual: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """A mixer for a place in a network, with exactly one identity path in all.
+    """Build a mixer for a place in a network, with exactly one identity path in all.
 
-    ``host_residual=True`` says the network already adds its input around this place (a transformer block).
+    Args:
+        name: a registered name.
+        channels: C.
+        size: see `create_mixer`.
+        host_residual: whether the network already adds its input around this place, as a transformer block does.
+        **options: further arguments of its class.
     """
     owns = MIXERS.get(name).owns_residual  # type: ignore[attr-defined]
     if owns:

@@ -29,11 +29,11 @@ from torch.nn.functional import gelu
 from chasm import ops
 from chasm.common.precision import autocast_dtype
 from chasm.common.registry import suggest
+from chasm.common.tracing import is_transformed
 from chasm.mixers._cache import Cache
 from chasm.mixers._wrapper import POINTWISE, in_format_of, joined_layers
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops import AxisOperator, Choice, Prepared
-from chasm.ops.kernels import is_transformed
+from chasm.ops import AxisOperator, Chain, Choice
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 
@@ -70,6 +70,12 @@ class CHASM(Mixer):
             1 is the paper's parameterisation. State dicts carry their scale, and load into a mixer of another one
             as the same operator.
         form: how the core is computed; "auto" chooses, `explain` says what and why. All forms are equal.
+        device: where the parameters are made.
+        dtype: of the parameters.
+
+    >>> mixer = CHASM(8, size=16)
+    >>> mixer(torch.randn(2, 8, 16, 16)).shape, mixer.explain(torch.randn(2, 8, 16, 16)).form
+    (torch.Size([2, 8, 16, 16]), 'circulant')
     """
 
     owns_residual = True
@@ -144,12 +150,12 @@ class CHASM(Mixer):
         self._cache = Cache()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Y = X + P_fuse(L(Phi(X))), in the dtype and memory format of X."""
+        """Return Y = X + P_fuse(L(Phi(X))), in the dtype and memory format of X."""
         self._check(x)
         if x.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
             return x + sum(p.sum() for p in self.parameters())
         dtype = autocast_dtype(x) or x.dtype
-        chains = self._prepared(x, dtype)
+        chains = self._chains(x, dtype)
         layers = joined_layers(x, chains, self.refine, self.fuse)
         if layers:  # all of it as one operator
             return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
@@ -159,39 +165,38 @@ class CHASM(Mixer):
         return in_format_of(x + y if self.residual else y.to(x.dtype), x)
 
     def core(self, x: Tensor) -> Tensor:
-        """Phi(x), in x's dtype or the one autocast asks for."""
+        """Return Phi(x), in x's dtype or the one autocast asks for."""
         z = x.to(autocast_dtype(x) or x.dtype)
         if z.shape[0] == 0:
             return z + sum(p.sum() for p in self._spectral())
-        return ops.run(z, self._prepared(z, z.dtype))
+        return ops.run(z, self._chains(z, z.dtype))
 
     def axis_parameters(self, axis: str) -> AxisParameters:
-        """theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
-        start = 1.0 if self.gain == "signed" else ops.UNIT_GAIN
-        stored = self.theta.get(axis), self.gain_table[axis], self.phase_table.get(axis)
-        return AxisParameters(*(stepped(p, self.step_scale, s) for p, s in zip(stored, (0.0, start, 0.0), strict=True)))
+        """Return theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
+        theta, table, phase = self.theta.get(axis), self.gain_table[axis], self.phase_table.get(axis)
+        scale, start = self.step_scale, 1.0 if self.gain == "signed" else ops.UNIT_GAIN
+        return AxisParameters(stepped(theta, scale), stepped(table, scale, start), stepped(phase, scale))
 
     def operators(self, *spatial: int) -> dict[str, AxisOperator]:
-        """Basis and gains of every axis in use, for features of this spatial size. Differentiable."""
-        length = dict(zip(AXES[self.ndim], spatial, strict=True))
-        parameters = {axis: self.axis_parameters(axis) for axis in self.gain_table}
-        bases = self._bases(length, {a: p.theta for a, p in parameters.items() if p.theta is not None})
+        """Return basis and gains of every axis in use, for features of this spatial size. Differentiable."""
+        bases = self._bases(spatial)
         found = {}
-        for axis, (_, table, phase) in parameters.items():
-            n, dim = length[axis], 2 + AXES[self.ndim].index(axis)
+        for axis in self.gain_table:
+            i = AXES[self.ndim].index(axis)
+            _, table, phase = self.axis_parameters(axis)
             if phase is not None:
-                gains = ops.complex_gains(table, phase, n)
+                gains = ops.complex_gains(table, phase, spatial[i])
             else:
-                gains = (ops.signed_gains if self.gain == "signed" else ops.positive_gains)(table, n)
-            found[axis] = AxisOperator(dim, bases.get(axis), gains)
+                gains = (ops.signed_gains if self.gain == "signed" else ops.positive_gains)(table, spatial[i])
+            found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
         return found
 
     def explain(self, x: Tensor) -> Choice:
-        """The form that runs on x, and why. Computes nothing."""
+        """Return the form that runs on x, and why. Computes nothing."""
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        return self._choose(x, autocast_dtype(x) or x.dtype)
+        return self._choose(x, autocast_dtype(x) or x.dtype, self._spectral())
 
     def extra_repr(self) -> str:
         return (
@@ -202,8 +207,8 @@ class CHASM(Mixer):
     # --- plumbing ---------------------------------------------------------------------------------
 
     def _check(self, x: Tensor) -> None:
-        expected = f"(B, {self.channels}, {', '.join(a[1].upper() for a in AXES[self.ndim])})"
         if x.ndim != self.ndim + 2 or x.shape[1] != self.channels:
+            expected = f"(B, {self.channels}, {', '.join(a[1].upper() for a in AXES[self.ndim])})"
             hint = "pass ndim= for 1-D or 3-D features" if x.ndim != self.ndim + 2 else "set channels to match"
             raise ValueError(f"CHASM expected features {expected}, got {tuple(x.shape)}: {hint}")
         if not x.is_floating_point():
@@ -227,7 +232,7 @@ class CHASM(Mixer):
     def _spectral(self) -> list[nn.Parameter]:
         return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]
 
-    def _choose(self, x: Tensor, dtype: torch.dtype) -> Choice:
+    def _choose(self, x: Tensor, dtype: torch.dtype, params: list[nn.Parameter]) -> Choice:
         assert self.basis is not None
         transformed = is_transformed(x)
         return ops.choose_form(
@@ -237,38 +242,45 @@ class CHASM(Mixer):
             gain=self.gain,
             device=x.device,
             dtype=dtype,
-            grad=wants_gradient([x, *self._spectral()]),
-            channels_last=not transformed and is_channels_last(x),
+            grad=wants_gradient([x, *params]),
+            channels_last=x.is_cuda and not transformed and is_channels_last(x),
             transformed=transformed,
             form=self.form,
         )
 
-    def _prepared(self, x: Tensor, dtype: torch.dtype) -> list[Prepared]:
-        """Each chain of passes, ready to run on x. Kept in eval, unless a gradient of its parameters is wanted."""
+    def _chains(self, x: Tensor, dtype: torch.dtype) -> list[Chain]:
+        """The passes that run on x. Prepared and kept in eval, unless a gradient of the parameters is wanted."""
         if self.basis is None:
-            return [ops.identity(dtype)]
-        form = self._choose(x, dtype).form
-
-        def make() -> list[Prepared]:
-            operators = self.operators(*x.shape[2:])
-            return [ops.prepare(x.shape, [operators[a] for a in chain], form, dtype) for chain in self.chains]
-
+            return [Chain("none", dtype, [])]
         params = self._spectral()
+        form = self._choose(x, dtype, params).form
         if self.training or wants_gradient(params):
             self._cache.clear()
-            return make()
+            return self._made(x.shape, form, dtype)
         if torch.compiler.is_compiling() or is_transformed(x) or not ops.can_be_kept(form, x.shape):
-            return make()
-        found: list[Prepared] = self._cache.get((x.shape[2:], dtype, x.device, form), params, make)
+            return self._made(x.shape, form, dtype)
+        key = x.shape[2:], dtype, x.device, form
+        found: list[Chain] = self._cache.get(
+            key, params, lambda: [ops.prepare(c, x.shape) for c in self._made(x.shape, form, dtype)]
+        )
         return found
 
-    def _bases(self, length: dict[str, int], theta: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _made(self, shape: torch.Size, form: str, dtype: torch.dtype) -> list[Chain]:
+        operators = self.operators(*shape[2:])
+        return [Chain(form, dtype, [operators[axis] for axis in chain]) for chain in self.chains]
+
+    def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
+        """U of every axis; all shared ones in one call."""
+        thetas = dict(self.theta.items())
         if self.basis == "untied":
-            return {a: ops.orthogonal_basis(ops.table_at(t, length[a])) for a, t in theta.items()}
-        if not theta:
+            lengths = dict(zip(AXES[self.ndim], spatial, strict=True))
+            scaled = {axis: stepped(theta, self.step_scale) for axis, theta in thetas.items()}
+            return {axis: ops.orthogonal_basis(ops.table_at(t, lengths[axis])) for axis, t in scaled.items()}
+        if not thetas:
             return {}
-        given = self._cache.given_for(list(self.theta.values()))
-        return given or dict(zip(theta, ops.orthogonal_basis(torch.stack(list(theta.values()))), strict=True))
+        stacked = torch.stack(list(thetas.values()))
+        given = self._cache.given_for(list(thetas.values()))
+        return given or dict(zip(thetas, ops.orthogonal_basis(stepped(stacked, self.step_scale)).unbind(), strict=True))
 
     # `.to()` moves parameters without a trace in their version counters; `.train()` and `.eval()` are called where
     # people write through `.data`, as averaged weights are swapped in and out, and around the steps of an optimiser.
@@ -323,10 +335,15 @@ def batched_bases(model: nn.Module) -> Iterator[None]:
 
 
 def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
-    """start + scale * parameter, with the gradient of that handed to the parameter as it is.
+    """Return start + scale * parameter, with the gradient of that handed to the parameter as it is.
 
     A step of any first-order optimiser then moves the result `scale` times as far as it would move the result
     itself: Adam and Lion step by the learning rate whatever the gradient, SGD in proportion to it.
+
+    Args:
+        parameter: as it is stored, or None, which is returned.
+        scale: the step scale.
+        start: what a parameter of zero stands for.
     """
     if parameter is None or (scale == 1 and start == 0):
         return parameter

@@ -24,7 +24,14 @@ from chasm.mixers.fno_d import SpectralConv
 
 
 class GalerkinAttention(nn.Module):
-    """Q (K^T V) / N with K and V normalised inside each head: linear in the number N of positions."""
+    """Q (K^T V) / N with K and V normalised inside each head: linear in the number N of positions.
+
+    Args:
+        channels: C.
+        heads: must divide the channels.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     no_decay_parameters = ("k_weight", "k_bias", "v_weight", "v_bias")
 
@@ -40,11 +47,18 @@ class GalerkinAttention(nn.Module):
 
     @staticmethod
     def normalise(t: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return t with mean 0 and deviation 1 along its last axis, times weight plus bias.
+
+        Args:
+            t: (B, heads, N, d).
+            weight: (heads, 1, d).
+            bias: (heads, 1, d).
+        """
         std, mean = torch.std_mean(t, -1, keepdim=True)  # unbiased, and eps is added to the deviation
         return torch.addcmul(wide(bias), (t - mean) / (std + 1e-5), wide(weight))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, each (B, heads, N, d).
+        """Return q, k and v, each (B, heads, N, d).
 
         Never in half precision: a head has few channels, and where they are nearly equal the norm makes their rounding
         as large as the channels.
@@ -64,7 +78,17 @@ class GalerkinAttention(nn.Module):
 
 @register_mixer("difffno")
 class DiffFNO(Mixer):
-    """``modes`` are (m1, m2); ``heads`` must divide the channels and leave at least two in each."""
+    """The operator of DiffFNO: rebalanced FNO and Galerkin attention, fused by a gate.
+
+    Args:
+        channels: C.
+        size: not used; nothing here depends on the size of a map.
+        modes: (m1, m2), the modes kept along H and W.
+        heads: of the attention; must divide the channels and leave at least two in each.
+        residual: whether to add the identity path; a host that adds its own switches it off.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     owns_residual = True
     spectral_parameters = ("spectral", "rho")
@@ -100,6 +124,7 @@ class DiffFNO(Mixer):
         self.gate = nn.Conv2d(2 * channels, channels, 1, device=device, dtype=dtype)
 
     def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the FNO branch and the attention branch make of x."""
         a = F.gelu(self.spectral(x, 1 + wide(self.rho)).to(x.dtype) + self.bypass(x))
         b = self.attention(x)
         return a.to(x.dtype), b + x if self.residual else b

@@ -21,13 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chasm.common.precision import autocast_dtype
+from chasm.common.tracing import is_traced
 from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops.kernels import transformed
 
 
 class FourierUnit(nn.Module):
-    """A 1x1 convolution, batch norm and ReLU over the spectrum, real and imaginary parts as channels."""
+    """A 1x1 convolution, batch norm and ReLU over the spectrum, real and imaginary parts as channels.
+
+    Args:
+        channels: of the map; the spectrum has twice as many.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     def __init__(self, channels: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -46,7 +52,17 @@ class FourierUnit(nn.Module):
 
 @register_mixer("ffc")
 class FFC(Mixer):
-    """``ratio`` is the share of global channels; with ``lfu`` it must leave a multiple of 8 of them."""
+    """The FFC unit: convolution with a global branch, batch norm and ReLU.
+
+    Args:
+        channels: C.
+        size: not used; nothing here depends on the size of a map.
+        ratio: share of global channels; they must be a multiple of 8 with `lfu`, else of 2.
+        lfu: whether to add the local Fourier unit.
+        kernel_size: of the convolutions; odd.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     spectral_parameters = ("fourier", "local_fourier")
     facts = Facts(
@@ -98,7 +114,7 @@ class FFC(Mixer):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def local(self, unit: FourierUnit, u: Tensor) -> Tensor:
-        """The Fourier unit on a quarter of the channels of u, the four quadrants of the map as channels."""
+        """Return the Fourier unit of a quarter of the channels of u, with the four quadrants of the map as channels."""
         H, W = u.shape[-2:]
         h, w = (H + 1) // 2, (W + 1) // 2
         q = u[:, : u.shape[1] // 4]
@@ -109,6 +125,7 @@ class FFC(Mixer):
         return unit(q).repeat(1, 1, 2, 2)[:, :, :H, :W]
 
     def spectral_transform(self, x: Tensor) -> Tensor:
+        """Return ST x of the global channels x."""
         u = F.relu(self.norm_u(self.reduce(x)))
         out = u + self.fourier(u)
         if self.local_fourier is not None:
@@ -120,7 +137,7 @@ class FFC(Mixer):
             return x
         maps = x
         half = (autocast_dtype(x) or x.dtype).itemsize == 2
-        if x.is_cuda and half and not transformed():  # batch norms are several times faster so
+        if x.is_cuda and half and not is_traced():  # batch norms are several times faster so
             maps = x.contiguous(memory_format=torch.channels_last)
         x_l, x_g = maps.split(self.split, 1)
         y_l = F.relu(self.norm_l(self.conv_ll(x_l) + self.conv_gl(x_g)))

@@ -26,6 +26,13 @@ class SpectralConv(nn.Module):
 
     On a map with fewer bins than modes the two sets of rows are cut so that they do not overlap: every row is
     then kept once (the published slices overwrite each other and leave weights without gradient).
+
+    Args:
+        c_in: channels that enter.
+        c_out: channels that leave.
+        modes: (m1, m2).
+        device: where the parameters are made.
+        dtype: of the parameters.
     """
 
     def __init__(
@@ -74,7 +81,16 @@ def deform_map(x: Tensor, offsets: Tensor) -> Tensor:
 
 @register_mixer("fno-d")
 class FNOD(Mixer):
-    """``modes`` are (m1, m2); ``deform=False`` gives the plain dense FNO layer."""
+    """The FNO layer with a learned deformation.
+
+    Args:
+        channels: C.
+        size: not used; nothing here depends on the size of a map.
+        modes: (m1, m2), the modes kept along H and W.
+        deform: whether to deform the map first; False gives the plain dense FNO layer.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     spectral_parameters = ("spectral",)
     complex_parameters = ("spectral",)

@@ -22,14 +22,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chasm.common.registry import suggest
+from chasm.common.tracing import has_hooks
 from chasm.mixers._spectral import full_precision, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops._cost import counted_as
-from chasm.ops.kernels import observed
 
 
 def squeeze_gate(channels: int, hidden: int, **like: Any) -> nn.Sequential:
-    """A gate in (0, 1) for every channel and bin, from the real part of the spectrum: no pooling."""
+    """Return a gate in (0, 1) for every channel and bin, made from the real part of the spectrum without pooling.
+
+    Args:
+        channels: of the spectrum.
+        hidden: channels in the middle.
+        **like: device and dtype of the parameters.
+    """
     return nn.Sequential(
         nn.Conv2d(channels, hidden, 1, **like),
         nn.BatchNorm2d(hidden, **like),
@@ -40,7 +46,7 @@ def squeeze_gate(channels: int, hidden: int, **like: Any) -> nn.Sequential:
 
 
 def whole(half: Tensor, width: int) -> Tensor:
-    """(..., H, W//2+1) -> (..., H, W): all bins of what is the same at k and at -k, like |Z| and Re Z of a real map."""
+    """(..., H, W//2+1) -> (..., H, W): all bins of a quantity that is equal at k and -k, like |Z| of a real map."""
     return torch.cat((half, mirrored(half[..., 1 : (width + 1) // 2], -2).flip(-1)), -1)
 
 
@@ -50,8 +56,14 @@ def mirrored(x: Tensor, *axes: int) -> Tensor:
 
 
 def gated(gate: nn.Sequential, Z: Tensor, width: int) -> Tensor:
-    """gate(Re Z) Z, for the half spectrum of real maps of this width; call with autocast off."""
-    if observed(gate):
+    """Return gate(Re Z) Z for the half spectrum of real maps; call it with autocast off.
+
+    Args:
+        gate: as `squeeze_gate` builds it.
+        Z: (B, C, H, width//2+1).
+        width: W of the maps.
+    """
+    if has_hooks(gate):
         weights: Tensor = gate(whole(Z.real, width).to(gate[0].weight.dtype))  # type: ignore[arg-type]
         return wide(weights)[..., : Z.shape[-1]] * Z
     squeeze, norm, relu, expand, sigmoid = gate
@@ -61,7 +73,13 @@ def gated(gate: nn.Sequential, Z: Tensor, width: int) -> Tensor:
 
 
 def channel_weights(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
-    """softmax(tau q k^T) of unit-norm channels inside each head: (B, H, W, C) twice -> (B, C, C), 0 between heads."""
+    """Return softmax(tau q k^T) of unit-norm channels inside each head, (B, C, C) with zeros between heads.
+
+    Args:
+        q: queries (B, H, W, C).
+        k: keys (B, H, W, C).
+        tau: temperature (heads, 1, 1).
+    """
     C = q.shape[-1]
     head = torch.arange(C, device=q.device) // (C // len(tau))
     with counted_as("matmul", macs=q.numel() * C // len(tau)):  # those inside heads
@@ -71,8 +89,14 @@ def channel_weights(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     return scores.masked_fill(head[:, None] != head, -torch.inf).softmax(-1)
 
 
-def mixed(x: Tensor, weights: Tensor, heads: int) -> Tensor:
-    """Sums of the channels of (B, H, W, C) by (B, C, C) weights that are 0 between heads."""
+def weighted_channels(x: Tensor, weights: Tensor, heads: int) -> Tensor:
+    """Return sums of the channels of x, weighted by the attention.
+
+    Args:
+        x: values (B, H, W, C).
+        weights: (B, C, C), zero between heads.
+        heads: their number; only products inside heads are counted.
+    """
     with counted_as("matmul", macs=x.numel() * x.shape[-1] // heads):
         return x @ weights.mT[:, None]
 
@@ -82,6 +106,12 @@ class FrequencyAttention(nn.Module):
 
     The maps are real, so Im S = 0, and Re S is the product of a map and a mirrored one. A z is then the spectrum of
     softmax(Re S) x + i mean(x), which needs no complex product.
+
+    Args:
+        channels: C.
+        heads: must divide the channels.
+        inverse_axes: see `FSEL`.
+        **like: device and dtype of the parameters.
     """
 
     spectral_parameters = ("tau", "gate")
@@ -94,15 +124,15 @@ class FrequencyAttention(nn.Module):
         self.gate = squeeze_gate(channels, channels // 16, **like)
 
     def attention(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) maps -> (B, C, C), the real part of the weights; the imaginary part is 1 / (C / heads)."""
+        """Return the real part (B, C, C) of the weights for maps (B, H, W, C); the imaginary part is heads / C."""
         return channel_weights(x, mirrored(x, 1, 2), self.tau)
 
     def attended(self, x: Tensor, rows: Tensor) -> Tensor:
-        """|inverse transform of A z|, of maps that come as (B, C, H, W) and as (B, H, W, C)."""
+        """Return |inverse transform of A z| for the same maps as (B, C, H, W) and as (B, H, W, C)."""
         C, H, W = x.shape[1:]
         official = self.inverse_axes == "official"
         scale = self.heads / (C * H * W) if official else 1.0  # the inverse's, taken to the smallest factors
-        real = mixed(rows, self.attention(rows) * scale, self.heads).movedim(-1, 1)
+        real = weighted_channels(rows, self.attention(rows) * scale, self.heads).movedim(-1, 1)
         real = real.contiguous().unflatten(1, (self.heads, -1))
         imag = x.unflatten(1, (self.heads, -1)).mean(2, keepdim=True) * scale
         y = torch.complex(real, imag.expand_as(real))
@@ -111,6 +141,7 @@ class FrequencyAttention(nn.Module):
         return y.abs().reshape(x.shape)
 
     def local(self, x: Tensor) -> Tensor:
+        """Return the magnitudes of the map behind the gated spectrum of x."""
         return torch.fft.irfft2(gated(self.gate, rfft2(x, "backward"), x.shape[-1]), x.shape[-2:]).abs()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +157,7 @@ def pairwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
     For the weights' gradient of groups this narrow cuDNN goes through them one by one.
     """
-    if type(conv) is not nn.Conv2d or observed(conv) or "forward" in vars(conv):  # exchanged, or somebody looks on
+    if type(conv) is not nn.Conv2d or has_hooks(conv) or "forward" in vars(conv):  # exchanged, or listened to
         y: Tensor = conv(x)
         return y
     C, half, k = conv.in_channels, conv.out_channels, conv.kernel_size
@@ -149,6 +180,14 @@ class GroupedPair(nn.Module):
 
 
 class SpatialAttention(nn.Module):
+    """Channel attention between grouped convolutions, beside one more pair of them.
+
+    Args:
+        channels: C.
+        heads: must divide the channels.
+        **like: device and dtype of the parameters.
+    """
+
     no_decay_parameters = ("tau",)
 
     def __init__(self, channels: int, heads: int, **like: Any) -> None:
@@ -164,7 +203,7 @@ class SpatialAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (wide(branch(x)).movedim(1, -1) for branch in (self.q, self.k, self.v))  # (B, H, W, C)
         with full_precision(x):  # the norms sum over every position
-            y = mixed(v, channel_weights(q, k, self.tau), self.heads)
+            y = weighted_channels(v, channel_weights(q, k, self.tau), self.heads)
         return self.project(torch.cat((y.movedim(-1, 1).to(x.dtype), self.local(x)), 1))
 
 
@@ -197,8 +236,18 @@ class EntangledFFN(nn.Module):
 
 @register_mixer("fsel")
 class FSEL(Mixer):
-    """``inverse_axes``: "official" (the code's, over channel-in-head and H*W) or "spatial" (over H and W).
-    ``part``: "f+s" (frequency and spatial attention) or the labelled extra "f+effn"."""
+    """The token-mixing half of the FSEL block.
+
+    Args:
+        channels: C; even, and at least 16.
+        size: not used; nothing here depends on the size of a map.
+        heads: must divide the channels.
+        inverse_axes: of the inverse transform: "official" (the code's, channel-in-head and H*W) or "spatial" (H, W).
+        part: "f+s" (frequency and spatial attention) or the labelled extra "f+effn".
+        residual: whether to add the identity path; a host that adds its own switches it off.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     owns_residual = True
     facts = Facts(

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.tracing import is_traced
 from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops._cost import counted_as
-from chasm.ops.kernels import transformed
 
 
 def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:
@@ -29,7 +29,13 @@ def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:
 
 
 def resize_filter(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """(h, w', C, 2) -> (*size, C, 2), by matrix products: torch's own has no deterministic CUDA backward."""
+    """Resize a filter by matrix products: torch's own interpolation has no deterministic CUDA backward.
+
+    Args:
+        pairs: (h, w', C, 2).
+        size: bins (H, W//2+1) of the result.
+        mode: of `torch.nn.functional.interpolate`.
+    """
     rows = _axis_matrix(pairs.shape[0], size[0], mode, pairs)
     columns = _axis_matrix(pairs.shape[1], size[1], mode, pairs)
     with counted_as("interpolation"):
@@ -37,7 +43,7 @@ def resize_filter(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
 
 
 def hermitian_edges(K: Tensor, width: int) -> Tensor:
-    """K (C, H, W//2+1) with only that part of its DC and (even W) Nyquist columns which leaves a real map real.
+    """Return K (C, H, W//2+1) with only that part of its DC and (even W) Nyquist columns which leaves a real map real.
 
     The rest would reach the inverse transform as the imaginary part that `irfft2` of `_spectral` drops from a map;
     dropped here it costs a pass over the filter, and none over the map's spectrum.
@@ -91,14 +97,20 @@ class _CircularConvolution(torch.autograd.Function):
 
 
 def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
-    """Multiply the spectrum of x by the filter (h, w', C, 2), resized by `mode` where the sizes differ."""
+    """Multiply the spectrum of x by a filter.
+
+    Args:
+        x: (B, C, H, W).
+        pairs: the filter (h, w', C, 2), resized where its size is not that of x.
+        mode: how it is resized, see `resize_filter`.
+    """
     H, W = x.shape[-2:]
     with full_precision(x):
         pairs = wide(pairs) / (H * W)  # the scale of both transforms
         if pairs.shape[:2] != (H, W // 2 + 1):
             pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
         K = hermitian_edges(as_complex(pairs).permute(2, 0, 1), W)  # (C, H, W//2+1)
-        if transformed():  # by torch.compile, torch.func, ...
+        if is_traced():  # by torch.compile, torch.func, ...
             return torch.fft.irfft2(torch.fft.rfft2(wide(x)) * K, (H, W), norm="forward").to(x.dtype)
         y: Tensor = _CircularConvolution.apply(wide(x), K)[0]
         return y.to(x.dtype)
@@ -106,7 +118,14 @@ def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
 
 @register_mixer("gfnet")
 class GFNet(Mixer):
-    """``size`` is the map the filter is stored for; without one, the paper's 14x14 (a 14x8 filter)."""
+    """The global filter layer.
+
+    Args:
+        channels: C.
+        size: the map (H, W) the filter is stored for; without one, the paper's 14x14 (a 14x8 filter).
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     spectral_parameters = ("filter",)
     complex_parameters = ("filter",)

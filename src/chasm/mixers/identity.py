@@ -10,6 +10,16 @@ from chasm.mixers.base import Facts, Mixer, register_mixer
 
 @register_mixer("identity")
 class Identity(Mixer):
+    """An empty slot.
+
+    Args:
+        channels: not used.
+        size: not used.
+        residual: whether to return the input; if not, zeros.
+        device: not used; there are no parameters.
+        dtype: not used.
+    """
+
     owns_residual = True
     facts = Facts("none", "none", "any size", paper_params="0.00M")
 

@@ -22,7 +22,15 @@ from chasm.mixers.gfnet import global_filter
 
 @register_mixer("spectformer")
 class SpectFormer(Mixer):
-    """``grid`` is the map the filter is stored for, whatever the host's ``size`` (which is not used)."""
+    """The spectral gating of SpectFormer.
+
+    Args:
+        channels: C.
+        size: not used; the filter is stored for `grid` whatever the size of the host's maps.
+        grid: the map (H, W) the filter is stored for.
+        device: where the parameters are made.
+        dtype: of the parameters.
+    """
 
     spectral_parameters = ("filter",)
     complex_parameters = ("filter",)

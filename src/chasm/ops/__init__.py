@@ -1,7 +1,7 @@
 """Stateless functions: bases, gains, axis passes and the form they run in. `reference` is the oracle."""
 
 from chasm.ops.basis import orthogonal_basis, skew
-from chasm.ops.block import Prepared, identity, prepare, run
+from chasm.ops.block import Chain, prepare, run
 from chasm.ops.dispatch import FORMS, GPU_FORMS, Choice, can_be_kept, choose_form
 from chasm.ops.gains import UNIT_GAIN, complex_gains, positive_gains, signed_gains, table_at
 from chasm.ops.operators import AxisOperator
@@ -11,12 +11,11 @@ __all__ = [
     "GPU_FORMS",
     "UNIT_GAIN",
     "AxisOperator",
+    "Chain",
     "Choice",
-    "Prepared",
     "can_be_kept",
     "choose_form",
     "complex_gains",
-    "identity",
     "orthogonal_basis",
     "positive_gains",
     "prepare",

@@ -1,4 +1,4 @@
-"""What an operator tells `chasm.count` about itself; nothing happens when nobody counts.
+"""What an operator tells `chasm.count` about itself. Nothing happens while nobody counts.
 
 with counted_as("scan", macs=L * (9 * D * N + D)):   # this number, whatever runs inside
     y = ...
@@ -23,6 +23,13 @@ class Tally:
         self._muted = False
 
     def add(self, kind: str, macs: int, paper: int | None = None) -> None:
+        """Count multiply-adds.
+
+        Args:
+            kind: what they belong to, unless a section has another name for it.
+            macs: how many.
+            paper: how many of them by the paper's convention; all by default.
+        """
         if self._muted or macs == 0:
             return
         kind = self._label or kind
@@ -32,6 +39,7 @@ class Tally:
 
     @contextmanager
     def section(self, kind: str, macs: int | None) -> Iterator[None]:
+        """Count what runs in this context under a name, or as so many multiply-adds."""
         before = self._label, self._muted
         if macs is not None:
             self.add(kind, macs)
@@ -43,25 +51,20 @@ class Tally:
             self._label, self._muted = before
 
 
-_tally: Tally | None = None
+TALLY: Tally | None = None  # where operators report to; None while nobody counts
 
 
 @contextmanager
 def measuring(tally: Tally) -> Iterator[None]:
     """Operators report to this tally inside the block. One count at a time in a process."""
-    global _tally
-    before, _tally = _tally, tally
+    global TALLY
+    before, TALLY = TALLY, tally
     try:
         yield
     finally:
-        _tally = before
-
-
-def is_counting() -> bool:
-    """True inside `measuring`."""
-    return _tally is not None
+        TALLY = before
 
 
 def counted_as(kind: str, macs: int | None = None) -> AbstractContextManager[None]:
     """Name the arithmetic of a block; with ``macs``, also replace its count."""
-    return nullcontext() if _tally is None else _tally.section(kind, macs)
+    return nullcontext() if TALLY is None else TALLY.section(kind, macs)

@@ -1,10 +1,11 @@
 """theta -> skew-symmetric A -> orthogonal U = exp(A), in plain matrix products.
 
-Scaling and squaring with a fixed number of steps: exp(A) = p(A / 2^s)^(2^s), where p is the Taylor polynomial of degree
-16. Nothing depends on the values of A, so there is no host synchronisation, and the call can be compiled, captured in a
-CUDA graph and batched over many bases. All of it runs in float64: TF32 and autocast never touch float64 products, so
-a basis is as orthogonal under those settings as without them. On a CUDA device the gradient of a float32 theta is
-computed to float32 accuracy.
+Scaling and squaring: exp(A) = p(A / 2^s)^(2^s), where p is the Taylor polynomial of degree 16. On a GPU s is fixed:
+nothing depends on the values of A, so there is no host synchronisation, and the call can be captured in a CUDA graph. A
+CPU takes as many squarings as the norm of A needs. Many bases are computed in one batched call.
+
+All of it runs in float64: TF32 and autocast never touch float64 products, so a basis is as orthogonal under those
+settings as without them. On a CUDA device the gradient of a float32 theta is computed to float32 accuracy.
 """
 
 import math
@@ -14,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.common.tracing import is_transformed
 from chasm.ops._cost import counted_as
-from chasm.ops.constants import constant
-from chasm.ops.kernels import has_triton, is_transformed
-from chasm.ops.library import Operator, wants_gradient
+from chasm.ops.kernels import has_triton
+from chasm.ops.library import Operator, constant, is_fake, wants_gradient
+from chasm.ops.operators import at_least_float32
 
-# |A|/2^8 <= 0.78 for spectral norms up to 200: the Taylor remainder is then below 1e-16. Beyond that accuracy
-# fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
-SQUARINGS = 8
+# The Taylor remainder is below 1e-16 for |A| / 2^s <= 0.78: with 8 squarings for spectral norms up to 200. Beyond that
+# accuracy fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
+MAX_NORM, SQUARINGS = 0.78, 8
 _TAYLOR = [1 / math.factorial(i) for i in range(17)]
 # sin(w)/w, the mean of cos(w s) for |s| < 1, as a mean over two s: to 5e-9 for w up to 1.2, 2 |A|/2^8 at norm 150.
 _NODES = [0.33827115, 0.8598559102]
@@ -72,6 +74,10 @@ def _places(device: torch.device, C: int) -> Tensor:
     return row * C + col
 
 
+def _identity(device: torch.device, C: int) -> Tensor:
+    return torch.eye(C, dtype=torch.float64, device=device)
+
+
 def _taylor(device: torch.device) -> Tensor:
     """The 17 coefficients of the Taylor polynomial."""
     return torch.tensor(_TAYLOR, dtype=torch.float64, device=device)
@@ -86,10 +92,6 @@ def _cubics(device: torch.device) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
-def _out_dtype(theta: Tensor) -> torch.dtype:
-    return torch.promote_types(theta.dtype, torch.float32)
-
-
 def _differentiable(theta: Tensor) -> Tensor:
     """exp(skew(theta)) for theta (batch, C(C-1)/2) in operations that autograd, torch.func and torch.export follow."""
     A = skew(theta.double()) * 0.5**SQUARINGS
@@ -101,7 +103,7 @@ def _differentiable(theta: Tensor) -> Tensor:
         U = cubic + A4 @ U
     for _ in range(SQUARINGS):
         U = U @ U
-    return U.to(_out_dtype(theta))
+    return U.to(at_least_float32(theta.dtype))
 
 
 # --- the registered operator ----------------------------------------------------------------------
@@ -112,22 +114,34 @@ def _forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
     C = channels_of(theta.shape[-1])
     if _has_kernels(theta):
         return _forward_by_kernels(theta, C)
-    kept = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
-    eye, A, A2, A3, A4, *steps = kept.unbind()
-    eye.zero_().diagonal(dim1=1, dim2=2).fill_(1)
     lower = torch.zeros(len(theta), C * C, dtype=torch.float64, device=theta.device)
-    lower.index_copy_(1, constant(_places, theta, C), theta.double())
-    lower = lower.mul_(0.5**SQUARINGS).view(-1, C, C)
-    torch.sub(lower, lower.mT, out=A)
-    torch.bmm(A, A, out=A2)
-    torch.bmm(A2, A, out=A3)
-    torch.bmm(A2, A2, out=A4)
+    lower = lower.index_copy_(1, constant(_places, theta, C), theta.double()).view(-1, C, C)
+    A = lower - lower.mT
+    A2 = torch.bmm(A, A)
+    squarings = _squarings(A2)
+    kept = theta.new_empty(9 + squarings, len(theta), C, C, dtype=torch.float64)  # I, A .. A^4; V .. W; W^2 .. U
+    _, _, _, A3, A4, *steps = kept.unbind()
+    kept[0] = constant(_identity, A, C)
+    torch.mul(A, 0.5**squarings, out=kept[1])
+    torch.mul(A2, 0.25**squarings, out=kept[2])
+    torch.bmm(kept[2], kept[1], out=A3)
+    torch.bmm(kept[2], kept[2], out=A4)
     torch.mm(constant(_cubics, A), kept[:5].view(5, -1), out=kept[5:9].view(4, -1))
     for higher, cubic in pairwise(steps[:4]):
         cubic.baddbmm_(A4, higher)
     for W, square in pairwise(steps[3:]):
         torch.bmm(W, W, out=square)
-    return steps[-1].to(_out_dtype(theta), copy=True), [kept]
+    return steps[-1].to(at_least_float32(theta.dtype), copy=True), [kept]
+
+
+def _squarings(A2: Tensor) -> int:
+    """How many squarings A needs, by the norm of A^2; 8 where to read that would make the host wait for a device."""
+    if A2.device.type != "cpu" or is_fake(A2) or A2.numel() == 0:
+        return SQUARINGS
+    norm = A2.abs().sum(-1).amax().sqrt().item()
+    if not norm > MAX_NORM:
+        return SQUARINGS if norm != norm else 0
+    return min(SQUARINGS, math.ceil(math.log2(norm / MAX_NORM)))
 
 
 def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
@@ -140,40 +154,36 @@ def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
         W = W.mT
         g = torch.bmm(g, W).baddbmm_(W, g)
     # Powers of a skew matrix are skew or symmetric: no transposes from here on.
-    cubics, d_A4 = [g], None
-    for V in reversed(steps[:3]):  # cubic + A4 V
-        V = V.mT
-        d_A4 = torch.bmm(g, V) if d_A4 is None else d_A4.baddbmm_(g, V)
-        g = torch.bmm(A4, g)
-        cubics.append(g)
-    _, dA, dA2, dA3, beyond = torch.mm(constant(_cubics, g).t(), torch.stack(cubics[::-1]).view(4, -1)).view(
-        5, *g.shape
-    )
-    dA4 = beyond.add_(d_A4)
+    cubics = [g]
+    for _ in range(3):  # cubic + A4 V
+        cubics.insert(0, torch.bmm(A4, cubics[0]))
+    powers = torch.mm(constant(_cubics, g).t(), torch.stack(cubics).view(4, -1))
+    _, dA, dA2, dA3, dA4 = powers.view(5, *g.shape).unbind()
+    for V, g in zip(steps[:3], cubics[1:], strict=True):
+        dA4.baddbmm_(g, V.mT)
     dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
     dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
     d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
-    return d.mul_(0.5**SQUARINGS).to(theta.dtype)
+    return d.mul_(0.5 ** (len(steps) - 4)).to(theta.dtype)
 
 
 def _autograd(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
-    if not wants_gradient([theta]):
-        return _BASIS.without_autograd(theta)
-    U, *kept = _Basis.apply(theta)
-    return U, kept
+    if wants_gradient([theta]):
+        return _Basis.apply(theta), []
+    found: tuple[Tensor, list[Tensor]] = _BASIS.without_autograd(theta)
+    return found
 
 
 class _Basis(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, theta: Tensor) -> Tensor:
         U, kept = _BASIS.without_autograd(theta)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*kept)
         ctx.save_for_backward(theta, *kept)
-        return U, *kept
+        return U
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Tensor | None:
+    def backward(ctx: Any, g: Tensor | None) -> Tensor | None:
         if g is None:
             return None
         theta, *kept = ctx.saved_tensors

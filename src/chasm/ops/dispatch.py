@@ -58,7 +58,7 @@ def choose_form(
         dtype: of the input, or what autocast makes of it.
         grad: whether a backward follows.
         channels_last: whether the input lies in memory that way.
-        transformed: whether only plain torch operations can follow (`kernels.is_transformed`).
+        transformed: whether only plain torch operations can follow (`tracing.is_transformed`).
         form: a form to force, or "auto".
 
     Raises:
@@ -125,7 +125,14 @@ def can_be_kept(form: str, shape: torch.Size) -> bool:
 
 
 def triton_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why form "triton" cannot run on features of this shape and dtype; None if it can."""
+    """Why form "triton" cannot run; None if it can.
+
+    Args:
+        shape: (B, C, *spatial) of the features.
+        dims: the axes that passes run along.
+        device: of the features.
+        dtype: of the features.
+    """
     if len(shape) != 4:
         return f"it needs 2-D features (B, C, H, W), got {len(shape) - 2} spatial axes"
     if max(shape[d] for d in dims) > MAX_TRITON_AXIS:
@@ -138,7 +145,14 @@ def triton_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device
 
 
 def fused_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why form "fused" cannot run on features of this shape and dtype; None if it can."""
+    """Why form "fused" cannot run; None if it can.
+
+    Args:
+        shape: (B, C, *spatial) of the features.
+        dims: the axes that passes run along.
+        device: of the features.
+        dtype: of the features.
+    """
     fits = all(shape[d] % 2 == 0 and shape[d] <= MAX_FUSED_AXIS for d in dims)
     if not fits or not MIN_FUSED_CHANNELS <= shape[1] <= MAX_FUSED_CHANNELS:
         return (

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from chasm.ops._cost import counted_as
-from chasm.ops.constants import constant
-from chasm.ops.precision import exact_product
+from chasm.ops.library import constant
+from chasm.ops.operators import at_least_float32, exact_product
 
 UNIT_GAIN = math.log(math.e - 1)  # softplus of this is 1
 MAX_COSINES = 512  # longer axes use the FFT instead of a stored matrix of cosines
@@ -17,7 +17,13 @@ MAX_COSINES = 512  # longer axes use the FFT instead of a stored matrix of cosin
 def interpolation_matrix(device: torch.device, K: int, B: int, dtype: torch.dtype) -> Tensor:
     """(K, B): linear interpolation on the normalised frequency k/(K-1), end points aligned. B = K gives I exactly.
 
-    A matrix product, because torch's own interpolation has no deterministic backward on CUDA.
+    A matrix, because torch's own interpolation has no deterministic backward on CUDA.
+
+    Args:
+        device: where it is made.
+        K: frequencies to read the table at.
+        B: bins of the table.
+        dtype: of the table.
     """
     k, b = torch.arange(K, device=device), torch.arange(B, device=device)
     steps = max(K - 1, 1)
@@ -28,7 +34,7 @@ def interpolation_matrix(device: torch.device, K: int, B: int, dtype: torch.dtyp
 
 def table_at(table: Tensor, n: int) -> Tensor:
     """The table (B, ...) read at the rFFT bins of length n -> (K, ...), in float32 or wider."""
-    table = table.to(torch.promote_types(table.dtype, torch.float32))
+    table = table.to(at_least_float32(table.dtype))
     K, B = n // 2 + 1, table.shape[0]
     if not torch.compiler.is_exporting() and K == B:  # the matrix would be the identity
         return table
@@ -38,18 +44,26 @@ def table_at(table: Tensor, n: int) -> Tensor:
 
 
 def positive_gains(table: Tensor, n: int) -> Tensor:
+    """softplus(Gamma) at the rFFT bins of length n."""
     return softplus(table_at(table, n))
 
 
 def signed_gains(table: Tensor, n: int) -> Tensor:
+    """Gamma itself at the rFFT bins of length n."""
     return table_at(table, n)
 
 
 def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
-    """softplus(Gamma) e^{i phi}, with phi = 0 at DC and, for even n, at Nyquist: the output stays real."""
+    """softplus(Gamma) e^{i phi}, with phi = 0 at DC and, for even n, at Nyquist: the output stays real.
+
+    Args:
+        table: Gamma (B, C).
+        phase_table: phi (B, C).
+        n: length of the axis.
+    """
     k = torch.arange(n // 2 + 1, device=table.device)
-    turns = ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
-    return torch.polar(positive_gains(table, n), table_at(phase_table, n) * turns)
+    has_phase = ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
+    return torch.polar(positive_gains(table, n), table_at(phase_table, n) * has_phase)
 
 
 # --- the filter of an axis as a circulant matrix: no gradients here, the forms have their own ------------

@@ -1,4 +1,4 @@
-"""Registers functions that have their own backward as PyTorch operators in the namespace `chasm`.
+"""Functions that have their own backward as PyTorch operators in the namespace `chasm`, and what such functions share.
 
 A registered operator is one node to torch.compile and to autocast, so the same kernels run in eager and in compiled
 code. `torch.library.custom_op` does the same, but its autograd wrapper costs 60 microseconds of host time for each
@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from chasm.ops._cost import is_counting
+from chasm.common.tracing import is_traced
+from chasm.ops import _cost
 
 _LIBRARY = torch.library.Library("chasm", "FRAGMENT")
 
@@ -40,7 +41,7 @@ class Operator:
     def without_autograd(self, *args: Any) -> Any:
         """Calls the operator below autograd; while `chasm.count` counts, the function whose arithmetic it can see."""
         with torch._C._AutoDispatchBelowADInplaceOrView():  # nor are results taken for views of something else
-            return self.function(*args) if is_counting() else self.op(*args)
+            return self.op(*args) if _cost.TALLY is None else self.function(*args)
 
 
 def is_fake(x: Tensor) -> bool:
@@ -50,7 +51,11 @@ def is_fake(x: Tensor) -> bool:
 
 def wants_gradient(tensors: Iterable[Tensor | None]) -> bool:
     """True if autograd is recording and one of the tensors requires a gradient."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:  # a loop: this runs several times in every forward
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 class FirstOrderOnly(torch.autograd.Function):
@@ -63,3 +68,25 @@ class FirstOrderOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError("this form has no second derivative: use form='reference'")
+
+
+_CONSTANTS: dict[Any, Tensor] = {}  # a captured CUDA graph reads them by address: none is ever dropped
+
+
+def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
+    """make(device of `like`, *args), kept for the next time: a step then launches nothing for it.
+
+    For small tensors that depend on sizes alone. Fake tensors, and those of a CUDA-graph capture, are not kept.
+    """
+    device = like.device
+    if torch.compiler.is_compiling() or type(like) not in (Tensor, nn.Parameter):
+        return make(device, *args)
+    key = make, device, args
+    found = _CONSTANTS.get(key)
+    if found is None:
+        # Usable later in any mode, and no part of what a step costs.
+        with torch.inference_mode(False), torch.no_grad(), _cost.counted_as("constant", macs=0):
+            found = make(device, *args)
+        if not is_traced() and not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _CONSTANTS[key] = found
+    return found

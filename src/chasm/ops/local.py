@@ -52,7 +52,13 @@ def forward(z: Tensor, x: Tensor | None, parameters: Sequence[Tensor], keep: boo
 
 
 def backward(g: Tensor, kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of z and of all parameters, for the gradient g of Y, contiguous and in z's dtype."""
+    """The gradients of z and of all parameters.
+
+    Args:
+        g: gradient of Y, contiguous and in z's dtype.
+        kept: from `forward`.
+        parameters: as in `forward`.
+    """
     if len(kept) > 1:
         return _backward_on_cpu(g, *kept, *parameters[:3])
     from chasm.ops.kernels import local_triton
@@ -69,8 +75,9 @@ def count_kept(z: Tensor) -> int:
 def _forward_on_cpu(
     z: Tensor, x: Tensor | None, keep: bool, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    fused = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)  # what torch's compiler makes of the two
-    if keep or fused is None or z.dtype != torch.float32 or not torch.backends.mkldnn.enabled:
+    # What torch's compiler makes of the two, where no backward follows.
+    fused = None if keep or z.dtype != torch.float32 else getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+    if fused is None or not torch.backends.mkldnn.enabled:
         u = conv2d(z, dw_weight, dw_bias, padding=1, groups=z.shape[1])
         a = gelu(u)
     else:

@@ -1,4 +1,4 @@
-"""One axis of CHASM as a basis and its gains, and a chain of axes as channel matrices between the gains."""
+"""One axis of CHASM as a basis and its gains, a chain of axes as channel matrices, and the exact products both need."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chasm.ops.precision import exact_product
+from chasm.common.tracing import is_transformed
+from chasm.ops._cost import counted_as
+from chasm.ops.kernels import has_triton
+from chasm.ops.library import wants_gradient
 
 
 class AxisOperator(NamedTuple):
@@ -38,8 +41,37 @@ def merge(bases: Sequence[Tensor]) -> Tensor:
 def merge_adjoint(d: Sequence[Tensor], bases: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of U_1 .. U_m for the gradients d of A_0 .. A_m."""
     found = []
-    for j, U in enumerate(bases):
+    for j in range(len(bases)):
         before = d[0].mT if j == 0 else exact_product(bases[j - 1], d[j].mT)
-        after = d[-1] if U is bases[-1] else exact_product(bases[j + 1], d[j + 1])
+        after = d[-1] if j == len(bases) - 1 else exact_product(bases[j + 1], d[j + 1])
         found.append(before + after)
     return found
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, or float32 for half precision."""
+    return torch.float32 if dtype.itemsize == 2 else dtype
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in a's dtype, computed in float64, which neither autocast nor TF32 touches.
+
+    Apple's GPUs have no float64, and no TF32 either.
+    """
+    if a.device.type == "mps":
+        return a @ b
+    if not _has_kernel(a, b):
+        return (a.double() @ b.double()).to(a.dtype)
+    from chasm.ops.kernels import basis as kernels  # imports triton, which is not installed everywhere
+
+    with counted_as("matmul", macs=a.numel() * b.shape[1]):
+        return kernels.product(a[None], b[None])[0]
+
+
+def _has_kernel(a: Tensor, b: Tensor) -> bool:
+    """True inside an operator on a GPU, where one kernel stands for the four of a product through float64."""
+    if not a.is_cuda or a.dtype != torch.float32 or b.dtype != torch.float32 or a.ndim != 2 or b.ndim != 2:
+        return False
+    if wants_gradient([a, b]) or torch.compiler.is_compiling() or is_transformed(a):
+        return False
+    return min(*a.shape, b.shape[1]) > 0 and has_triton()

@@ -38,7 +38,14 @@ def interpolate(table: Tensor, K: int) -> Tensor:
 
 
 def gains(table: Tensor, n: int, kind: str = "positive", phase_table: Tensor | None = None) -> Tensor:
-    """lambda (K, C), K = n//2 + 1, for an axis of length n. "complex" turns by a phase that is 0 at DC and Nyquist."""
+    """lambda (K, C), K = n//2 + 1, for an axis of length n.
+
+    Args:
+        table: Gamma (B, C).
+        n: length of the axis.
+        kind: "positive", "signed" or "complex".
+        phase_table: phi (B, C) of complex gains, which counts as 0 at DC and Nyquist.
+    """
     K = n // 2 + 1
     values = interpolate(table, K)
     if kind == "signed":
@@ -55,7 +62,14 @@ def gains(table: Tensor, n: int, kind: str = "positive", phase_table: Tensor | N
 
 
 def axis_pass(x: Tensor, U: Tensor, lam: Tensor, dim: int) -> Tensor:
-    """One axis: x (B, C, *spatial), U (C, C) shared or (K, C, C) untied, lam (K, C); along spatial axis `dim`."""
+    """One axis pass.
+
+    Args:
+        x: (B, C, *spatial).
+        U: (C, C) shared, or (K, C, C) untied.
+        lam: gains (K, C).
+        dim: the axis of x.
+    """
     n = x.shape[dim]
     X = torch.fft.rfft(x, dim=dim)  # (B, C, .., K, ..)
     X = X.movedim(1, -1).movedim(dim - 1, -2)  # (B, .., K, C): the coefficient vector of a frequency comes last

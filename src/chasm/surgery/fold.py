@@ -15,13 +15,13 @@ from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.common.precision import autocast_dtype
+from chasm.common.tracing import is_transformed
 from chasm.mixers._cache import Cache
 from chasm.mixers._wrapper import in_format_of, joined_layers
 from chasm.mixers.chasm import AXES, CHASM
-from chasm.ops import AxisOperator, Prepared
+from chasm.ops import AxisOperator, Chain
 from chasm.ops.forms.circulant import channel_product
 from chasm.ops.gains import impulse_response
-from chasm.ops.kernels import is_transformed
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 from chasm.ops.operators import channel_operators, merge
@@ -112,7 +112,7 @@ class FoldedCHASM(nn.Module):
             outputs = [branch(z).to(dtype) for branch in self.branches] or [x]
             y = torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]
         else:
-            chains = self._prepared(x, dtype)
+            chains = self._chains(x, dtype)
             layers = joined_layers(x, chains, self.refine, self.fuse)
             if layers:
                 return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
@@ -121,9 +121,9 @@ class FoldedCHASM(nn.Module):
             y = self.fuse(gelu(self.refine(y)))
         return in_format_of(x + y if self.residual else y.to(x.dtype), x)
 
-    def _prepared(self, x: Tensor, dtype: torch.dtype) -> list[Prepared]:
+    def _chains(self, x: Tensor, dtype: torch.dtype) -> list[Chain]:
         if self.basis is None:
-            return [ops.identity(dtype)]
+            return [Chain("none", dtype, [])]
         form = ops.choose_form(
             x.shape,
             [step.dim for step in self.modules() if isinstance(step, _CirculantProduct)],
@@ -136,12 +136,15 @@ class FoldedCHASM(nn.Module):
             form=self.form,
         ).form
 
-        def make() -> list[Prepared]:
-            return [ops.prepare(x.shape, _operators(branch, self.gain), form, dtype) for branch in self.branches]
+        def make() -> list[Chain]:
+            chains = [Chain(form, dtype, _operators(branch, self.gain)) for branch in self.branches]
+            return [ops.prepare(chain, x.shape) for chain in chains]
 
-        if torch.compiler.is_compiling():
-            return make()
-        found: list[Prepared] = self._cache.get((form, dtype, x.device), list(self.branches.buffers()), make)
+        key, found = (form, dtype, x.device), None
+        if torch.compiler.is_compiling():  # what an eager call left here; buffers of a folded model are constants
+            found = self._cache.entries.get(key)
+            return found or [Chain(form, dtype, _operators(branch, self.gain)) for branch in self.branches]
+        found = self._cache.get(key, list(self.branches.buffers()), make)
         return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> "FoldedCHASM":

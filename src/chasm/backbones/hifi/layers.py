@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chasm.ops._cost import counted_as
-from chasm.ops.constants import constant
+from chasm.ops.library import constant
 
 
 def over_channels(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -16,18 +16,24 @@ import torch
 from torch import Tensor
 
 from chasm.ops._cost import counted_as
+from chasm.ops.forms.base import Form, Passes, matrices
 from chasm.ops.kernels import has_triton
 from chasm.ops.kernels.launch import is_large_card
-from chasm.ops.operators import AxisOperator, channel_operators, merge, merge_adjoint
+from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, merge, merge_adjoint
 
 MAX_KERNEL_CHANNELS = 128  # the kernel keeps both halves of a matrix in shared memory
 
 
 class RealFFT:
-    """The real FFT over axes `dims` of (B, C, *spatial). The transformed axes go last, in the order they stand.
+    """The real FFT over some axes of (B, C, *spatial), with its inverse and the adjoints of both.
 
-    The last of them keeps its half spectrum. `unscaled`: the inverse leaves out the division by all sizes; a GPU's
-    library makes another pass over the spectrum for it.
+    The transformed axes go last, in the order they stand; the last of them keeps its half spectrum.
+
+    Args:
+        shape: of the features.
+        dims: the axes to transform.
+        unscaled: whether the inverse leaves out the division by all sizes, which is `scale`. A GPU's library makes
+            another pass over the spectrum for it.
     """
 
     def __init__(self, shape: torch.Size, dims: Sequence[int], unscaled: bool) -> None:
@@ -40,10 +46,12 @@ class RealFFT:
         self.unscaled = unscaled
 
     def forward(self, x: Tensor) -> Tensor:
+        """(B, C, *spatial) -> (B, C, N): the coefficients as real pairs."""
         X = torch.fft.rfftn(x.movedim(self.source, self.axes), dim=self.axes)
         return torch.view_as_real(X).flatten(2)
 
     def inverse(self, X: Tensor) -> Tensor:
+        """(B, C, N) -> (B, C, *spatial)."""
         return self._inverse(self.coefficients(X), "forward" if self.unscaled else "backward")
 
     def inverse_adjoint(self, g: Tensor) -> Tensor:
@@ -81,6 +89,7 @@ class RealFFT:
         return 2 * math.prod(self.shape[len(self.shape) - after :])
 
     def gain_table_adjoint(self, d: Tensor, dim: int) -> Tensor:
+        """The gradient (K, C) of the gains for the gradient d of their table."""
         place = self.source.index(dim)
         d = d.flatten(1).mT
         return mirrored_adjoint(d) if place < len(self.sizes) - 1 else d
@@ -121,78 +130,73 @@ def mirrored_adjoint(d: Tensor) -> Tensor:
 # --- the form -------------------------------------------------------------------------------------
 
 
-def prepare(
-    shape: torch.Size,
-    dims: Sequence[int],
-    gains: Sequence[Tensor],
-    bases: Sequence[Tensor],
-    dtype: torch.dtype,
-    trains: bool,
-) -> list[Tensor]:
-    """The gain tables of all axes, then with bases the channel matrices (m + 1, C, C)."""
-    dtype = torch.promote_types(dtype, torch.float32)
-    transform = RealFFT(shape, dims, unscaled=gains[0].is_cuda and bool(bases))
-    wide = torch.promote_types(dtype, torch.complex64)
-    tables = [transform.gain_table(g, dim) for g, dim in zip(gains, dims, strict=True)]
-    constants = [t.to(wide if t.is_complex() else dtype, copy=True) for t in tables]
-    if bases:
-        mats = merge(bases).to(dtype)
-        mats[-1] *= transform.scale
-        constants.append(mats)
-    return constants
+class FFT(Form):
+    """The FFT of all axes, then channel products and gains on its coefficients."""
 
+    def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
+        # The gain tables of all axes, then with bases the channel matrices (m + 1, C, C).
+        dims, gains, bases = passes
+        dtype = at_least_float32(dtype)
+        transform = RealFFT(shape, dims, unscaled=gains[0].is_cuda and bool(bases))
+        wide = torch.promote_types(dtype, torch.complex64)
+        tables = [transform.gain_table(g, dim) for g, dim in zip(gains, dims, strict=True)]
+        constants = [t.to(wide if t.is_complex() else dtype, copy=True) for t in tables]
+        if bases:
+            mats = merge(bases).to(dtype)
+            mats[-1] *= transform.scale
+            constants.append(mats)
+        return constants
 
-def forward(
-    x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """y, and with `keep` the transformed input."""
-    tables, mats = constants[: len(dims)], _matrices(dims, constants)
-    transform = RealFFT(x.shape, dims, unscaled=x.is_cuda and mats[0] is not None)
-    X = transform.forward(x.to(torch.promote_types(x.dtype, torch.float32)))
-    P = X
-    for A, g, dim in zip(mats[:-1], tables, dims, strict=True):
-        P = _product_and_gain(A, P, g, dim, transform, in_place=P is not X)
-    P = _product(mats[-1], P)
-    return transform.inverse(P).to(x.dtype), [X] if keep else []
+    def forward(
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        # y, and with `keep` the transformed input.
+        tables, mats = constants[: len(dims)], matrices(dims, constants)
+        transform = RealFFT(x.shape, dims, unscaled=x.is_cuda and mats[0] is not None)
+        X = transform.forward(x.to(at_least_float32(x.dtype)))
+        P = X
+        for A, g, dim in zip(mats[:-1], tables, dims, strict=True):
+            P = _product_and_gain(A, P, g, dim, transform, in_place=P is not X)
+        P = _product(mats[-1], P)
+        return transform.inverse(P).to(x.dtype), [X] if keep else []
 
-
-def backward(
-    g: Tensor,
-    kept: Sequence[Tensor],
-    dims: Sequence[int],
-    gains: Sequence[Tensor],
-    bases: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    needs_x: bool,
-    add: Tensor | None,
-    symmetric: bool,
-) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-    tables, mats, m = constants[: len(dims)], _matrices(dims, constants), len(dims)
-    transform = RealFFT(g.shape, dims, unscaled=g.is_cuda and mats[0] is not None)
-    G = transform.inverse_adjoint(g.to(torch.promote_types(g.dtype, torch.float32)))
-    d_tables: list[Tensor] = []
-    d_mats: list[Tensor] = []
-    for j in range(m, 0, -1):
-        A, table, dim = mats[j], tables[j - 1], dims[j - 1]
-        H = _product(None if A is None else A.mT, G, copy=True)
-        if kept:
-            P = _before_gain(kept[0], j, tables, mats, dims, transform)
-            P, H, d = _gain_gradient(P, H, table, dim, transform)
-            d_tables.append(d * WEIGHT)
-            if bases:
-                d_mats.append(_gram(G, P) * (WEIGHT * transform.scale if j == m else WEIGHT))
-        else:
-            H = _gain(H, table.conj_physical(), transform)
-        G = H
-    if bases:
-        d_mats.append(_gram(G, kept[0]) * WEIGHT)
-    dx = None
-    if needs_x:
-        dx = transform.forward_adjoint(_product(None if mats[0] is None else mats[0].mT, G))
-    if dx is not None and add is not None:
-        dx.add_(add)
-    d_gains = [transform.gain_table_adjoint(d, dim) for d, dim in zip(reversed(d_tables), dims, strict=False)]
-    return dx, d_gains, merge_adjoint(d_mats[::-1], bases) if bases else []
+    def backward(
+        self,
+        g: Tensor,
+        kept: Sequence[Tensor],
+        passes: Passes,
+        constants: Sequence[Tensor],
+        needs_x: bool,
+        add: Tensor | None,
+        symmetric: bool,
+    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        dims, _, bases = passes
+        tables, mats, m = constants[: len(dims)], matrices(dims, constants), len(dims)
+        transform = RealFFT(g.shape, dims, unscaled=g.is_cuda and mats[0] is not None)
+        G = transform.inverse_adjoint(g.to(at_least_float32(g.dtype)))
+        d_tables: list[Tensor] = []
+        d_mats: list[Tensor] = []
+        for j in range(m, 0, -1):
+            A, table, dim = mats[j], tables[j - 1], dims[j - 1]
+            H = _product(None if A is None else A.mT, G, copy=True)
+            if kept:
+                P = _before_gain(kept[0], j, tables, mats, dims, transform)
+                P, H, d = _gain_gradient(P, H, table, dim, transform)
+                d_tables.append(d * WEIGHT)
+                if bases:
+                    d_mats.append(_gram(G, P) * (WEIGHT * transform.scale if j == m else WEIGHT))
+            else:
+                H = _gain(H, table.conj_physical(), transform)
+            G = H
+        if bases:
+            d_mats.append(_gram(G, kept[0]) * WEIGHT)
+        dx = None
+        if needs_x:
+            dx = transform.forward_adjoint(_product(None if mats[0] is None else mats[0].mT, G))
+        if dx is not None and add is not None:
+            dx.add_(add)
+        d_gains = [transform.gain_table_adjoint(d, dim) for d, dim in zip(reversed(d_tables), dims, strict=False)]
+        return dx, d_gains, merge_adjoint(d_mats[::-1], bases) if bases else []
 
 
 def frequency_product(x: Tensor, op: AxisOperator) -> Tensor:
@@ -205,11 +209,6 @@ def frequency_product(x: Tensor, op: AxisOperator) -> Tensor:
 
 
 # --- its steps, by kernels for float32 on a GPU ----------------------------------------------------
-
-
-def _matrices(dims: Sequence[int], constants: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """A_0 .. A_m, or as many times None for the identity."""
-    return constants[-1].unbind() if len(constants) > len(dims) else [None] * (len(dims) + 1)
 
 
 def _has_kernels(X: Tensor) -> bool:

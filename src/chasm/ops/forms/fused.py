@@ -15,58 +15,53 @@ import torch
 from torch import Tensor
 
 from chasm.ops._cost import counted_as
-from chasm.ops.constants import constant
+from chasm.ops.forms.base import Form, Passes
 from chasm.ops.forms.triton import Circulants, channel_product, circulant_pass, make_circulants
 from chasm.ops.gains import impulse_response
 from chasm.ops.kernels.launch import power_of_2
 from chasm.ops.kernels.layout import contiguous, is_channels_last
+from chasm.ops.library import constant
 from chasm.ops.operators import merge
 
 
-def prepare(
-    shape: torch.Size,
-    dims: Sequence[int],
-    gains: Sequence[Tensor],
-    bases: Sequence[Tensor],
-    dtype: torch.dtype,
-    trains: bool,
-) -> list[Tensor]:
-    """Gain tables of all axes, the circulants of a pass along H, then with bases the channel matrices (m + 1, C, C)."""
-    constants = [gain_table(g, shape[dim]).to(dtype) for g, dim in zip(gains, dims, strict=True)]
-    if 2 in dims:
-        column = impulse_response(gains[list(dims).index(2)], shape[2])
-        constants += make_circulants(column, dtype)[:2]
-    return [*constants, merge(bases).to(dtype)] if bases else constants
+class Fused(Form):
+    """Each pass as one Triton kernel."""
 
+    def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
+        # Gain tables of all axes, the circulants of a pass along H, then with bases the channel matrices (m + 1, C, C).
+        dims, gains, bases = passes
+        constants = [gain_table(g, shape[dim]).to(dtype) for g, dim in zip(gains, dims, strict=True)]
+        if 2 in dims:
+            column = impulse_response(gains[list(dims).index(2)], shape[2])
+            constants += make_circulants(column, dtype)[:2]
+        return [*constants, merge(bases).to(dtype)] if bases else constants
 
-def forward(
-    x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """y in the memory format of x (B, C, H, W), NCHW or channels last; `before_local`: NCHW.
+    def forward(
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        # y in the memory format of x (B, C, H, W), NCHW or channels last; `before_local`: NCHW. A program wants its row
+        # or column with the channels side by side, or its positions. Where channels come first a column has neither: a
+        # pass along H is then one of form "triton", with circulants.
+        from chasm.ops.kernels import fused as kernels  # imports triton, which is not installed everywhere
 
-    A program wants its row or column with the channels side by side, or its positions. Where channels come first a
-    column has neither: a pass along H is then one of form "triton", with circulants.
-    """
-    from chasm.ops.kernels import fused as kernels  # imports triton, which is not installed everywhere
-
-    m, along_h = len(dims), 2 * (2 in dims)
-    tables, T = constants[:m], Circulants(*constants[m : m + along_h]) if along_h else None
-    mats = constants[-1].unbind() if len(constants) > m + along_h else [None] * (m + 1)
-    last = is_channels_last(x)
-    A = mats[0]
-    for j, (table, dim, after) in enumerate(zip(tables, dims, mats[1:], strict=True), 1):
-        if dim == 2 and not last:
-            assert T is not None
-            x, _ = circulant_pass(T, channel_product(A, x), dim)
-            A = after
-            continue
-        n, products = x.shape[dim], (A is not None) + (after is not None)
-        with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
-            to_last = last and (not before_local or dim == 2 or j < m)
-            x = kernels.fused_pass(x, constant(hartley, x, n, x.dtype), table, scales(n)[2], A, after, dim, to_last)
-        A = None
-    x = channel_product(A, x)
-    return contiguous(x) if before_local else x, []
+        m, along_h = len(dims), 2 * (2 in dims)
+        tables, T = constants[:m], Circulants(*constants[m : m + along_h]) if along_h else None
+        mats = constants[-1].unbind() if len(constants) > m + along_h else [None] * (m + 1)
+        last = is_channels_last(x)
+        A = mats[0]
+        for j, (table, dim, after) in enumerate(zip(tables, dims, mats[1:], strict=True), 1):
+            if dim == 2 and not last:
+                assert T is not None
+                x, _ = circulant_pass(T, channel_product(A, x), dim)
+                A = after
+                continue
+            n, products = x.shape[dim], (A is not None) + (after is not None)
+            with counted_as("matmul", macs=x.numel() * (n + products * x.shape[1])):
+                to_last = last and (not before_local or dim == 2 or j < m)
+                x = kernels.fused_pass(x, constant(hartley, x, n, x.dtype), table, scales(n)[2], A, after, dim, to_last)
+            A = None
+        x = channel_product(A, x)
+        return contiguous(x) if before_local else x, []
 
 
 def _padded(n: int) -> int:
@@ -75,7 +70,7 @@ def _padded(n: int) -> int:
 
 
 def scales(n: int) -> tuple[float, float, float]:
-    """Powers of two for transform and gains, and what the result is to be multiplied with, in float32, besides.
+    """Powers of two for transform and gains, and a factor for the result, which is applied in float32.
 
     A transform to the mean is then exact in bfloat16, and with n a power of two a flat map stays as it is.
     """
@@ -85,7 +80,13 @@ def scales(n: int) -> tuple[float, float, float]:
 
 
 def hartley(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
-    """(2, P, P): the transforms to even and to odd frequencies, symmetric, orthogonal but for scale; zeros around."""
+    """The transforms to even and to odd frequencies, (2, P, P): symmetric, orthogonal but for scale, zeros around.
+
+    Args:
+        device: where they are made.
+        n: length of the axis; even.
+        dtype: of the features.
+    """
     half, P = n // 2, _padded(n // 2)
     i = torch.arange(half, device=device)
     # In units of pi / n, and reduced in integers first.

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from chasm.ops._cost import counted_as
+from chasm.ops.forms.base import Form, Passes
 from chasm.ops.gains import impulse_response, impulse_response_adjoint
 from chasm.ops.kernels.layout import contiguous
-from chasm.ops.operators import merge
-from chasm.ops.precision import exact_product
+from chasm.ops.operators import exact_product, merge
 
 
 class Circulants(NamedTuple):
@@ -38,80 +38,73 @@ class Circulants(NamedTuple):
     mean: Tensor | None = None  # () float32, of all channels
 
 
-def prepare(
-    shape: torch.Size,
-    dims: Sequence[int],
-    gains: Sequence[Tensor],
-    bases: Sequence[Tensor],
-    dtype: torch.dtype,
-    trains: bool,
-) -> list[Tensor]:
-    """The circulants of all axes, flat; then with bases the channel matrices (m + 1, C, C).
+class Triton(Form):
+    """Products with circulant matrices, by Triton kernels."""
 
-    Circulants have their mean gain apart while bases train.
-    """
-    constants: list[Tensor] = []
-    for g, dim in zip(gains, dims, strict=True):
-        found = make_circulants(impulse_response(g, shape[dim]), dtype, mean_apart=trains and bool(bases))
-        constants += [t for t in found if t is not None]
-    return [*constants, merge(bases).to(dtype)] if bases else constants
+    def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
+        # The circulants of all axes, flat; then with bases the channel matrices (m + 1, C, C). Circulants have their
+        # mean gain apart while bases train.
+        dims, gains, bases = passes
+        constants: list[Tensor] = []
+        for g, dim in zip(gains, dims, strict=True):
+            found = make_circulants(impulse_response(g, shape[dim]), dtype, mean_apart=trains and bool(bases))
+            constants += [t for t in found if t is not None]
+        return [*constants, merge(bases).to(dtype)] if bases else constants
 
+    def forward(
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        # y, and with `keep` x, the maps that left a pass but the last, those without mean gain, those that entered.
+        T, mats = _unpack(dims, constants)
+        z = x
+        left, without_mean, entered = [x], [], []
+        for A, Tj, dim in zip(mats[:-1], T, dims, strict=True):
+            z = channel_product(A, z)
+            if A is not None:  # else z is what left the pass before
+                entered.append(z)
+            z, e = circulant_pass(Tj, z, dim)
+            left.append(z)
+            if e is not None:
+                without_mean.append(e)
+        return channel_product(mats[-1], z), [*left[:-1], *without_mean, *entered] if keep else []
 
-def forward(
-    x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """y, and with `keep` x, the maps that left a pass but the last, those without mean gain, those that entered."""
-    T, mats = _unpack(dims, constants)
-    z = x
-    left, without_mean, entered = [x], [], []
-    for A, Tj, dim in zip(mats[:-1], T, dims, strict=True):
-        z = channel_product(A, z)
-        if A is not None:  # else z is what left the pass before
-            entered.append(z)
-        z, e = circulant_pass(Tj, z, dim)
-        left.append(z)
-        if e is not None:
-            without_mean.append(e)
-    return channel_product(mats[-1], z), [*left[:-1], *without_mean, *entered] if keep else []
+    def backward(
+        self,
+        g: Tensor,
+        kept: Sequence[Tensor],
+        passes: Passes,
+        constants: Sequence[Tensor],
+        needs_x: bool,
+        add: Tensor | None,
+        symmetric: bool,
+    ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        dims, gains, bases = passes
+        from chasm.ops.kernels import circulant  # imports triton, which is not installed everywhere
+        from chasm.ops.kernels.products import gram
 
-
-def backward(
-    g: Tensor,
-    kept: Sequence[Tensor],
-    dims: Sequence[int],
-    gains: Sequence[Tensor],
-    bases: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    needs_x: bool,
-    add: Tensor | None,
-    symmetric: bool,
-) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-    from chasm.ops.kernels import circulant  # imports triton, which is not installed everywhere
-    from chasm.ops.kernels.products import gram
-
-    m, (T, mats) = len(dims), _unpack(dims, constants)
-    apart = m if T[0].mean is not None else 0
-    left, without_mean = kept[:m], kept[m : m + apart]
-    entered = kept[m + apart :] or left  # the identity changes nothing between two passes
-    around = [None, *bases, None]  # U_0 .. U_{m+1}
-    d_gains: list[Tensor] = []
-    d_bases: list[Tensor] = []
-    q = g
-    for j in range(m, 0, -1):
-        if bases:
-            g, after = _product_and_gram(mats[j], q, without_mean[j - 1])
-            after = _times(around[j + 1], after)
-        else:
-            g = channel_product(mats[j], q, transpose=True)
-        if gains:
-            column = circulant.column_gradient(g, entered[j - 1], dims[j - 1] == 2)
-            d_gains.append(impulse_response_adjoint(column, gains[j - 1]))
-        q, p = circulant_pass(T[j - 1] if symmetric else _transposed(T[j - 1]), g, dims[j - 1])
-        if bases:
-            assert p is not None
-            d_bases.append(after + _times(around[j - 1], gram(left[j - 1], p)))
-    dx = channel_product(mats[0], q, transpose=True, add=add) if needs_x else None
-    return dx, d_gains[::-1], d_bases[::-1]
+        m, (T, mats) = len(dims), _unpack(dims, constants)
+        apart = m if T[0].mean is not None else 0
+        left, without_mean = kept[:m], kept[m : m + apart]
+        entered = kept[m + apart :] or left  # the identity changes nothing between two passes
+        around = [None, *bases, None]  # U_0 .. U_{m+1}
+        d_gains: list[Tensor] = []
+        d_bases: list[Tensor] = []
+        q = g
+        for j in range(m, 0, -1):
+            if bases:
+                g, after = _product_and_gram(mats[j], q, without_mean[j - 1])
+                after = _times(around[j + 1], after)
+            else:
+                g = channel_product(mats[j], q, transpose=True)
+            if gains:
+                column = circulant.column_gradient(g, entered[j - 1], dims[j - 1] == 2)
+                d_gains.append(impulse_response_adjoint(column, gains[j - 1]))
+            q, p = circulant_pass(T[j - 1] if symmetric else _transposed(T[j - 1]), g, dims[j - 1])
+            if bases:
+                assert p is not None
+                d_bases.append(after + _times(around[j - 1], gram(left[j - 1], p)))
+        dx = channel_product(mats[0], q, transpose=True, add=add) if needs_x else None
+        return dx, d_gains[::-1], d_bases[::-1]
 
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -126,13 +119,20 @@ def _unpack(dims: Sequence[int], constants: Sequence[Tensor]) -> tuple[list[Circ
 
 
 def make_circulants(column: Tensor, dtype: torch.dtype, mean_apart: bool = False) -> Circulants:
-    """First columns (C, n) -> the circulants they belong to."""
+    """The circulants that belong to first columns.
+
+    Args:
+        column: (C, n).
+        dtype: of the matrices.
+        mean_apart: whether to take the mean gain out of the matrices.
+    """
     from chasm.ops.kernels import circulant
 
     return Circulants(*circulant.matrices(column, dtype, mean_apart))
 
 
 def _transposed(T: Circulants) -> Circulants:
+    """T^T, for gains that are not real."""
     n = T.matrix.shape[1]
     matrix = torch.zeros_like(T.matrix)
     matrix[..., :n] = T.matrix[..., :n].mT
@@ -140,11 +140,18 @@ def _transposed(T: Circulants) -> Circulants:
 
 
 def _times(U: Tensor | None, G: Tensor) -> Tensor:
+    """U G; None is the identity."""
     return G if U is None else exact_product(U, G)
 
 
 def circulant_pass(T: Circulants, x: Tensor, dim: int) -> tuple[Tensor, Tensor | None]:
-    """T x along dimension dim, and where T has its mean apart also T x - mean x."""
+    """T x, and where T has its mean apart also T x - mean x.
+
+    Args:
+        T: one circulant per channel.
+        x: contiguous (B, C, H, W).
+        dim: the axis, 2 or 3.
+    """
     from chasm.ops.kernels import circulant
 
     with counted_as("matmul", macs=x.numel() * x.shape[dim]):
@@ -152,7 +159,14 @@ def circulant_pass(T: Circulants, x: Tensor, dim: int) -> tuple[Tensor, Tensor |
 
 
 def channel_product(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | None = None) -> Tensor:
-    """A (C, C), or A^T, on the channels of (B, C, H, W), in x's dtype, plus `add`; None is the identity."""
+    """A x + add, in x's dtype.
+
+    Args:
+        A: (C, C) on the channels, or None for the identity.
+        x: contiguous (B, C, H, W).
+        transpose: whether to multiply by A^T instead.
+        add: a map like x, or None.
+    """
     if A is None:
         return x if add is None else x + add
     A = A.mT if transpose else A

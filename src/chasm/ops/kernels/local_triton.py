@@ -1,12 +1,11 @@
-"""The kernels of `local`: float32 inside, deterministic (sums over programs go through memory, no atomics).
+"""The kernels of `ops.local`: float32 inside, deterministic (sums over programs go through memory, no atomics).
 
-    forward    _activate_kernel      z -> a = gelu(u), u = the depthwise 3x3 of z; `depthwise` is this without the gelu
+    forward    _activate_kernel      z -> a = gelu(u), u = the depthwise 3x3 of z
                products.product      y = x + W a + bias
     backward   products.product      h = W^T g (a library's product in half precision)
                _activate_kernel      z, h -> a again, and h gelu'(u) in place of h
                products.gram_and_sum g a^T, and the sum of g
                _spread_kernel        the adjoint of the depthwise 3x3 on h, and parts of its weights' gradients
-                                     (all of `depthwise_backward`)
 
 A program of a depthwise kernel goes down ROWS rows of a strip of BLOCK_C channels by BLOCK_W columns. A row is loaded
 once, at three shifts, and added to the three output rows it touches: two partly summed rows are all that is carried.
@@ -107,16 +106,14 @@ def _normal(u):
 def _activate_kernel(
     z_ptr, w_ptr, bias_ptr, a_ptr, h_ptr, C, H, W_units,
     UNIT: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
-    BIAS: tl.constexpr, GELU: tl.constexpr, BACKWARD: tl.constexpr,
+    BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """a = u or gelu(u), u = the 3x3 of z; backward also h *= gelu'(u), in place."""
+    """a = gelu(u), u = the 3x3 of z; BACKWARD: also h *= gelu'(u), in place."""
     W = W_units * UNIT
     _, start, c, h0, w, tile = _strip(tl.program_id(0), C, H, W, ROWS, BLOCK_C, BLOCK_W)
     live = (c < C)[:, None]
     k00, k01, k02, k10, k11, k12, k20, k21, k22 = _load_weights(w_ptr, c, C, False)
-    bias = tl.zeros([BLOCK_C, 1], tl.float32)
-    if BIAS:
-        bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[:, None]
+    bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[:, None]
     z, end = z_ptr + start + tile, tl.minimum(H, h0 + ROWS + 1)
     left, mid, right = _load_row(z, h0 - 1, end, W, w, live)
     below = bias + k00 * left + k01 * mid + k02 * right  # of output row h0: what is there so far
@@ -131,13 +128,11 @@ def _activate_kernel(
         left, mid, right = _load_row(z, row + 2, end, W, w, live)  # a row ahead
         out = start + row * W + tile
         inside = live & (w < _width(row, 0, H, W))
-        if GELU:
-            density, half = _normal(u)
-            if BACKWARD:
-                h = tl.load(h_ptr + out, mask=inside, other=0.0).to(tl.float32)
-                tl.store(h_ptr + out, (h * (half + u * density)).to(h_ptr.dtype.element_ty), mask=inside)
-            u *= half
-        tl.store(a_ptr + out, u.to(a_ptr.dtype.element_ty), mask=inside)
+        density, half = _normal(u)
+        if BACKWARD:
+            h = tl.load(h_ptr + out, mask=inside, other=0.0).to(tl.float32)
+            tl.store(h_ptr + out, (h * (half + u * density)).to(h_ptr.dtype.element_ty), mask=inside)
+        tl.store(a_ptr + out, (u * half).to(a_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -211,17 +206,10 @@ def backward(
         torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
     _activate(z, dw_weight, dw_bias, a, h)
     gW, gb = products.gram_and_sum(g, a)
-    return *depthwise_backward(h, z, dw_weight), gW.reshape(pw_weight.shape), gb
+    return *_depthwise_backward(h, z, dw_weight), gW.reshape(pw_weight.shape), gb
 
 
-def depthwise(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The 3x3 of contiguous z (B, C, H, W) alone, weight (C, 1, 3, 3)."""
-    u = torch.empty_like(z)
-    _activate(z, weight, bias, u, gelu=False)
-    return u
-
-
-def depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """g in z's dtype -> the gradients of z, weight, bias; those of parameters in float32."""
     gz, C = torch.empty_like(z), z.shape[1]
     if is_fake(z):
@@ -234,17 +222,15 @@ def depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Te
     return gz, gk[:9].t().reshape(weight.shape), gk[9]
 
 
-def _activate(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, h: Tensor | None = None, gelu: bool = True
-) -> None:
-    """Writes the 3x3 of z to a, through gelu or not; h: also multiplies h by the derivative of gelu."""
+def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | None = None) -> None:
+    """Writes gelu of the 3x3 of z to a; with h also multiplies h by the derivative of gelu."""
     if is_fake(z):
         return
     strips, sizes, blocks = _strips(z, FORWARD_ROWS)
     launch(
         _activate_kernel, (strips * cdiv(z.shape[1], blocks["BLOCK_C"]),),
-        *(z, weight.contiguous(), z if bias is None else bias.contiguous(), a, a if h is None else h, *sizes),
-        **blocks, BIAS=bias is not None, GELU=gelu, BACKWARD=h is not None, num_warps=1,
+        *(z, weight.contiguous(), bias.contiguous(), a, a if h is None else h, *sizes),
+        **blocks, BACKWARD=h is not None, num_warps=1,
     )  # fmt: skip
 
 

@@ -1,0 +1,37 @@
+"""Is somebody recording or transforming what a module computes?"""
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+
+def is_traced() -> bool:
+    """Return True while code is traced (torch.compile, export, jit) or transformed (torch.func, forward mode).
+
+    >>> is_traced(), torch.func.grad(lambda x: x * is_traced())(torch.tensor(2.0))
+    (False, tensor(1.))
+    """
+    return torch.compiler.is_compiling() or _is_transformed()
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Return True if only plain torch operations can follow what happens to x.
+
+    That is so in torch.func, forward mode, torch.jit.trace and torch.export, and for subclasses of Tensor, fake tensors
+    among them. torch.compile takes registered operators as they are.
+    """
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return type(x) not in (Tensor, nn.Parameter) or _is_transformed()
+
+
+def _is_transformed() -> bool:
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return torch.jit.is_tracing()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a module has hooks, which would miss what an operator does in place of the module."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
