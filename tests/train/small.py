@@ -160,6 +160,7 @@ def run_signalled(config: RunConfig, folder: Path, step: int, number: int, group
         else:
             os.kill(os.getpid(), number)
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may themselves run under nohup, which ignores it
     with at_step(step, send):
         run(config, folder)
 
