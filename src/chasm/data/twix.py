@@ -50,7 +50,7 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
         patient = config.get("PatientID") or config.get("tPatientID") or ""
     if trajectory != _CARTESIAN:
         raise fault(file, "ucTrajectory", f"{trajectory}: only Cartesian data can be read (1)")
-    if not str(patient).strip("x "):  # blanked by whoever passed the file on
+    if not str(patient).strip("x "):  # blanked before the file was passed on
         patient = ""
     noise: list[np.ndarray] = []
     left_out: Counter[str] = Counter()

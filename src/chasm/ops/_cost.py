@@ -1,4 +1,4 @@
-"""What an operator tells `chasm.count` about itself. Nothing happens while nobody counts.
+"""What an operator tells `chasm.count` about itself. Nothing happens unless a count is running.
 
 with counted_as("scan", macs=L * (9 * D * N + D)):   # this number, whatever runs inside
     y = ...
@@ -51,7 +51,7 @@ class Tally:
             self._label, self._muted = before
 
 
-TALLY: Tally | None = None  # where operators report to; None while nobody counts
+TALLY: Tally | None = None  # where operators report to; None unless a count is running
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def refuse_to_overwrite(outputs: Iterable[OutputFiles], inputs: Iterable[Path], 
     Args:
         outputs: what will be written.
         inputs: what is read. A link to an input counts as the input.
-        force: whether files that are no inputs may be replaced, whoever wrote them.
+        force: whether files that are no inputs may be replaced even if chasm did not write them.
     """
     read = {_identity(file) for file in inputs if file.exists()}
     for files in outputs:
