@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from chasm.common.cost import Tally, measuring
 from chasm.ops import orthogonal_basis, skew
-from chasm.ops._cost import Tally, measuring
 from chasm.ops.basis import _NODES, _WEIGHTS, channels_of
 
 NORMS = [0.0, 1e-3, 1.0, 30.0, 100.0]

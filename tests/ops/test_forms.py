@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chasm import CHASM, ops
+from chasm.common.cost import Tally, measuring
 from chasm.ops import AxisOperator, reference
-from chasm.ops._cost import Tally, measuring
 from chasm.ops.forms import fft
 from helpers import pairwise
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import chasm.ops.selective_scan as package
-from chasm.ops._cost import Tally, measuring
+from chasm.common.cost import Tally, measuring
 from chasm.ops.selective_scan import choose_form, chunked, selective_scan
 from chasm.ops.selective_scan.op import scan
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.cost import counted_as
 from chasm.mixers import create_mixer
-from chasm.ops._cost import counted_as
 from chasm.ops.library import constant
 from chasm.surgery.count import Cost, count, count_parameters
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chasm.common.cost import counted_as
 from chasm.common.precision import autocast_dtype
 from chasm.common.tracing import has_hooks, is_transformed
-from chasm.ops._cost import counted_as
 from chasm.ops.block import Chain, can_join_layers
 from chasm.ops.kernels.layout import is_channels_last
 

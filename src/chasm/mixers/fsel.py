@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.cost import counted_as
 from chasm.common.registry import suggest
 from chasm.common.tracing import has_hooks
 from chasm.mixers._spectral import full_precision, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops._cost import counted_as
 
 
 def squeeze_gate(channels: int, hidden: int, **like: Any) -> nn.Sequential:

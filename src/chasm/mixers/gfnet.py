@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.cost import counted_as
 from chasm.common.tracing import is_traced
 from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops._cost import counted_as
 
 
 def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:

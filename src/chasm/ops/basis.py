@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chasm.common.cost import counted_as
 from chasm.common.tracing import is_transformed
-from chasm.ops._cost import counted_as
 from chasm.ops.kernels import has_triton
 from chasm.ops.library import Operator, constant, is_fake, wants_gradient
 from chasm.ops.operators import at_least_float32

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from chasm.ops._cost import counted_as
+from chasm.common.cost import counted_as
 from chasm.ops.library import constant
 from chasm.ops.operators import at_least_float32, exact_product
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from chasm.common import cost
 from chasm.common.tracing import is_traced
-from chasm.ops import _cost
 
 _LIBRARY = torch.library.Library("chasm", "FRAGMENT")
 
@@ -41,7 +41,7 @@ class Operator:
     def without_autograd(self, *args: Any) -> Any:
         """Calls the operator below autograd; while `chasm.count` counts, the function whose arithmetic it can see."""
         with torch._C._AutoDispatchBelowADInplaceOrView():  # nor are results taken for views of something else
-            return self.op(*args) if _cost.TALLY is None else self.function(*args)
+            return self.op(*args) if cost.TALLY is None else self.function(*args)
 
 
 def is_fake(x: Tensor) -> bool:
@@ -85,7 +85,7 @@ def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
     found = _CONSTANTS.get(key)
     if found is None:
         # Usable later in any mode, and no part of what a step costs.
-        with torch.inference_mode(False), torch.no_grad(), _cost.counted_as("constant", macs=0):
+        with torch.inference_mode(False), torch.no_grad(), cost.counted_as("constant", macs=0):
             found = make(device, *args)
         if not is_traced() and not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
             _CONSTANTS[key] = found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, gelu
 
-from chasm.ops._cost import counted_as
+from chasm.common.cost import counted_as
 from chasm.ops.forms.circulant import channel_product, product_sum
 from chasm.ops.kernels import has_triton, is_interpreted
 from chasm.ops.kernels.layout import contiguous

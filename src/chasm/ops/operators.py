@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from chasm.common.cost import counted_as
 from chasm.common.tracing import is_transformed
-from chasm.ops._cost import counted_as
 from chasm.ops.kernels import has_triton
 from chasm.ops.library import wants_gradient
 

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from chasm.ops._cost import Tally, measuring
+from chasm.common.cost import Tally, measuring
 
 aten = torch.ops.aten
 _FUSED_ATTENTION = (

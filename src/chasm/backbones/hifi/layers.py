@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chasm.ops._cost import counted_as
+from chasm.common.cost import counted_as
 from chasm.ops.library import constant
 
 

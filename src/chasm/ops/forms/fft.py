@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chasm.ops._cost import counted_as
+from chasm.common.cost import counted_as
 from chasm.ops.forms.base import Form, Passes, matrices
 from chasm.ops.kernels import has_triton
 from chasm.ops.kernels.launch import is_large_card

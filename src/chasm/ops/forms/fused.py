@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chasm.ops._cost import counted_as
+from chasm.common.cost import counted_as
 from chasm.ops.forms.base import Form, Passes
 from chasm.ops.forms.triton import Circulants, channel_product, circulant_pass, make_circulants
 from chasm.ops.gains import impulse_response

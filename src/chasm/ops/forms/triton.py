@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chasm.ops._cost import counted_as
+from chasm.common.cost import counted_as
 from chasm.ops.forms.base import Form, Passes
 from chasm.ops.gains import impulse_response, impulse_response_adjoint
 from chasm.ops.kernels.layout import contiguous

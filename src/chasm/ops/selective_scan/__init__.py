@@ -21,8 +21,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from chasm.common.cost import counted_as
 from chasm.common.registry import suggest
-from chasm.ops._cost import counted_as
 from chasm.ops.selective_scan.op import scan
 from chasm.ops.selective_scan.reference import sequential_scan
 
