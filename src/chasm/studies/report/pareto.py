@@ -100,11 +100,23 @@ def _panel(ax: Any, points: Sequence[tuple[Point, float]], labels: dict[str, str
             zorder=3 if p.arm == "chasm" else 2,
             label=f"{labels[p.arm]} {p.score:.1f}" if low else labels[p.arm],
         )
-    costs = [cost for _, cost in points if cost > 0]
-    if costs and max(costs) > 30 * min(costs):  # over fewer decades a logarithmic axis would have too few numbers
-        ax.set_xscale("symlog", linthresh=min(costs))
+    _logarithmic(ax, [cost for _, cost in points])
     ax.margins(x=0.10, y=0.14)
     axis_style(ax, "both")
+
+
+def _logarithmic(ax: Any, costs: Sequence[float]) -> None:
+    """Make the cost axis logarithmic where costs spread widely; a cost of zero keeps a place at its left end."""
+    some = [cost for cost in costs if cost > 0]
+    if not some or max(some) <= 30 * min(some):
+        return
+    ax.set_xscale("symlog", linthresh=min(some), linscale=0.5)
+    decades = range(math.floor(math.log10(min(some))), math.ceil(math.log10(max(some))) + 1)
+    steps = (1,) if len(decades) > 4 else (1, 3)
+    ticks = [step * 10.0**d for d in decades for step in steps if min(some) <= step * 10.0**d <= max(some)]
+    ticks = [0.0] * (min(costs) == 0) + ticks
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
 
 
 def _place_labels(ax: Any) -> None:
