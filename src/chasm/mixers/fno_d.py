@@ -85,7 +85,7 @@ class FNOD(Mixer):
 
     Args:
         channels: C.
-        size: not used; nothing here depends on the size of a map.
+        size: (H, W) of the maps it is meant for. No weight depends on it; it says which modes they have.
         modes: (m1, m2), the modes kept along H and W.
         deform: whether to deform the map first; False gives the plain dense FNO layer.
         device: where the parameters are made.
@@ -115,6 +115,7 @@ class FNOD(Mixer):
     ) -> None:
         super().__init__()
         self.channels = channels
+        self.size = None if size is None else check_pair("size", size)
         self.spectral = SpectralConv(channels, channels, modes, device=device, dtype=dtype)
         self.bypass = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
         self.project = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)

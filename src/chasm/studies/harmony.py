@@ -5,7 +5,8 @@ The operators M(k), complex or real C x C matrices, one per frequency k:
 CHASM  U_k diag(lambda_k) U_k^T at the bins of each axis. A shared basis is one U for all k: every measure is zero.
 FNO-D  The dense complex matrix of the mode (k, 0) along height and (0, k) along width. On real maps (k, 0) acts as the
        mean of its own matrix and the conjugate of that of (-k, 0), so that is taken. Modes off the two axes are not
-       looked at, nor is what acts on no single frequency: the deformation before the layer, the convolutions around it.
+       looked at, nor those that maps of its size do not have, nor what acts on no single frequency: the deformation
+       before the layer, and the convolutions around it.
 
 A matrix near the identity commutes with anything, so a core that has hardly moved looks harmonious. Two of the measures
 are therefore also taken of the mixing part M(k) - tr(M(k)) / C: the operator without its mean gain.
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from chasm.mixers.chasm import CHASM
-from chasm.mixers.fno_d import FNOD, SpectralConv
+from chasm.mixers.fno_d import FNOD
 from chasm.surgery.harmonise import FrequencyOperators, frequency_operators, joint_basis, multiplicities
 
 # More sweeps lower the energy off the diagonals by a few per cent of it, and many channels take minutes for each: so
@@ -70,7 +71,7 @@ def axis_operators(mixer: nn.Module) -> dict[str, FrequencyOperators]:
         if isinstance(module, CHASM):
             return frequency_operators(module)
         if isinstance(module, FNOD):
-            return _mode_operators(module.spectral)
+            return _mode_operators(module)
     name = type(getattr(mixer, "mixer", mixer)).__name__  # what a slot holds, where it adds a residual
     raise ValueError(f"expected CHASM or FNO-D, which have a channel operator per frequency, got {name}: it has none")
 
@@ -189,12 +190,17 @@ def _mean_over_pairs(values: Tensor) -> float:
 
 
 @torch.no_grad()
-def _mode_operators(spectral: SpectralConv) -> dict[str, FrequencyOperators]:
-    """The modes of an FNO layer on the two frequency axes; those of DC are real."""
+def _mode_operators(mixer: FNOD) -> dict[str, FrequencyOperators]:
+    """The modes of an FNO layer on the frequency axes that maps of its size have; real at DC and Nyquist."""
     # Stored as (in, out, rows, columns, 2); M maps channels in to channels out.
-    stored = (torch.view_as_complex(r.double().cpu()) for r in (spectral.r_pos, spectral.r_neg))
+    stored = (torch.view_as_complex(r.double().cpu()) for r in (mixer.spectral.r_pos, mixer.spectral.r_neg))
     positive, negative = (R.permute(2, 3, 1, 0) for R in stored)
     below = negative[:, 0].flip(0)  # rows -1, -2, ..
     height = (positive[:, 0] + torch.cat([positive[:1, 0], below[:-1]]).conj()) / 2
     width = torch.cat([height[:1], positive[0, 1:]])
+    if mixer.size is not None:
+        H, W = mixer.size
+        height, width = height[: (H + 1) // 2], width[: W // 2 + 1]
+        if 2 * (len(width) - 1) == W:
+            width[-1] = width[-1].real
     return {axis: FrequencyOperators(M, torch.linalg.eig(M)[1]) for axis, M in (("ch", height), ("cw", width))}

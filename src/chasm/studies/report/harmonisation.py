@@ -1,6 +1,5 @@
 """The section about harmonisation: do the operators of a run share a basis, and what is lost with a shared one?"""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -8,12 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from chasm.common.files import read_json
-from chasm.mixers import Mixer, create_mixer
-from chasm.mixers.chasm import AXES
 from chasm.studies.comparisons import FOCUS
 from chasm.studies.harmony import Harmony, measure_harmony
 from chasm.studies.projection import harmonised_folder
@@ -22,6 +18,7 @@ from chasm.studies.report import text
 from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
 from chasm.studies.report.figures import INK, new_figure, source
 from chasm.studies.statistics import difference
+from chasm.train.run import load_run
 
 TEXT = (
     "CHASM gives all frequencies of an axis one basis. An untied basis and FNO-D need not have one: here is how far "
@@ -47,7 +44,13 @@ def harmonisation(results: Results, root: Path | None) -> Section | None:
         rows = [r for r in results.rows_of(setting, host) if _may_differ(results, r) or r.arm == FOCUS]
         if not any(_may_differ(results, r) for r in rows):
             continue
-        measured = {r.arm: found for r in rows if (found := _measured(results, r, root))}
+        measured = {}
+        for row in rows:
+            try:
+                if found := _measured(results, row, root):
+                    measured[row.arm] = found
+            except ValueError as e:  # weights that cannot be read: the other methods are shown
+                section.text.append(f"{results.label(row)} is missing here: {e}.")
         if not any(_may_differ(results, r) for r in rows if r.arm in measured):
             continue
         labels = {r.arm: results.label(r) for r in rows}
@@ -60,33 +63,6 @@ def harmonisation(results: Results, root: Path | None) -> Section | None:
         section.items.append(Picture(picture, "commutators over pairs of frequencies", caption))
         section.items.append(_table(results, title, [r for r in rows if r.arm in measured], measured, root))
     return section if section.items else None
-
-
-def stored_mixers(weights: Mapping[str, Tensor], name: str, options: Mapping[str, Any]) -> list[Mixer]:
-    """Return the mixers in the slots of a run, from its weights alone.
-
-    Args:
-        weights: the tensors of weights.safetensors.
-        name: of the mixer in all slots: "chasm" or "fno-d".
-        options: those of the run's config.
-    """
-    slots: dict[int, dict[str, Tensor]] = {}
-    for key, value in weights.items():
-        if match := re.match(r"slots\.(\d+)\.(.+)", key):
-            slots.setdefault(int(match[1]), {})[match[2]] = value
-    mixers = []
-    for _, state in sorted(slots.items()):
-        own = dict(options)
-        if name == "chasm":
-            tables = {key.partition(".")[2]: t for key, t in state.items() if key.startswith("gain_table.")}
-            channels = next(iter(tables.values())).shape[1]
-            own["bins"] = tuple(len(tables[axis]) if axis in tables else 1 for axis in AXES[2])
-        else:
-            channels, own["modes"] = len(state["spectral.r_pos"]), tuple(state["spectral.r_pos"].shape[2:4])
-        mixer = create_mixer(name, channels, **own)
-        mixer.load_state_dict(state, strict=False)  # the spectral parameters are all that is looked at
-        mixers.append(mixer)
-    return mixers
 
 
 def figure(measured: Mapping[str, list[Harmony]]) -> str:
@@ -123,12 +99,11 @@ def _may_differ(results: Results, row: ArmResult) -> bool:
 
 def _measured(results: Results, row: ArmResult, root: Path) -> list[Harmony]:
     """All slots and axes of the first seed; nothing where its weights are not there."""
-    run = results.runs_of(row)[0]
-    weights = root / run.folder / "weights.safetensors"
-    if run.config is None or not weights.is_file():
+    folder = root / results.runs_of(row)[0].folder
+    if not (folder / "weights.safetensors").is_file():
         return []
-    mixers = stored_mixers(load_file(weights), run.config.mixer.name, run.config.mixer.options)
-    return [h for m in mixers for h in measure_harmony(m).values()]
+    slots: Any = load_run(folder).model.slots
+    return [h for slot in slots.values() for h in measure_harmony(slot).values()]
 
 
 def _table(
