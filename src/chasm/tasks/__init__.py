@@ -1,4 +1,4 @@
-"""Tasks: what a batch is, its loss, its metrics. Importing registers them under their names."""
+"""Tasks define what a batch is, its loss and its metrics. Importing this package registers them by name."""
 
 from chasm.tasks.base import TASKS as TASKS
 from chasm.tasks.base import Task as Task

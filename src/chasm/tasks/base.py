@@ -1,11 +1,11 @@
-"""What a task is: how raw images become a batch, what is minimised, what is reported.
+"""The interface of a task: how raw images become a batch, which loss is minimised, which scores are reported.
 
 task = create_task("reconstruction", sampling=Sampling(acceleration=8))
 batch = task.prepare(raw.image, raw.label, raw.case)           # on the device of raw.image
 output = model(batch.input, **batch.physics)
 loss = task.loss(output, batch)
 meter = Meter(task.protocol)
-meter.add(task.scores(output, batch), batch.case)              # and with task.reference(batch)
+meter.add(task.scores(output, batch), batch.case)              # score task.reference(batch) the same way
 print(meter.summary())
 """
 
@@ -22,54 +22,116 @@ from chasm.tasks.metrics import Protocol, Rows
 
 @dataclass(slots=True)
 class TaskBatch:
-    """A batch ready for a model, all tensors on one device."""
+    """A batch ready for a model, all tensors on one device.
 
-    input: Tensor  # (B, C, H, W) real
-    target: Tensor  # (B, C, H, W) real, or (B, H, W) int64 labels
+    Attributes:
+        input: input of the model, (B, C, H, W) real.
+        target: (B, C, H, W) real, or (B, H, W) int64 labels.
+        case: name of the case (patient, volume, picture) of each image.
+        mask: sampling mask, (1, 1, 1, W) zeros and ones; None without undersampling.
+        maps: coil sensitivities, (B, Q, H, W) complex; None with one coil.
+        measured: k-space under the mask, (B, Q, H, W) complex; None with one coil.
+        low: offset that `prepare` took off, (B, C, 1, 1): target = (image - low) / scale.
+        scale: factor that `prepare` divided by, (B, C, 1, 1).
+    """
+
+    input: Tensor
+    target: Tensor
     case: Sequence[str] = ()
-    mask: Tensor | None = None  # (1, 1, 1, W) zeros and ones
-    maps: Tensor | None = None  # (B, Q, H, W) complex, several coils only
-    measured: Tensor | None = None  # (B, Q, H, W) complex k-space under the mask, several coils only
-    low: Tensor | None = None  # (B, C, 1, 1): target = (image - low) / scale
-    scale: Tensor | None = None  # (B, C, 1, 1)
+    mask: Tensor | None = None
+    maps: Tensor | None = None
+    measured: Tensor | None = None
+    low: Tensor | None = None
+    scale: Tensor | None = None
 
     @property
     def physics(self) -> dict[str, Tensor | None]:
-        """The keywords every backbone takes; those without data consistency ignore them."""
+        """The keyword arguments that every backbone takes. Backbones without data consistency ignore them."""
         return {"mask": self.mask, "maps": self.maps, "measured": self.measured}
 
     def in_units(self, x: Tensor) -> Tensor:
-        """Back from the scale of the target to that of the data."""
+        """Convert x from the scale of the target to the units of the data.
+
+        Args:
+            x: images on the scale of the target, (B, C, H, W).
+
+        Returns:
+            x * scale + low, or x itself if the task did not rescale the data.
+        """
         return x if self.low is None or self.scale is None else x * self.scale + self.low
 
 
 class Task(ABC):
-    """Says what a batch is, its loss and its scores; holds no tensors and no random state."""
+    """Defines what a batch is, its loss and its scores. A task holds no tensors and no random state.
+
+    Attributes:
+        protocol: defines the scores.
+        residual: True if input and output are images of the same kind, so that a model may add its input to its
+            output.
+    """
 
     protocol: Protocol
-    residual: ClassVar[bool]  # whether the output lives in the space of the input, so that a model may add it
+    residual: ClassVar[bool]
 
     @abstractmethod
     def channels(self, modalities: int) -> tuple[int, int]:
-        """Input and output channels of a model, for images of that many modalities."""
+        """Return the input and output channels of a model.
+
+        Args:
+            modalities: number of channels of the raw images.
+        """
 
     @abstractmethod
     def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
-        """Raw images (B, M, H, W), and labels (B, H, W) -> batch, computed where the images are."""
+        """Turn raw images into a batch, on the device of the images.
+
+        Args:
+            image: raw images, (B, M, H, W).
+            label: label maps, (B, H, W), for tasks that need them.
+            case: name of the case of each image.
+
+        Returns:
+            The input and the target of a model, and the physics between them.
+
+        Raises:
+            ValueError: if the images do not suit the task.
+        """
 
     @abstractmethod
-    def loss(self, output: Tensor, batch: TaskBatch) -> Tensor: ...
+    def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
+        """Return the loss that training minimises, a scalar.
+
+        Args:
+            output: output of the model for ``batch.input``.
+            batch: from `prepare`.
+        """
 
     @abstractmethod
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
-        """One row per slice, for `Meter` of the task's protocol."""
+        """Return one row of scores per slice, for a `Meter` of the task's protocol.
+
+        Args:
+            output: output of the model for ``batch.input``.
+            batch: from `prepare`.
+        """
 
     def reference(self, batch: TaskBatch) -> Tensor | None:
-        """The output of doing nothing (zero-filled, bicubic): its scores stand beside every model's."""
+        """Return the output without a model (zero-filled, bicubic), which is scored beside every model.
+
+        Args:
+            batch: from `prepare`.
+
+        Returns:
+            An output that `scores` takes, or None if the task has no such reference.
+        """
         return None
 
     def report(self, width: int) -> dict[str, Any]:
-        """What a result at this image width should say about its task."""
+        """Return what metrics.json records about the task.
+
+        Args:
+            width: width of the images, which decides the mask.
+        """
         return {"protocol": self.protocol.name, "meaning": self.protocol.meaning}
 
 
@@ -78,5 +140,20 @@ register_task = TASKS.register
 
 
 def create_task(name: str, **options: Any) -> Task:
+    """Create a registered task.
+
+    Args:
+        name: name of the task: "reconstruction", "segmentation", "superres", or a registered one.
+        **options: arguments of the task's class.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: if the name or an option is unknown; the message suggests near ones.
+
+    >>> create_task("superres", factor=2).channels(3)
+    (3, 3)
+    """
     task: Task = TASKS.create(name, **options)
     return task

@@ -1,18 +1,19 @@
 """Image and overlap metrics, and the named protocols that fix what they mean.
 
-A PSNR says little without its data range and its unit: the same images differ by decibels between a slice's
-maximum, a volume's maximum and 1. So a number here belongs to a `Protocol` and prints with its name:
+A PSNR means little without its data range: the maximum of the slice, the maximum of the volume and 1 give values
+that differ by decibels for the same images. Every number therefore belongs to a `Protocol` and prints with its name:
 
 - ``hifi``: per slice, magnitude clamped to [0, 1], range = maximum of the target slice (which the task
   has scaled to [0, 1]).
 - ``fastmri``: per volume, in the units of the data: range = maximum of the target volume, PSNR and NMSE of
   the whole volume, SSIM the mean over its slices.
 - ``unit``: per image, clamped to [0, 1], range 1.
-- ``brats``: Dice and IoU of the regions of a whole case, a region empty in both counted as 1.
+- ``brats``: Dice and IoU of the regions of a whole case. A region that is empty in output and target scores 1.
 
-A slice gives a row of tensors (`Protocol.rows`), the rows of a case give its scores (`Protocol.case`), and
-`Meter` turns them into mean and standard deviation over cases. A slice whose target is zero everywhere has no PSNR and
-no NMSE: `hifi` and `unit` leave it out, `fastmri` leaves out a volume of such slices, and `Summary.blank` counts them.
+`Protocol.rows` turns each slice into a row of tensors, `Protocol.case` turns the rows of a case into its scores, and
+`Meter` computes mean and standard deviation over cases. A slice whose target is zero everywhere has no PSNR and no
+NMSE: `hifi` and `unit` leave it out, `fastmri` leaves out a volume in which all slices are blank, and `Summary.blank`
+counts the slices that were left out.
 """
 
 import math
@@ -28,11 +29,11 @@ from chasm.common.registry import suggest
 from chasm.common.text import counted
 
 Rows = dict[str, Tensor]  # each (B, ...): one row per slice
-BLANK = "blank"  # in rows, (B,) bool: True for slices that are counted, not scored
+BLANK = "blank"  # key in Rows, (B,) bool: True for slices that are counted but not scored
 
 
 def _exact(x: Tensor) -> Tensor:
-    """Sums of squares cancel in single precision; Apple's GPUs have no double."""
+    """Convert to float64, in which sums of squares do not cancel; to float32 on Apple GPUs, which have no float64."""
     return x.float() if x.device.type == "mps" else x.double()
 
 
@@ -45,28 +46,77 @@ def _pair(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error of each of (B, C, H, W): (B,)."""
+    """Mean squared error of each image.
+
+    Args:
+        output: images, (B, C, H, W).
+        target: images of the same shape.
+
+    Returns:
+        One number per image, (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, C, H, W).
+    """
     a, b = _pair(output, target)
     return (a - b).square().mean((1, 2, 3))
 
 
 def psnr(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
-    """10 log10(range^2 / MSE) of each of (B, C, H, W): (B,). Infinite for equal images."""
+    """Peak signal-to-noise ratio of each image: 10 log10(range^2 / MSE), infinite for equal images.
+
+    Args:
+        output: images, (B, C, H, W).
+        target: images of the same shape.
+        data_range: a number, or one per image, (B,).
+
+    Returns:
+        Decibels, (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, C, H, W).
+
+    >>> target = torch.ones(1, 1, 8, 8)
+    >>> psnr(target - 0.1, target, data_range=1).item()  # doctest: +ELLIPSIS
+    19.99...
+    """
     error = mse(output, target)
     return 10 * torch.log10(torch.as_tensor(data_range, device=error.device).to(error.dtype) ** 2 / error)
 
 
 def nmse(output: Tensor, target: Tensor) -> Tensor:
-    """|output - target|^2 / |target|^2 of each of (B, C, H, W): (B,)."""
+    """Normalised squared error of each image: |output - target|^2 / |target|^2.
+
+    Args:
+        output: images, (B, C, H, W).
+        target: images of the same shape.
+
+    Returns:
+        One number per image, (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, C, H, W).
+    """
     a, b = _pair(output, target)
     return (a - b).square().sum((1, 2, 3)) / b.square().sum((1, 2, 3))
 
 
 def ssim(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
-    """Structural similarity of each of (B, C, H, W): (B,), channels averaged.
+    """Structural similarity of each image, averaged over channels.
 
-    7x7 uniform window, sample covariance, K1 = 0.01, K2 = 0.03, windows inside the image only: scikit-image's
-    default. `data_range` is a number or (B,).
+    As scikit-image computes it by default: 7x7 uniform window, sample covariance, K1 = 0.01, K2 = 0.03, and only
+    windows that lie inside the image.
+
+    Args:
+        output: images, (B, C, H, W).
+        target: images of the same shape.
+        data_range: a number, or one per image, (B,).
+
+    Returns:
+        One number per image, (B,).
+
+    Raises:
+        ValueError: if the shapes differ or are not (B, C, H, W), or the images are smaller than the window.
     """
     a, b = _pair(output, target)
     window = 7
@@ -86,7 +136,16 @@ def ssim(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
 
 
 def overlap_counts(output: Tensor, target: Tensor, regions: Mapping[str, Sequence[int]]) -> Rows:
-    """Label maps (B, H, W) -> for each region (B, 3): pixels in both, in the output, in the target."""
+    """Count the pixels of each region.
+
+    Args:
+        output: label maps, (B, H, W).
+        target: label maps of the same shape.
+        regions: the classes of each region, by its name.
+
+    Returns:
+        For each region the pixels in both maps, in the output and in the target, (B, 3).
+    """
     rows = {}
     for name, classes in regions.items():
         members = torch.as_tensor(classes, device=output.device)
@@ -96,7 +155,17 @@ def overlap_counts(output: Tensor, target: Tensor, regions: Mapping[str, Sequenc
 
 
 def dice_iou(counts: Tensor) -> tuple[float, float]:
-    """Dice and IoU from (3,) counts in both, in the output, in the target; empty in both is 1."""
+    """Compute Dice and IoU of a region. A region that is empty in output and target scores 1.
+
+    Args:
+        counts: pixels in both maps, in the output and in the target, (3,).
+
+    Returns:
+        Dice and IoU.
+
+    >>> dice_iou(torch.tensor([1, 2, 2]))
+    (0.5, 0.3333333333333333)
+    """
     both, a, b = (float(c) for c in counts)
     if a + b == 0:
         return 1.0, 1.0
@@ -104,27 +173,55 @@ def dice_iou(counts: Tensor) -> tuple[float, float]:
 
 
 class Protocol:
-    """What a reported number means: its unit, its data range, its clamping."""
+    """Defines what a reported number means: its unit, its data range, its clamping.
+
+    Attributes:
+        name: name that prints with every number.
+        selection_metric: score that selects the best checkpoint; higher is better.
+        meaning: one line for reports.
+    """
 
     name: ClassVar[str]
-    better: ClassVar[str]  # the score that selects a checkpoint: higher is better
+    selection_metric: ClassVar[str]
     meaning: ClassVar[str]
 
     def rows(self, output: Tensor, target: Tensor) -> Rows:
-        """What one batch contributes, slice by slice."""
+        """Compute what each slice of a batch contributes to its case.
+
+        Args:
+            output: output of a model, on the scale that the protocol asks for.
+            target: target of the same shape.
+
+        Returns:
+            Tensors by name, each with one row per slice.
+        """
         raise NotImplementedError
 
     def case(self, rows: Rows) -> dict[str, float]:
-        """Return the scores of a case from the rows of its slices (here, their mean), or {} if there is none."""
+        """Compute the scores of a case; by default the mean over its slices.
+
+        Args:
+            rows: the rows of all its slices that are not blank.
+
+        Returns:
+            Scores by name, or {} if the case has none.
+        """
         return {k: v.mean().item() for k, v in rows.items()}
 
 
 class Unit(Protocol):
+    """Each image on its own, clamped to [0, 1], with data range 1."""
+
     name: ClassVar[str] = "unit"
-    better: ClassVar[str] = "psnr"
+    selection_metric: ClassVar[str] = "psnr"
     meaning: ClassVar[str] = "per image, clamped to [0, 1], data range 1"
 
     def data_range(self, target: Tensor) -> Tensor:
+        """Return the data range of each image, (B,).
+
+        Args:
+            target: images, (B, C, H, W).
+        """
         return torch.ones(len(target), device=target.device, dtype=target.dtype)
 
     def rows(self, output: Tensor, target: Tensor) -> Rows:
@@ -138,6 +235,8 @@ class Unit(Protocol):
 
 
 class HiFi(Unit):
+    """Each slice on its own, scaled to [0, 1] by the task, with the maximum of the target slice as data range."""
+
     name: ClassVar[str] = "hifi"
     meaning: ClassVar[str] = "per slice scaled to [0, 1], clamped, data range = maximum of the target slice"
 
@@ -147,8 +246,10 @@ class HiFi(Unit):
 
 
 class FastMRI(Protocol):
+    """Each volume in the units of the data, with the maximum of the target volume as data range."""
+
     name: ClassVar[str] = "fastmri"
-    better: ClassVar[str] = "psnr"
+    selection_metric: ClassVar[str] = "psnr"
     meaning: ClassVar[str] = "per volume in the units of the data, data range = maximum of the target volume"
 
     def rows(self, output: Tensor, target: Tensor) -> Rows:
@@ -171,10 +272,14 @@ BRATS_REGIONS: dict[str, tuple[int, ...]] = {"WT": (1, 2, 3), "TC": (1, 3), "ET"
 
 
 class Overlap(Protocol):
-    """Rows are pixel counts, summed over a case before any ratio is taken."""
+    """Dice and IoU of regions. Pixel counts are summed over a case before any ratio is taken.
+
+    Args:
+        regions: the classes of each region, by its name; WT, TC and ET of BraTS by default.
+    """
 
     name: ClassVar[str] = "brats"
-    better: ClassVar[str] = "dice"
+    selection_metric: ClassVar[str] = "dice"
     meaning: ClassVar[str] = "regions of a whole case from hard labels, empty in both = 1, mean over regions"
 
     def __init__(self, regions: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -193,10 +298,21 @@ class Overlap(Protocol):
         return scores
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit)}  # those of images
+PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit)}  # image protocols, by name
 
 
 def get_protocol(name: str) -> Protocol:
+    """Return an image protocol.
+
+    Args:
+        name: "hifi", "fastmri" or "unit".
+
+    Raises:
+        ValueError: if the name is unknown; the message suggests near ones.
+
+    >>> get_protocol("hifi").meaning
+    'per slice scaled to [0, 1], clamped, data range = maximum of the target slice'
+    """
     if name not in PROTOCOLS:
         raise ValueError(f"unknown metric protocol {name!r}: {suggest(name, PROTOCOLS)}")
     return PROTOCOLS[name]()
@@ -204,7 +320,11 @@ def get_protocol(name: str) -> Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Mean and (population) standard deviation over cases; prints with the protocol it was measured by."""
+    """Mean and population standard deviation over cases. Prints with the protocol it was measured by.
+
+    >>> print(Stat(mean=31.25, std=1.5, cases=4, protocol="hifi"))
+    31.25 ± 1.5 (hifi, 4 cases)
+    """
 
     mean: float
     std: float
@@ -217,7 +337,14 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of an evaluation: scores of every case, their statistics, and the number of blank slices left out."""
+    """The result of an evaluation: ``summary["psnr"]`` is the `Stat` of a score.
+
+    Attributes:
+        protocol: name of the protocol.
+        meaning: what the protocol measures, in one line.
+        per_case: scores of each case, by name.
+        blank: number of blank slices that were left out.
+    """
 
     protocol: str
     meaning: str
@@ -226,7 +353,7 @@ class Summary:
 
     @property
     def stats(self) -> dict[str, Stat]:
-        """Every score, by name."""
+        """The `Stat` of every score, by name."""
         return {k: self[k] for k in next(iter(self.per_case.values()))}
 
     def __getitem__(self, metric: str) -> Stat:
@@ -244,17 +371,32 @@ class Summary:
 
 
 def aggregate(per_case: Mapping[str, dict[str, float]], protocol: Protocol, blank: int = 0) -> Summary:
-    """Scores of cases -> their mean and standard deviation, under the protocol's name."""
+    """Summarise the scores of cases.
+
+    Args:
+        per_case: scores of each case, by name.
+        protocol: protocol that measured them.
+        blank: number of blank slices that were left out.
+
+    Returns:
+        The scores with their statistics.
+
+    Raises:
+        ValueError: if there is no case.
+    """
     if not per_case:
         raise ValueError(f"no case to summarise: {'every slice is blank' if blank else 'the split is empty'}")
     return Summary(protocol.name, protocol.meaning, dict(per_case), blank)
 
 
 class Meter:
-    """Collects rows slice by slice and closes a case when the next one begins.
+    """Collects rows slice by slice and scores a case when the next one begins.
 
-    The slices of a case must come one after another, as an unshuffled dataset gives them, so that only one
-    volume is held at a time.
+    The slices of a case must come one after another, in the order of an unshuffled dataset, so that the meter holds
+    only one volume at a time.
+
+    Args:
+        protocol: defines the scores.
     """
 
     def __init__(self, protocol: Protocol) -> None:
@@ -265,7 +407,15 @@ class Meter:
         self._rows: list[Rows] = []
 
     def add(self, rows: Rows, cases: Sequence[str]) -> None:
-        """The rows of a batch and the case of each."""
+        """Add the rows of a batch.
+
+        Args:
+            rows: from `Protocol.rows`.
+            cases: name of the case of each row.
+
+        Raises:
+            ValueError: if slices of a case come after those of another case.
+        """
         blank = rows[BLANK].tolist() if BLANK in rows else [False] * len(cases)
         for i, case in enumerate(cases):
             if case != self._case:
@@ -291,5 +441,9 @@ class Meter:
         return {case: scores for case, scores in self._scores.items() if scores}
 
     def summary(self) -> Summary:
-        """Return the scores of all cases and their statistics."""
+        """Return the scores of all cases and their statistics.
+
+        Raises:
+            ValueError: if no slice was scored.
+        """
         return aggregate(self.per_case(), self.protocol, self.blank)

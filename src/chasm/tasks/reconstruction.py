@@ -13,13 +13,24 @@ from chasm.tasks.metrics import FastMRI, Rows, get_protocol
 
 @register_task("reconstruction")
 class Reconstruction(Task):
-    """Input: zero-filled image, real and imaginary channels. Target: magnitude.
+    """Reconstructs magnitude images. The input is the zero-filled image as real and imaginary channels.
 
-    ``complex=False``, as published for HiFi-Mamba: each slice becomes a magnitude in [0, 1] by its minimum
-    and maximum, and k-space is re-synthesised from it. The phase is gone: easier than measured data.
-    ``complex=True``: complex images keep their phase and are scaled by the maximum of their magnitude.
-    Several coils are combined by sensitivities from the calibration centre; the target is their
-    root-sum-of-squares.
+    With ``complex=False``, as published for HiFi-Mamba, each slice becomes a magnitude that its minimum and maximum
+    scale to [0, 1], and k-space is synthesised from this magnitude. The phase is lost, which makes the task easier
+    than measured data. With ``complex=True`` complex images keep their phase and are divided by the maximum of their
+    magnitude. Several coils are combined with sensitivities estimated from the calibration centre, and the target is
+    their root-sum-of-squares.
+
+    Args:
+        sampling: kind of mask, acceleration and seed; its defaults if None.
+        complex: keep the phase of complex images.
+        protocol: name of the metric protocol, see `chasm.tasks.metrics`.
+
+    Raises:
+        ValueError: if the protocol is unknown.
+
+    >>> Reconstruction(Sampling(acceleration=8)).channels(modalities=1)
+    (2, 2)
     """
 
     residual = True
@@ -61,12 +72,12 @@ class Reconstruction(Task):
 
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
         magnitude, target = to_complex(output).abs(), batch.target
-        if isinstance(self.protocol, FastMRI):  # that protocol speaks of the data's own units
+        if isinstance(self.protocol, FastMRI):  # this protocol measures in the units of the data
             magnitude, target = batch.in_units(magnitude), batch.in_units(target)
         return self.protocol.rows(magnitude, target)
 
     def reference(self, batch: TaskBatch) -> Tensor:
-        """Zero-filled; with several coils, combined by their sensitivities."""
+        """Return the zero-filled image; several coils are combined with their sensitivities."""
         return batch.input
 
     def report(self, width: int) -> dict[str, Any]:
@@ -74,12 +85,22 @@ class Reconstruction(Task):
 
 
 def _magnitude(image: Tensor) -> Tensor:
-    """Real images as they are (modalities); complex ones (coils) as root-sum-of-squares."""
+    """Return the root-sum-of-squares of complex images (coils), and real images (modalities) unchanged."""
     return rss(image).float() if image.is_complex() else image.float()
 
 
 def min_max(image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each slice of (B, M, H, W) to [0, 1], its minimum, and the scale; a constant slice becomes zeros."""
+    """Scale each slice to [0, 1] by its minimum and maximum. A constant slice becomes zeros.
+
+    Args:
+        image: real images, (B, M, H, W).
+
+    Returns:
+        The scaled images, and ``low`` and ``scale``, both (B, M, 1, 1), with image = scaled * scale + low.
+
+    >>> [t.flatten().tolist() for t in min_max(torch.tensor([[[[1.0, 3.0]]]]))]
+    [[0.0, 1.0], [1.0], [2.0]]
+    """
     low, high = (v[..., None, None] for v in image.flatten(-2).aminmax(dim=-1))
     scale = torch.where(high > low, high - low, 1)
     return (image - low) / scale, low, scale

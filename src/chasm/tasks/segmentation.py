@@ -14,11 +14,22 @@ from chasm.tasks.metrics import BRATS_REGIONS, Overlap, Rows
 
 @register_task("segmentation")
 class Segmentation(Task):
-    """Input: every modality undersampled by one mask, real and imaginary channels. Output: class logits.
+    """Segments undersampled images. The input is every modality under one mask, as real and imaginary channels.
 
-    Modalities keep the scale the dataset gave them (BraTS: per volume, to [0, 1]). Loss: cross-entropy plus
-    soft Dice, equal weights. `regions` names the unions of classes that are scored: WT, TC and ET for four
-    classes, else each foreground class.
+    The output is one logit per class. Modalities keep the scale of the dataset (BraTS: each volume in [0, 1]). The
+    loss is cross-entropy plus soft Dice with equal weights.
+
+    Args:
+        sampling: kind of mask, acceleration and seed; its defaults if None.
+        classes: number of classes including the background.
+        regions: unions of classes that are scored, by name. By default WT, TC and ET for four classes, and each
+            foreground class otherwise.
+
+    Raises:
+        ValueError: if there are fewer than two classes.
+
+    >>> Segmentation(classes=3).channels(modalities=4)
+    (8, 3)
     """
 
     residual = False
@@ -67,10 +78,18 @@ class Segmentation(Task):
 
 
 def dice_loss(logits: Tensor, label: Tensor, smooth: float = 1e-5) -> Tensor:
-    """1 - soft Dice, mean over foreground classes: logits (B, K, H, W), label (B, H, W).
+    """Return 1 - soft Dice, averaged over the foreground classes.
 
-    Sums run over the whole batch, so that a class that a slice lacks still counts its false positives
-    (reading: the paper names the loss only).
+    Sums run over the whole batch, so that false positives of a class count even in slices without that class
+    (reading: the paper only names the loss).
+
+    Args:
+        logits: (B, K, H, W) for K classes, the background first.
+        label: (B, H, W) int64.
+        smooth: added to numerator and denominator, so that a class missing from the whole batch has a gradient.
+
+    Returns:
+        A scalar.
     """
     p = logits.softmax(1)[:, 1:]
     t = torch.stack([label == c for c in range(1, logits.shape[1])], dim=1).to(p.dtype)

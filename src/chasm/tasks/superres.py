@@ -1,4 +1,4 @@
-"""4x image reconstruction: from a bicubic reduction, rounded to 8 bits, back to the photograph; L1 on RGB."""
+"""Super-resolution: photographs are reduced (bicubic, rounded to 8 bits) and restored; the loss is L1 on RGB."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +14,20 @@ from chasm.tasks.metrics import Rows, get_protocol
 
 @register_task("superres")
 class SuperResolution(Task):
-    """Input: the reduced image enlarged again, both bicubic. Target: RGB in [0, 1]. No border is cut.
+    """Restores reduced photographs. The input is the reduced image, enlarged to its old size.
 
-    Reduction with antialiasing (the kernel is widened by the factor); both steps with the Catmull-Rom kernel,
-    a = -0.5, of Pillow and MATLAB. Torch has that kernel only under ``antialias=True``, else a = -0.75.
+    The target is RGB in [0, 1], and scores include the border. Both steps are bicubic with the Catmull-Rom kernel
+    (a = -0.5) of Pillow and MATLAB, which torch uses only with ``antialias=True`` (otherwise a = -0.75). The reduction
+    is antialiased: its kernel is as many times wider as the image gets smaller.
+
+    Args:
+        factor: how many times smaller the reduced image is in height and width.
+
+    Raises:
+        ValueError: if the factor is less than 2.
+
+    >>> SuperResolution(factor=4).prepare(torch.rand(1, 3, 16, 16)).input.shape
+    torch.Size([1, 3, 16, 16])
     """
 
     residual = True
@@ -47,7 +57,7 @@ class SuperResolution(Task):
         return self.protocol.rows(output, batch.target)
 
     def reference(self, batch: TaskBatch) -> Tensor:
-        """Bicubic."""
+        """Return the image that bicubic interpolation enlarged."""
         return batch.input
 
     def report(self, width: int) -> dict[str, Any]:

@@ -308,23 +308,26 @@ class Trainer:
         return self.ema if self.ema is not None else self.model.state_dict()
 
     def validate(self) -> None:
-        """Score the validation split on every process (each needs the answer), keep the weights when they are best."""
+        """Score the validation split, and save the weights if they are the best so far.
+
+        Every process scores the whole split, since every process needs the result.
+        """
         self._check_weights()
-        kept = None
+        trained = None
         if self.ema is not None:
-            kept = {k: v.clone() for k, v in self.model.state_dict().items()}
+            trained = {k: v.clone() for k, v in self.model.state_dict().items()}
             self.model.load_state_dict(self.ema)
-        # Scores are in float32 and without gradients: another graph, which is not worth compiling.
+        # Scoring runs in float32 and without gradients, which would be a second graph to compile.
         with torch.compiler.set_stance("force_eager") if self.t.compile else nullcontext():
             summary = score(self.model, self.task, self.data["val"], self.device, self.t.batch, self.t.workers)
         assert summary is not None
-        if kept is not None:
-            self.model.load_state_dict(kept)
+        if trained is not None:
+            self.model.load_state_dict(trained)
         values = {k: s.mean for k, s in summary.stats.items()}
-        better = self.task.protocol.better
+        metric = self.task.protocol.selection_metric
         self._record({"step": self.step, **{f"val_{k}": v for k, v in values.items()}})
-        self.progress.validated(f"{better} {values[better]:.4g}")
-        value = values[better] if math.isfinite(values[better]) else None  # as a checkpoint keeps it
+        self.progress.validated(f"{metric} {values[metric]:.4g}")
+        value = values[metric] if math.isfinite(values[metric]) else None  # JSON has no NaN
         best = self.best["score"]
         if self.best["step"] < 0 or (value is not None and (best is None or value > best)):
             self.best = {"step": self.step, "score": value, "values": values}
