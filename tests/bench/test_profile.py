@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from chasm.backbones.hifi import consistency, ssm
+from chasm.backbones.hifi import ssm
+from chasm.backbones.measurement import Measurement
 from chasm.bench import profile
 
 
@@ -45,7 +46,7 @@ def test_numbers_add_up(found: dict) -> None:
 
 def test_functions_are_put_back(found: dict) -> None:
     assert ssm.selective_scan.__module__ == "chasm.ops.selective_scan"
-    assert consistency.Measurement.enforce.__module__ == "chasm.backbones.hifi.consistency"
+    assert Measurement.enforce.__module__ == "chasm.backbones.measurement"
 
 
 def test_an_empty_slot_is_nothing() -> None:

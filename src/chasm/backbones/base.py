@@ -5,7 +5,7 @@
     y, aux = model(x, mask=mask, return_aux=True)          # aux: the host's own loss (V2's balance), else 0
 
 `x` is (B, in_channels, H, W), for MRI the zero-filled image as real and imaginary channels. The physics
-arguments are keywords: HiFi-Mamba uses them for data consistency, U-Net and ViT have none and ignore them.
+arguments are keywords: HiFi-Mamba uses them for data consistency, U-Net and ViT where `data_consistency` is set.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chasm.backbones.measurement import Measurement
 from chasm.common.registry import Registry
 from chasm.mixers import create_slot
 
@@ -62,22 +63,31 @@ register_backbone = BACKBONES.register
 
 
 class ImageBackbone(Backbone):
-    """A host without physics: y = net(x), plus x itself where `global_residual`.
+    """A network from image to image: y = net(x), plus x itself where `global_residual`.
 
-    `global_residual=None` adds it when input and output channels agree. Sizes that `multiple` does not
-    divide, or below `smallest`, are padded at the bottom and right, and cropped back.
+    `global_residual=None` adds it when input and output channels agree. With `data_consistency` the k-space of y is
+    then replaced where it was measured; x and y are complex images as pairs of channels. Sizes that `multiple` does
+    not divide, or below `smallest`, are padded at the bottom and right, and cropped back.
     """
 
     multiple: int
     smallest: int
 
-    def __init__(self, in_channels: int, out_channels: int, global_residual: bool | None) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, global_residual: bool | None, data_consistency: bool
+    ) -> None:
         super().__init__(in_channels, out_channels)
         self.global_residual = in_channels == out_channels if global_residual is None else global_residual
         if self.global_residual and in_channels != out_channels:
             raise ValueError(
                 f"a global residual needs equal channels, got in_channels={in_channels} and "
                 f"out_channels={out_channels}: pass global_residual=False"
+            )
+        self.data_consistency = data_consistency
+        if data_consistency and (in_channels != out_channels or in_channels % 2):
+            raise ValueError(
+                "data consistency needs complex images in and out, two channels each, got "
+                f"in_channels={in_channels} and out_channels={out_channels}: pass data_consistency=False"
             )
 
     def net(self, x: Tensor) -> Tensor:
@@ -88,7 +98,10 @@ class ImageBackbone(Backbone):
     ) -> tuple[Tensor, Tensor]:
         H, W = x.shape[-2:]
         y = self.net(pad_to_multiple(x, self.multiple, self.smallest))[..., :H, :W]
-        return (x + y if self.global_residual else y), x.new_zeros(())
+        y = x + y if self.global_residual else y
+        if self.data_consistency:
+            y = Measurement.of(x, mask, maps, measured).enforce(y)
+        return y, x.new_zeros(())
 
 
 def padded_size(size: Sequence[int], multiple: int, smallest: int) -> Size:

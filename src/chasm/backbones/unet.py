@@ -9,7 +9,8 @@ Readings, since the CHASM paper names the host and its multiply-adds only: width
 1x1 shortcut around every decoder block (`dec_shortcut`: 12.59 G multiply-adds at 256 x 256 with it, 12.05 G
 without; the paper's Baseline has 12.56 G); slots after the blocks of levels 2, 3 and the bottleneck (128
 channels at 1/4, 256 at 1/8, 512 at 1/16 resolution), feeding both skip and pooling; a global residual where
-input and output channels agree; no data consistency. 7,930,498 parameters, 7,756,418 without the shortcut.
+input and output channels agree; no data consistency (`data_consistency` adds HiFi-Mamba's). 7,930,498
+parameters, 7,756,418 without the shortcut.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,8 @@ def norm_act(x: Tensor) -> Tensor:
 class UNet(ImageBackbone):
     """Level l has width * 2^l channels at size / 2^l; level `depth` is the bottleneck.
 
-    `levels` are those with a slot. The mask, maps and measurements of the common call are ignored.
+    `levels` are those with a slot. `data_consistency` ends with the measured k-space put back; without it the mask,
+    maps and measurements of the common call are ignored.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class UNet(ImageBackbone):
         levels: Sequence[int] = (2, 3, 4),
         dec_shortcut: bool = True,
         global_residual: bool | None = None,
+        data_consistency: bool = False,
     ) -> None:
-        super().__init__(in_channels, out_channels, global_residual)
+        super().__init__(in_channels, out_channels, global_residual, data_consistency)
         if unknown := [level for level in levels if level not in range(depth + 1)]:
             raise ValueError(f"levels of a U-Net of depth {depth} are 0 to {depth}, got {unknown}")
         self.multiple = 2**depth

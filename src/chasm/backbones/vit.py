@@ -9,7 +9,8 @@ patch 8 with the head below (11.48 G multiply-adds without the attention product
 11.54 G); the slot is the attention branch of blocks 6 and 12, X <- X + mixer(LN X) on the (B, C, H, W) view.
 That location follows from the paper's table, in which the Baseline costs four C x C products per token of two
 blocks more than a free mixer. The Baseline ("identity" or None) keeps attention. The block supplies the
-identity path, so mixers come without theirs. Global residual, no data consistency. 10,318,210 parameters.
+identity path, so mixers come without theirs. Global residual, no data consistency (`data_consistency` adds
+HiFi-Mamba's). 10,318,210 parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,8 +62,8 @@ class Block(nn.Module):
 class ViT(ImageBackbone):
     """`slot_blocks` (1-based) are the blocks whose attention a mixer replaces.
 
-    The position table is made for `size` and interpolated elsewhere. The mask, maps and measurements of the
-    common call are ignored.
+    The position table is made for `size` and interpolated elsewhere. `data_consistency` ends with the measured k-space
+    put back; without it the mask, maps and measurements of the common call are ignored.
     """
 
     def __init__(
@@ -81,8 +82,9 @@ class ViT(ImageBackbone):
         head_width: int = 32,
         slot_blocks: Sequence[int] = (6, 12),
         global_residual: bool | None = None,
+        data_consistency: bool = False,
     ) -> None:
-        super().__init__(in_channels, out_channels, global_residual)
+        super().__init__(in_channels, out_channels, global_residual, data_consistency)
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
         if unknown := [block for block in slot_blocks if block not in range(1, depth + 1)]:

@@ -16,8 +16,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import chasm
 from chasm.backbones import HiFiMamba
-from chasm.backbones.hifi import blocks, consistency, layers, ssm
+from chasm.backbones.hifi import blocks, layers, patches, ssm
 from chasm.backbones.hifi.kernels import norm
+from chasm.backbones.measurement import Measurement
 from chasm.bench import hosts
 from chasm.bench.clock import synchronize
 from chasm.tasks import Reconstruction, TaskBatch
@@ -32,8 +33,8 @@ PARTS: dict[type[nn.Module], str] = {
     ssm.ModulatedSSM: "state-space layer around the scan",
     layers.ChannelNorm: "layer norms",
     blocks.ChannelGate: "channel gates",
-    consistency.PatchEmbed: "patches in and out",
-    consistency.ToImage: "patches in and out",
+    patches.PatchEmbed: "patches in and out",
+    patches.ToImage: "patches in and out",
 }
 BY_PART = {
     "part": "part",
@@ -67,16 +68,16 @@ def mark(model: nn.Module) -> None:
 @contextmanager
 def marked_functions() -> Iterator[None]:
     """The parts that are no modules."""
-    scan, enforce, low_pass = ssm.selective_scan, consistency.Measurement.enforce, blocks.low_pass
+    scan, enforce, low_pass = ssm.selective_scan, Measurement.enforce, blocks.low_pass
     ssm.selective_scan = marked("selective scan", scan)
     blocks.low_pass = marked("low-pass filter", low_pass)
-    consistency.Measurement.enforce = marked("data consistency", enforce)  # type: ignore[method-assign]
+    Measurement.enforce = marked("data consistency", enforce)  # type: ignore[method-assign]
     try:
         yield
     finally:
         ssm.selective_scan = scan
         blocks.low_pass = low_pass
-        consistency.Measurement.enforce = enforce  # type: ignore[method-assign]
+        Measurement.enforce = enforce  # type: ignore[method-assign]
 
 
 def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from chasm.backbones.hifi.blocks import (
     HiFiBlock,
     InvertedBottleneck,
 )
-from chasm.backbones.hifi.consistency import Measurement, PatchEmbed, ToImage
 from chasm.backbones.hifi.experts import MixtureOfExperts, MoEBlock
 from chasm.backbones.hifi.layers import LOW_PASS, low_pass, low_pass_filters
+from chasm.backbones.hifi.patches import PatchEmbed, ToImage
 from chasm.backbones.hifi.ssm import ModulatedSSM
+from chasm.backbones.measurement import Measurement
 from chasm.mixers import batched_bases
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
 from chasm.ops.selective_scan.reference import sequential_scan

@@ -31,9 +31,10 @@ from torch.utils.checkpoint import checkpoint
 
 from chasm.backbones.base import Backbone, Size, make_slots, padded_size, register_backbone
 from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
-from chasm.backbones.hifi.consistency import Measurement, PatchEmbed, ToImage
 from chasm.backbones.hifi.experts import MoEBlock
 from chasm.backbones.hifi.layers import ChannelNorm, Filters, low_pass_filters
+from chasm.backbones.hifi.patches import PatchEmbed, ToImage
+from chasm.backbones.measurement import Measurement
 
 
 def in_slot(slot: nn.Module, x: Tensor) -> Tensor:

@@ -1,45 +1,17 @@
-"""Between features and the measured image: patches in, patches out, and hard data consistency.
+"""Hard data consistency: the k-space of an image is replaced where it was measured.
 
-Padding concerns features only. The image that meets k-space always has the size that was measured, so the
-measured lines are kept to rounding at any size.
+    K = F(S image);  K <- measured where the mask is set;  sum_coils conj(S) F^-1(K)
+
+F is the centred Fourier transform and S are the coil sensitivities, 1 for a single coil. It runs in float32, under
+autocast too.
 """
 
 from typing import NamedTuple
 
 import torch
-from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
-from chasm.backbones.base import Size, pad_to_multiple
-from chasm.backbones.hifi.layers import ChannelNorm, Pointwise
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
-
-
-class PatchEmbed(nn.Module):
-    """Image (B, 2, H, W) -> LN(patch conv), (B, C, h, w) with h, w even, as the low-pass filters need."""
-
-    def __init__(self, width: int, patch: int) -> None:
-        super().__init__()
-        self.multiple = 2 * patch
-        self.smallest = 4 * patch  # the binomial filter reflects two positions
-        self.conv = nn.Conv2d(2, width, patch, stride=patch)
-        self.norm = ChannelNorm(width)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.norm(self.conv(pad_to_multiple(image, self.multiple, self.smallest)))
-
-
-class ToImage(nn.Module):
-    """Features (B, C, h, w) -> image (B, 2, H, W), a token's patch in order (row, column, channel)."""
-
-    def __init__(self, width: int, patch: int) -> None:
-        super().__init__()
-        self.patch = patch
-        self.linear = Pointwise(width, 2 * patch**2)
-
-    def forward(self, x: Tensor, size: Size) -> Tensor:
-        image = rearrange(self.linear(x), "b (p q c) h w -> b c (h p) (w q)", p=self.patch, q=self.patch)
-        return image[..., : size[0], : size[1]]
 
 
 class Measurement(NamedTuple):
@@ -48,14 +20,14 @@ class Measurement(NamedTuple):
     mask: Tensor  # bool, broadcastable to (B, M, H, W)
     kspace: Tensor  # complex (B, M, H, W); only entries under the mask count
     maps: Tensor | None  # complex (B, M, H, W)
-    size: Size
+    size: tuple[int, int]
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None) -> "Measurement":
         """From the arguments of a host; a single coil's k-space is that of the zero-filled image x."""
         B, _, H, W = x.shape
         if mask is None:
-            raise ValueError("HiFi-Mamba enforces data consistency: pass the sampling mask as mask=...")
+            raise ValueError("data consistency needs to know what was measured: pass the sampling mask as mask=...")
         if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], (W, H, 1, B), strict=False)):
             raise ValueError(f"mask must broadcast to ({B}, 1, {H}, {W}), got {tuple(mask.shape)}")
         if maps is not None and measured is None:
