@@ -8,7 +8,9 @@ import sys
 import time
 
 import pytest
+import typer
 
+from chasm.cli.errors import one_line_errors
 from chasm.common.locks import BusyError
 from chasm.studies import collect, executors, load_plan, make_plan, runner, worker
 from chasm.studies.executors import environment_of, local, on_ray, visible_gpus
@@ -31,7 +33,15 @@ def in_process(monkeypatch):
 
 def job(folder, kind="cost", **config):
     changed = {**TINY.model_dump(mode="json"), **config}
-    return {"key": folder.name, "folder": str(folder), "with": [], "kind": kind, "config": changed, "size": [32, 32]}
+    return {
+        "key": folder.name,
+        "folder": str(folder),
+        "with": [],
+        "kind": kind,
+        "config": changed,
+        "size": [32, 32],
+        "command": ["chasm"],
+    }
 
 
 def broken(folder):
@@ -278,13 +288,41 @@ def test_a_wrong_path_is_said_once_before_any_worker_starts(what, tmp_path, monk
 def test_on_a_local_ray(tmp_path):
     ray = pytest.importorskip("ray")
     try:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
     except Exception as e:
         pytest.skip(f"Ray does not start here: {e}")
     try:
-        outcomes = dict(on_ray([job(tmp_path / "good"), broken(tmp_path / "bad")]))
+        stream = on_ray([job(tmp_path / "good"), broken(tmp_path / "bad"), endless(tmp_path / "long")])
+        outcomes = dict([next(stream), next(stream)])
+        wait_for(lambda: (tmp_path / "long/log.jsonl").exists())
+        stream.close()
     finally:
         ray.shutdown()
     assert outcomes == {"good": "done", "bad": "failed"}
     assert state(tmp_path / "good", TINY) == ("done", None)
     assert "nonsense" in state(tmp_path / "bad", TINY)[1]
+    assert list((tmp_path / "long/checkpoints").glob("0*")), "its place is saved"
+    with working_on(tmp_path / "long"):
+        pass  # it has ended before the stream was closed
+
+
+def test_ray_does_not_keep_the_handlers_of_the_stop_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    with executors._same_handlers():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_study_that_is_told_to_stop_exits_with_the_number_of_the_signal(number, code, tmp_path, monkeypatch):
+    def stream(jobs, at_once):
+        try:
+            os.kill(os.getpid(), number)
+            yield jobs[0]["key"], "done"
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # Ray raises one of its own, which does not know the signal
+
+    monkeypatch.setattr(runner, "local", stream)
+    with pytest.raises(typer.Exit) as stopped, one_line_errors():
+        run(make_plan("parameters"), tmp_path, say=lambda _: None)
+    assert stopped.value.exit_code == code

@@ -9,8 +9,8 @@ FAILED = 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_CODES = f"""\
 Exit codes: 0 done; 2 the command line could not be read; {FAILED} it was read, but the work could not be done or
-found something wrong, and a line on standard error says what; {INTERRUPTED} interrupted; 1 a bug in chasm, with its
-traceback."""
+found something wrong, and a line on standard error says what; {INTERRUPTED} interrupted by Ctrl-C, 143 by SIGTERM
+(128 and the number of the signal); 1 a bug in chasm, with its traceback."""
 
 
 def show_error(error: Exception) -> None:
@@ -35,7 +35,7 @@ def one_line_errors() -> Iterator[None]:
     memory, and a package that is not installed. A closed pipe is left to Typer, which ends quietly.
 
     Raises:
-        typer.Exit: with `FAILED`, or with `INTERRUPTED` after Ctrl-C.
+        typer.Exit: with `FAILED`; after Ctrl-C with `INTERRUPTED`, after another signal with 128 and its number.
     """
     try:
         yield
@@ -54,6 +54,6 @@ def one_line_errors() -> Iterator[None]:
             raise
         show_error(ModuleNotFoundError(f"this needs {e.name}: pip install 'chasm-mixer[train,data,report]'"))
         raise typer.Exit(FAILED) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         typer.echo("interrupted: no file is half written; the same command goes on with what is left", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(128 + e.args[0] if e.args else INTERRUPTED) from None

@@ -9,14 +9,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from chasm.studies.state import failed
-from chasm.studies.worker import PROGRAM, Job, run_cell
+from chasm.studies.worker import PROGRAM, Job
 from chasm.train.run import STOP_SIGNALS
 
 PATIENCE = 60  # seconds a stopped run gets to save
@@ -103,7 +104,7 @@ class _Process:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "output.txt", "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, *sys.argv],  # -P: import nothing from the current folder
+                [sys.executable, "-P", "-c", PROGRAM],  # -P: import nothing from the current folder
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -147,10 +148,16 @@ class _Process:
 
 def on_ray(
     jobs: Sequence[Job], address: str | None = None, cpus: float = 1, gpus: float = 0
-) -> Iterator[tuple[str, str]]:
-    """Each cell as a task with that share of CPUs and GPUs; `address` of a cluster, None for one on this machine.
+) -> Generator[tuple[str, str], None, None]:
+    """Run each cell as a Ray task, in a process of its own as `local` does, and yield (key, outcome) as they end.
 
     The folder of the runs, and the data, must be at the same path on every machine.
+
+    Args:
+        jobs: the cells.
+        address: of a cluster; None for one on this machine.
+        cpus: CPUs of a cell, which are its threads, too.
+        gpus: GPUs of a cell; a fraction lets several share one.
     """
     try:
         import ray
@@ -158,10 +165,10 @@ def on_ray(
         raise ValueError("the ray executor needs ray: pip install 'chasm-mixer[cluster]'") from None
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
-    # A process per cell (max_calls), as with the local executor: no memory or thread setting is left to the next.
-    task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(run_cell)
-    keys = {task.remote(job): job for job in jobs}
+        with _same_handlers():
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(_run_in_task)
+    keys = {task.remote(job, max(1, int(cpus))): job for job in jobs}
     waiting = list(keys)
     try:
         while waiting:
@@ -175,7 +182,31 @@ def on_ray(
                 failed(Path(job["folder"]), f"{type(e).__name__}: {' '.join(str(e).split())[:300]}")
                 yield job["key"], "failed"
     finally:
-        for reference in waiting:
-            ray.cancel(reference)
-        if started:
-            ray.shutdown()
+        try:
+            for reference in waiting:
+                ray.cancel(reference)
+            if waiting:  # a cancelled task ends when its cell has saved
+                ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE + 10)
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def _run_in_task(job: Job, threads: int) -> str:
+    """Run one cell inside a Ray task. Cancelling the task raises KeyboardInterrupt here, and the cell saves."""
+    try:
+        return dict(local([job], threads=threads))[job["key"]]
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+@contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Put the handlers of the stop signals back after the block: Ray installs its own, which end this process."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

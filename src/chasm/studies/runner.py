@@ -96,7 +96,7 @@ def run(
                     error = state(folders[key], configs[key])[1] if outcome == "failed" else None
                     say(f"[{done}/{len(jobs)}] {outcome:11s} {key}" + (f": {error}" if error else ""))
             finally:
-                stream.close()  # type: ignore[attr-defined]
+                stream.close()
             plan = with_selections(plan, root)
 
 
@@ -142,17 +142,26 @@ def _check_configs(plan: Plan, root: Path) -> None:
 
 @contextmanager
 def _term_as_interrupt() -> Iterator[None]:
-    """SIGTERM, SIGUSR1 and SIGHUP, as schedulers send them, stop the runs in order just as Ctrl-C does."""
+    """SIGTERM, SIGUSR1 and SIGHUP, as schedulers send them, stop the runs in order just as Ctrl-C does.
+
+    Raises:
+        KeyboardInterrupt: with the number of the signal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt(*_: Any) -> None:
+    received: list[int] = []
+
+    def interrupt(number: int, *_: Any) -> None:
+        received.append(number)
         raise KeyboardInterrupt
 
     previous = {n: signal.signal(n, interrupt) for n in heeded_signals() if n != signal.SIGINT}
     try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*received[:1]) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """One cell, run to its end: what every executor calls, here or on another machine.
 
 As a program it reads the job from its standard input and lives no longer than that stays open: when whoever started it
-is gone, however that came about, it saves and stops. Its arguments are the command that started the study.
+is gone, however that came about, it saves and stops.
 """
 
 import json
@@ -24,7 +24,7 @@ from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
 PROGRAM = "import sys; from chasm.studies.worker import main; sys.exit(main())"
-Job = dict[str, Any]  # key, folder, kind, config, with: plain values, so that it can travel
+Job = dict[str, Any]  # plain values, so that it can travel: see make_job
 
 
 def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", size: int = 0) -> Job:
@@ -36,6 +36,7 @@ def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", siz
         "kind": kind,
         "config": config.model_dump(mode="json"),
         "size": [size, size],
+        "command": sys.argv,  # a run keeps it as the command to repeat
     }
 
 
@@ -103,7 +104,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
-    sys.argv = sys.argv[1:] or sys.argv  # what a run keeps as the command to repeat it
     job = json.loads(sys.stdin.readline())
+    sys.argv = job["command"]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     return {"done": 0, "failed": 1, "running": 2}[run_cell(job)]
