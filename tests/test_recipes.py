@@ -13,7 +13,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
-from writers import blob, write_brats, write_cc359, write_photo
+from writers import blob, write_brats, write_cc359, write_photo, write_proxy, write_proxy_photos
 
 from chasm.train import load_recipe, train
 from chasm.train.config import dump, shipped_recipes
@@ -21,7 +21,7 @@ from chasm.train.config import dump, shipped_recipes
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 HOSTS = {
-    "unet": ["backbone.options={width: 4, depth: 1, levels: [0]}"],
+    "unet": [f"backbone.options.{small}" for small in ("width=4", "depth=1", "levels=[0]")],
     "hifi-mamba": ["backbone.options={width: 8, groups: 1, blocks: 1, state: 2}"],
     "vit": ["backbone.options={width: 8, depth: 2, heads: 2, patch: 4, head_width: 4, slot_blocks: [2]}"],
 }
@@ -53,11 +53,20 @@ def folder(root: Path) -> list[str]:
     return []
 
 
+def proxy(root: Path) -> list[str]:
+    for part in ("brain_ixi_pd", "tumour_lgg_flair", "knee_stanford_pdfs"):
+        write_proxy(root, part, size=32)
+    for part in ("natural_imagenet", "natural_scenes_bsds_ade"):
+        write_proxy_photos(root, part, splits=("train", "val", "test"))
+    return []
+
+
 WRITERS: dict[str, Callable[[Path], list[str]]] = {
     "cc359": cc359,
     "brats": brats,
     "images": images,
     "folder": folder,
+    "proxy": proxy,
 }
 
 
@@ -86,7 +95,7 @@ def test_the_real_host_can_be_built(path: Path) -> None:
     from chasm.train.run import build_model
 
     config = load_recipe(path)
-    modalities = {"brats": 4, "images": 3}.get(config.data.name, 1)
+    modalities = {"brats": 4, "images": 3}.get(config.data.name, 3 if config.task.name == "superres" else 1)
     with torch.device("meta"):
         build_model(config, config.task.create(), (modalities, 256, 256))
 

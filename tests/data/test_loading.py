@@ -193,3 +193,11 @@ def test_resident_on_the_gpu(tmp_path: Path) -> None:
     write_proxy(tmp_path)
     kept = open_dataset("proxy", tmp_path).to_memory("cuda")
     assert kept.batch([0, 1]).image.is_cuda
+
+
+def test_a_batch_mirrors_each_slice_with_its_label() -> None:
+    image = torch.arange(24.0).reshape(4, 1, 2, 3)
+    got = Batch(image, image[:, 0].long(), list("abcd"), [0] * 4, "test").mirrored([0, 1, 2, 3])
+    for i, dims in enumerate([(), (-1,), (-2,), (-1, -2)]):
+        assert torch.equal(got.image[i], image[i].flip(dims))
+        assert torch.equal(got.label[i], image[i, 0].flip(dims).long())

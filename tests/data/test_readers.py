@@ -431,6 +431,34 @@ def test_proxy_masks(tmp_path: Path) -> None:
     assert labels[0].dtype == torch.int64
 
 
+def test_several_proxy_parts_are_one_dataset_without_masks(tmp_path: Path) -> None:
+    write_proxy(tmp_path, "brain_ixi_pd")
+    images = write_proxy(tmp_path, "tumour_lgg_flair")
+    data = open_dataset("proxy", tmp_path, part=["brain_ixi_pd", "tumour_lgg_flair"])
+    assert data.cases == ["brain_ixi_pd/1", "brain_ixi_pd/2", "tumour_lgg_flair/P1", "tumour_lgg_flair/P2"]
+    np.testing.assert_array_equal((data[3].image[0] * 255).round(), images["train"][0])
+    assert [data[i].label for i in range(6)] == [None] * 6
+    assert {data[i].source for i in range(6)} == {"proxy:brain_ixi_pd", "proxy:tumour_lgg_flair"}
+    with pytest.raises(ValueError, match="no 'knee'"):
+        open_dataset("proxy", tmp_path, part=["brain_ixi_pd", "knee"])
+    write_proxy_photos(tmp_path)
+    with pytest.raises(ValueError, match="give parts of one kind"):
+        open_dataset("proxy", tmp_path, "test", part=["brain_ixi_pd", "natural_kodak_test"])
+
+
+def test_a_drawn_phase_leaves_the_magnitude_and_is_the_same_every_time(tmp_path: Path) -> None:
+    write_proxy(tmp_path)
+    plain, drawn, again = (open_dataset("proxy", tmp_path, "all", phase=phase) for phase in (False, True, True))
+    slices = [drawn[i].image for i in range(len(drawn))]
+    for i, image in enumerate(slices):
+        assert image.dtype == torch.complex64
+        torch.testing.assert_close(image.abs(), plain[i].image)
+        assert torch.equal(image, again[i].image)
+    has_phase = [bool(image.imag.abs().max() > 0.01) for image in slices]
+    assert any(has_phase)
+    assert not all(has_phase)  # some slices keep phase zero
+
+
 def test_proxy_photographs(tmp_path: Path) -> None:
     photos = write_proxy_photos(tmp_path)
     data = open_dataset("proxy", tmp_path, split="test", part="natural_kodak_test")

@@ -1,6 +1,7 @@
 """Tiny files in exactly the formats the readers read, so that tests need no download."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,9 @@ def write_proxy(root: Path, part: str = "brain_siat_t2", size: int = 16) -> dict
     return images
 
 
-def write_proxy_photos(root: Path, part: str = "natural_kodak_test", size: int = 16) -> np.ndarray:
+def write_proxy_photos(
+    root: Path, part: str = "natural_kodak_test", size: int = 16, splits: Sequence[str] = ("test",)
+) -> np.ndarray:
     rng = np.random.default_rng(0)
     photos = rng.integers(0, 256, (3, size, size, 3), dtype=np.uint8)
     encoded = []
@@ -172,12 +175,13 @@ def write_proxy_photos(root: Path, part: str = "natural_kodak_test", size: int =
         Image.fromarray(photo).save(buffer, "PNG")
         encoded.append(np.frombuffer(buffer.getvalue(), dtype=np.uint8))
     root.mkdir(parents=True, exist_ok=True)
-    np.savez(
-        root / f"{part}.npz",
-        test_bytes=np.concatenate(encoded),
-        test_offsets=np.cumsum([0, *map(len, encoded)]),
-        test_source=np.array(["a.png", "b.png", "c.png"]),
-    )
+    arrays = {}
+    for split in splits:
+        names = "abc" if split == "test" else [split + c for c in "abc"]
+        arrays[f"{split}_bytes"] = np.concatenate(encoded)
+        arrays[f"{split}_offsets"] = np.cumsum([0, *map(len, encoded)])
+        arrays[f"{split}_source"] = np.array([f"{name}.png" for name in names])
+    np.savez(root / f"{part}.npz", **arrays)
     return photos
 
 

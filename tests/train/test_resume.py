@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ema": 0.9,
         "accumulate": 2,
         "clip": 0.1,
+        "flips": True,
         "resident": False,
     },
     "changing, worker": {"data": {"changing": True, "cases": 6}, "workers": 1, "save_every": 4},

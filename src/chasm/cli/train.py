@@ -36,6 +36,14 @@ def train(
 
     - ade20k_x4: 4x image reconstruction of ADE20K photographs, U-Net
 
+    - brain_x4: complex brain slices, x4, a small U-Net with data consistency; a model that comes with chasm
+
+    - brain_x8: the same at x8
+
+    - knee_x4: the same for knees
+
+    - photo_x4: photographs, 4x super-resolution, a small U-Net; a model that comes with chasm
+
     All but demo need data: --set data.path=FOLDER. To get a copy to edit: chasm train demo --show > mine.yaml
 
     The run folder holds everything needed to repeat the run: config, environment, seed, log, metrics, weights.

@@ -8,6 +8,8 @@ modulo 256 undo them), with `s_subject` or `s_patient` and perhaps `s_masks_bits
 """
 
 import io
+import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +27,7 @@ from chasm.data.limits import open_picture, read_npz
 from chasm.data.records import Case, CaseFacts, DataError, Slice, fault
 from chasm.data.survey import SliceSurvey
 from chasm.mri.fft import fft2c, ifft2c
+from chasm.mri.phase import smooth_phase
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
 _UNREADABLE = "unreadable"
@@ -33,37 +36,50 @@ _OWNERS = ("subject", "patient", "source")
 
 @register_dataset("proxy")
 class Proxy(FileDataset):
-    """One part of the bundle: MRI (1, H, W) in [0, 1], some with a mask, photographs (3, H, W) in [0, 1], or complex
+    """Parts of the bundle: MRI (1, H, W) in [0, 1], some with a mask, photographs (3, H, W) in [0, 1], or complex
     images (coils, H, W). A subject, or a photograph, is a case.
 
     Args:
         path: the folder of the bundle, or one of its files.
         split: "train", "val", "test" or "all", as stored in the file.
-        part: the name of a file without its suffix, or "raw_8ch".
+        part: the name of a file without its suffix, or "raw_8ch"; or several of them, whose masks are then left out.
         crop: keep this many central rows and columns of k-space: smaller images of the same field of view.
+        phase: make complex images of magnitudes, by a smooth phase that is drawn for each slice. Every fourth slice
+            keeps phase zero, so that a network learns both.
     """
 
     summary: ClassVar[str] = "proxy bundle: small stand-ins for the paper's datasets (and so are results)"
 
     def __init__(
-        self, path: str | Path, split: str = "train", *, part: str = "brain_siat_t2", crop: int | None = None
+        self,
+        path: str | Path,
+        split: str = "train",
+        *,
+        part: str | Sequence[str] = "brain_siat_t2",
+        crop: int | None = None,
+        phase: bool = False,
     ) -> None:
         super().__init__(path, split, part=part)
-        self.part, self.crop = part, crop
-        self.domain = "photo" if part.startswith("natural") else "mri"
-        file = self._cases[0].files[0]
-        self._stacks = {name: _stack(file, part, name) for name in {c.split for c in self._cases}}
-        self.list_slices(lambda case: self._stacks[case.split].rows(case.name))
+        self.crop, self.phase = crop, phase
+        self.several = not isinstance(part, str)
+        domains = {"photo" if name.startswith("natural") else "mri" for name in _names(part)}
+        if len(domains) > 1 or (phase and "photo" in domains):
+            raise ValueError(f"part: {part}: photographs go neither with MRI nor with a phase: give parts of one kind")
+        self.domain = domains.pop()
+        opened = {(_part(case), case.split): case.files[0] for case in self._cases}
+        self._stacks = {key: _stack(file, *key) for key, file in opened.items()}
+        self.list_slices(lambda case: self._stacks[_part(case), case.split].rows(case.name))
 
     @classmethod
-    def find(cls, path: Path, part: str | None = None) -> tuple[list[Case], str]:
+    def find(cls, path: Path, part: str | Sequence[str] | None = None) -> tuple[list[Case], str]:
         files = {f.stem: f for f in ([path] if path.is_file() else sorted(path.glob("*.npz")))}
         if _RAW in files:
             files[_RAW_8CH] = files[_RAW]
-        if part is not None and part not in files:
-            raise fault(path, "part", f"no {part!r}: {suggest(part, files)}" if files else "no .npz file here")
+        for name in _names(part):
+            if name not in files:
+                raise fault(path, "part", f"no {name!r}: {suggest(name, files)}" if files else "no .npz file here")
         cases = []
-        for name in files if part is None else [part]:
+        for name in files if part is None else _names(part):
             try:
                 for split in _splits(files[name], name):
                     owners = dict.fromkeys(_owners(files[name], name, split))
@@ -75,17 +91,23 @@ class Proxy(FileDataset):
         return cases, "stored in the files"
 
     def read(self, case: Case, k: int) -> Slice:
-        stack = self._stacks[case.split]
+        part = _part(case)
+        stack = self._stacks[part, case.split]
         image = stack.image(k)
-        label = None if stack.masks is None else torch.from_numpy(stack.masks[k].astype(np.int64))
+        no_label = stack.masks is None or self.several
+        label = None if no_label else torch.from_numpy(stack.masks[k].astype(np.int64))  # type: ignore[index]
         if self.crop is not None:
             image, label = crop_kspace(image, self.crop), None if label is None else _nearest(label, self.crop)
-        return Slice(image, label, case.name, k, f"proxy:{self.part}")
+        if self.phase and not image.is_complex():
+            seed = zlib.crc32(f"{case.name}/{k}".encode())
+            H, W = image.shape[-2:]
+            image = image * smooth_phase((H, W), seed) if seed % 4 else image.to(torch.complex64)
+        return Slice(image, label, case.name, k, f"proxy:{part}")
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:
         file = case.files[0]
-        part = case.name.split("/")[0]
+        part = _part(case)
         if case.split == _UNREADABLE:
             cls.find(file, part=part)
         stack = _cached_stack(file, part, case.split)
@@ -119,6 +141,14 @@ def crop_kspace(image: Tensor, size: int) -> Tensor:
     k = fft2c(image.to(torch.complex64))[..., top : top + size, left : left + size]
     small = ifft2c(k) * (size / (H * W) ** 0.5)
     return small if image.is_complex() else small.abs().to(image.dtype)
+
+
+def _names(part: str | Sequence[str] | None) -> list[str]:
+    return [] if part is None else [part] if isinstance(part, str) else list(part)
+
+
+def _part(case: Case) -> str:
+    return case.name.split("/")[0]
 
 
 def _nearest(label: Tensor, size: int) -> Tensor:

@@ -122,6 +122,15 @@ class Batch:
         label = None if self.label is None else self.label.to(device, non_blocking=non_blocking)
         return replace(self, image=self.image.to(device, non_blocking=non_blocking), label=label)
 
+    def mirrored(self, flips: Sequence[int]) -> "Batch":
+        """Return the batch with each slice as it is (0), mirrored left to right (1), top to bottom (2) or both (3)."""
+        image, label = self.image, self.label
+        for bit, dim in ((1, -1), (2, -2)):
+            chosen = torch.tensor([bool(flip & bit) for flip in flips], device=image.device)
+            image = torch.where(chosen[:, None, None, None], image.flip(dim), image)
+            label = None if label is None else torch.where(chosen[:, None, None], label.flip(dim), label)
+        return replace(self, image=image, label=label)
+
     def pin_memory(self) -> "Batch":
         """Return the batch in pinned memory. The DataLoader looks for a method of this name."""
         label = None if self.label is None else self.label.pin_memory()

@@ -14,3 +14,4 @@ from chasm.mri.masks import mask_from_array as mask_from_array
 from chasm.mri.operators import Operator as Operator
 from chasm.mri.operators import add_noise as add_noise
 from chasm.mri.operators import zero_filled as zero_filled
+from chasm.mri.phase import smooth_phase as smooth_phase

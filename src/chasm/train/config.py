@@ -59,7 +59,8 @@ class Training(Strict):
     warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the steps
     final_lr: float = Field(1e-6, ge=0)
     clip: float | None = Field(None, gt=0)
-    ema: float | None = Field(None, gt=0, lt=1)
+    ema: float | None = Field(None, gt=0, lt=1)  # of the weights; the average is validated, selected and saved
+    flips: bool = False  # mirror each training slice left to right, top to bottom, both or not, at random
     precision: Literal["float32", "bf16"] = "float32"
     tf32: bool = False  # may float32 products and convolutions on a GPU round their inputs to TF32?
     compile: bool = False  # torch.compile the host; HiFi-Mamba compiles its blocks from one graph

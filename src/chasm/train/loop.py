@@ -41,7 +41,7 @@ from chasm.train.run import (
     resident,
     score,
 )
-from chasm.train.schedule import learning_rate, rows_of_step, steps_per_epoch
+from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, steps_per_epoch
 from chasm.train.snapshot import restore, snapshot, tensors_of
 from chasm.train.step import add_gradients
 
@@ -209,10 +209,13 @@ class Trainer:
             self.accelerator.num_processes,
         )
 
-        def rows(step: int) -> Iterator[list[int]]:
-            chosen = rows_of_step(step, n, t.batch, self.config.seed)
+        def shares(chosen: list[int]) -> Iterator[list[int]]:
+            """The parts of a step that are the micro-batches of this process."""
             for micro in range(t.accumulate):
                 yield chosen[micro * world + rank :: world * t.accumulate]
+
+        def rows(step: int) -> Iterator[list[int]]:
+            return shares(rows_of_step(step, n, t.batch, self.config.seed))
 
         while self.step < self.steps:  # one epoch; the caller moves self.step on
             epoch = self.step // steps_per_epoch(n, t.batch)
@@ -220,7 +223,11 @@ class Trainer:
             self.data["train"].set_epoch(epoch)
             stream = batches(self.data["train"], (r for step in steps for r in rows(step)), self.device, t.workers)
             for step in steps:
-                yield [next(stream) for _ in range(t.accumulate)], step
+                raw = [next(stream) for _ in range(t.accumulate)]
+                if t.flips:
+                    flips = shares(flips_of_step(step, t.batch, self.config.seed))
+                    raw = [batch.mirrored(flip) for batch, flip in zip(raw, flips, strict=True)]
+                yield raw, step
 
     def _update(self, micro_batches: list[Any], step: int) -> tuple[float, float]:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):

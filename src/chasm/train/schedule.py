@@ -30,3 +30,10 @@ def rows_of_step(step: int, n: int, batch: int, seed: int) -> list[int]:
 def _order(epoch: int, n: int, seed: int) -> list[int]:
     order: list[int] = torch.randperm(n, generator=torch.Generator().manual_seed((seed << 20) + epoch)).tolist()
     return order
+
+
+def flips_of_step(step: int, batch: int, seed: int) -> list[int]:
+    """Which of its slices a step mirrors: for each one 0, 1 (left to right), 2 (top to bottom) or 3 (both)."""
+    generator = torch.Generator().manual_seed((1 << 61) + (seed << 28) + step)
+    flips: list[int] = torch.randint(4, (batch,), generator=generator).tolist()
+    return flips
