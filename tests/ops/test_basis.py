@@ -196,6 +196,15 @@ def test_compiles_as_one_graph() -> None:
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("norm", [0.0, 0.5, 4.0, 100.0])
+def test_no_value_decides_the_shapes_that_the_compiler_relies_on(norm: float) -> None:
+    theta = theta_of_norm(6, norm, 2) if norm else torch.zeros(2, 15, dtype=torch.float64)
+    torch.library.opcheck(torch.ops.chasm.basis.default, (theta,), test_utils="test_faketensor")
+    U, kept = torch.ops.chasm.basis.default(theta)
+    arguments = torch.randn_like(U), theta, kept
+    torch.library.opcheck(torch.ops.chasm.basis_backward.default, arguments, test_utils="test_faketensor")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_orthogonal_on_a_gpu_with_tf32_on(precision: str) -> None:

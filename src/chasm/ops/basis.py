@@ -119,8 +119,9 @@ def _forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
     A = lower - lower.mT
     A2 = torch.bmm(A, A)
     squarings = _squarings(A2)
-    kept = theta.new_empty(9 + squarings, len(theta), C, C, dtype=torch.float64)  # I, A .. A^4; V .. W; W^2 .. U
-    _, _, _, A3, A4, *steps = kept.unbind()
+    # I, A .. A^4; V .. W; W^2 .. U. Room for the most squarings: the compiler needs a shape that no value decides.
+    kept = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
+    _, _, _, A3, A4, *steps = kept[: 9 + squarings].unbind()
     kept[0] = constant(_identity, A, C)
     torch.mul(A, 0.5**squarings, out=kept[1])
     torch.mul(A2, 0.25**squarings, out=kept[2])
@@ -131,7 +132,7 @@ def _forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
         cubic.baddbmm_(A4, higher)
     for W, square in pairwise(steps[3:]):
         torch.bmm(W, W, out=square)
-    return steps[-1].to(at_least_float32(theta.dtype), copy=True), [kept]
+    return steps[-1].to(at_least_float32(theta.dtype), copy=True), [kept, theta.new_full((), squarings)]
 
 
 def _squarings(A2: Tensor) -> int:
@@ -146,9 +147,11 @@ def _squarings(A2: Tensor) -> int:
 
 def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
     """The gradient of theta for the gradient g of U."""
-    if len(kept) > 1:
+    if len(kept) > 2:
         return _backward_by_kernels(g, *kept).to(theta.dtype)
-    _, A, A2, _, A4, *steps = kept[0].unbind()
+    values, count = kept
+    squarings = SQUARINGS if count.device.type != "cpu" or is_fake(count) else int(count)
+    _, A, A2, _, A4, *steps = values[: 9 + squarings].unbind()
     g = g.double()
     for W in reversed(steps[3:-1]):  # W W
         W = W.mT
@@ -164,7 +167,7 @@ def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
     dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
     dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
     d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
-    return d.mul_(0.5 ** (len(steps) - 4)).to(theta.dtype)
+    return d.mul_(0.5**squarings).to(theta.dtype)
 
 
 def _autograd(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
