@@ -154,10 +154,10 @@ def test_warm_up_capture_replay_and_another_shape(monkeypatch: pytest.MonkeyPatc
     step = GraphedGradients(gradients, [weight])
     assert step([batch(2, 1.0), batch(2, 1.0)]) == 8  # a shape that does not come again warms nothing up
     eager.clear()
-    for i in range(graphed.WARM_UP):
+    for i in range(graphed.WARM_UP_STEPS):
         assert step([batch(3, i), batch(3, 1.0)]) == 6 * (i + 1)
         assert torch.equal(weight.grad, torch.full((2,), 3.0 * (i + 1)))
-    assert eager == graphed.WARM_UP * [3]
+    assert eager == graphed.WARM_UP_STEPS * [3]
     assert stage.modes.count("error") == 1  # the last warm-up call must not wait for the host
     kept = None
     for value in (5.0, 7.0):
@@ -165,7 +165,7 @@ def test_warm_up_capture_replay_and_another_shape(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(weight.grad, torch.full((2,), 3 * (value + 1)))
         assert kept is None or weight.grad is kept  # the same tensor in every replay
         kept = weight.grad
-    assert eager == graphed.WARM_UP * [3]
+    assert eager == graphed.WARM_UP_STEPS * [3]
     assert step([batch(1, 2.0), batch(1, 2.0)]) == 8  # another shape runs eagerly
     assert torch.equal(weight.grad, torch.full((2,), 4.0))
     weight.grad = None

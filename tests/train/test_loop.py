@@ -23,7 +23,7 @@ from chasm.common import files
 from chasm.mixers import chasm as chasm_mixer
 from chasm.tasks import Summary
 from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, log, loop, train
-from chasm.train.loop import MAX_SKIPPED, Trainer
+from chasm.train.loop import MAX_SKIPPED_STEPS, Trainer
 from chasm.train.schedule import learning_rate, rows_of_step
 
 
@@ -297,7 +297,7 @@ def test_the_best_on_validation_is_what_is_kept(tmp_path: Path, monkeypatch: pyt
         return Summary("hifi", "", {"val0": {"psnr": next(scores), "ssim": 0.0, "nmse": 0.0}})
 
     monkeypatch.setattr(loop, "score", rigged)
-    monkeypatch.setattr("chasm.train.checkpoints.Checkpoints.KEPT", 100)
+    monkeypatch.setattr("chasm.train.checkpoints.Checkpoints.MAX_CHECKPOINTS", 100)
     metrics = train(recipe(val_every=1, save_every=1), tmp_path, quiet=True)
     assert metrics["best_step"] == 3
     assert metrics["best_val"]["psnr"] == 5
@@ -419,9 +419,9 @@ def test_weights_that_are_not_finite_stop_a_run(on_nonfinite: str, tmp_path: Pat
 
 def test_skipping_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "_agree", lambda self, loss: math.inf)
-    with pytest.raises(NonFiniteError, match=f"stopped, {MAX_SKIPPED} such steps in a row"):
+    with pytest.raises(NonFiniteError, match=f"stopped, {MAX_SKIPPED_STEPS} such steps in a row"):
         train(recipe(steps=99, on_nonfinite="skip"), tmp_path, quiet=True)
-    assert len((tmp_path / "nonfinite.jsonl").read_text().splitlines()) == MAX_SKIPPED
+    assert len((tmp_path / "nonfinite.jsonl").read_text().splitlines()) == MAX_SKIPPED_STEPS
 
 
 def test_what_is_not_finite_is_null_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

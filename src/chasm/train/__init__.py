@@ -1,4 +1,4 @@
-"""Training: a recipe in, a run folder out. `train`, `evaluate`, `load_run`."""
+"""Training turns a recipe into a run folder: `train`, `evaluate`, `load_run`."""
 
 from chasm.train.config import RunConfig as RunConfig
 from chasm.train.config import load_recipe as load_recipe

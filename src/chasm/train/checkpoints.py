@@ -1,4 +1,4 @@
-"""What a run can resume from: tensors and checkpoints, verified before they are trusted."""
+"""The checkpoints that a run resumes from. Their checksums are verified before they are used."""
 
 import hashlib
 import json
@@ -17,10 +17,19 @@ Tensors = dict[str, Tensor]
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
+    """Write tensors to a safetensors file, atomically.
+
+    Args:
+        path: file to write; its folder is created.
+        tensors: tensors by name, from any device.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
     def write(partial: Path) -> None:
-        mode = partial.stat().st_mode  # by the umask, as of every other file: safetensors would take 0600
+        mode = partial.stat().st_mode  # the umask decides, as for every other file; safetensors would set 0600
         save_file(flat, partial)
         partial.chmod(mode)
 
@@ -28,41 +37,66 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
 
 
 def holds_work(folder: Path) -> bool:
-    """Is there anything of a run that could be lost? A run that failed at its start leaves its config alone."""
+    """Return True if the folder holds results or checkpoints of a run, and not just the config of one that failed.
+
+    Args:
+        folder: of the run.
+    """
     return (folder / "metrics.json").exists() or any((folder / "checkpoints").glob("[0-9]*"))
 
 
 class Checkpoints:
-    """Numbered folders of tensors and a JSON record, the last two kept; a damaged one is reported and passed over."""
+    """Numbered folders with tensors and a JSON record, of which the last two are kept.
 
-    KEPT = 2
+    Args:
+        folder: where the numbered folders are.
+        say: called with a line for people, for example about a damaged checkpoint.
+    """
+
+    MAX_CHECKPOINTS = 2
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
 
     def save(self, step: int, tensors: Tensors, record: dict[str, Any]) -> None:
+        """Write a checkpoint, then remove those that are too old.
+
+        A process that is killed at any moment leaves the previous checkpoint whole.
+
+        Args:
+            step: number of the checkpoint.
+            tensors: tensors by name.
+            record: other values, which JSON can hold.
+
+        Raises:
+            OSError: if the checkpoint cannot be written.
+        """
         target, partial = self.folder / f"{step:08d}", self.folder / f".{step:08d}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left half of this step
+        shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left an unfinished one
         try:
             save_tensors(partial / "state.safetensors", tensors)
             digest = _sha256(partial / "state.safetensors")
             content = json_safe({**record, "step": step, "sha256": digest})
             write_json(partial / "record.json", {**content, "record_sha256": _sha256_of(content)})
-            shutil.rmtree(target, ignore_errors=True)  # only ever a damaged one, or the same step again
+            shutil.rmtree(target, ignore_errors=True)  # a damaged checkpoint, or the same step from before
             try:
                 os.replace(partial, target)
                 sync_folder(self.folder)
             except OSError as e:
                 raise unwritable(target, e) from None
         finally:
-            for left in self.folder.glob(".*.partial"):  # this one's, or that of a killed process
-                shutil.rmtree(left, ignore_errors=True)
-        kept = [n for n in self._numbers() if n <= step][-self.KEPT :]  # a later one was damaged, else we began there
-        for number in set(self._numbers()) - set(kept):
+            for unfinished in self.folder.glob(".*.partial"):  # of this call, or of a killed process
+                shutil.rmtree(unfinished, ignore_errors=True)
+        # A checkpoint with a higher number is damaged: otherwise the run would have resumed from it.
+        newest = [n for n in self._numbers() if n <= step][-self.MAX_CHECKPOINTS :]
+        for number in set(self._numbers()) - set(newest):
             shutil.rmtree(self.folder / f"{number:08d}", ignore_errors=True)
 
     def newest(self) -> tuple[Tensors, dict[str, Any]] | None:
-        """The newest checkpoint whose content matches its checksum."""
+        """Return the tensors and the record of the newest checkpoint that is whole, or None if there is none.
+
+        Damaged checkpoints are reported to `say` and passed over.
+        """
         for number in reversed(self._numbers()):
             folder = self.folder / f"{number:08d}"
             try:

@@ -1,4 +1,4 @@
-"""Compressed sensing under the protocol of a run: the same data, mask, scores and examples, and no training."""
+"""Compressed sensing, evaluated like a trained run: with the same data, mask, scores and examples."""
 
 import time
 from pathlib import Path
@@ -15,20 +15,28 @@ from chasm.train.run import Run, open_split
 
 
 class TotalVariation(nn.Module):
-    """`chasm.mri.total_variation` with the call of a backbone: zero-filled channels in, channels out."""
+    """Calls `chasm.mri.total_variation` with the arguments of a backbone: zero-filled channels in, channels out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.slots = nn.ModuleDict()
 
     def forward(self, x: Tensor, *, mask: Tensor, maps: Tensor | None = None, measured: Tensor | None = None) -> Tensor:
-        # Of one coil the zero-filled image holds all that was measured.
+        # With one coil the zero-filled image contains all measured lines.
         y = mask * fft2c(to_complex(x)) if measured is None else measured
         return to_channels(total_variation(Operator(mask, maps), y))
 
 
 def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
-    """Score total variation on the config's test split and write metrics and examples as a run does."""
+    """Score total variation on the test split, and write metrics and examples like a trained run.
+
+    Args:
+        config: names the data and the task.
+        folder: folder to write to. A finished one is left alone.
+
+    Returns:
+        The content of metrics.json.
+    """
     folder = Path(folder)
     if (folder / "metrics.json").is_file():
         done: dict[str, Any] = read_json(folder / "metrics.json")

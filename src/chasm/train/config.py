@@ -1,4 +1,4 @@
-"""What a run is: data, task, backbone, mixer and training, as one checked record. Recipes are YAML files of it."""
+"""The config of a run: data, task, backbone, mixer and training, checked on reading. Recipes are YAML files of it."""
 
 import re
 from copy import deepcopy
@@ -23,25 +23,36 @@ MAX_YAML_DEPTH = 50
 
 
 class Strict(BaseModel):
+    """A record that refuses unknown keys and does not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Part(Strict):
-    """Something from a registry, and its options."""
+    """A registered name (of a backbone, a mixer, ...) and its options."""
 
     name: str
     options: dict[str, Any] = {}
 
 
 class Data(Part):
+    """A registered dataset, its options, and the path of its files."""
+
     name: str = "embedded"
     path: str | None = None
 
 
 class TaskPart(Part):
+    """A registered task and its options."""
+
     name: str = "reconstruction"
 
     def create(self) -> Task:
+        """Create the task.
+
+        Raises:
+            ValueError: if its name or an option is wrong.
+        """
         options = dict(self.options)
         if "sampling" in options:
             options["sampling"] = _sampling(options["sampling"])
@@ -49,12 +60,14 @@ class TaskPart(Part):
 
 
 class Training(Strict):
+    """How a run trains. Give either ``steps`` or ``epochs``."""
+
     steps: int | None = Field(None, ge=1)
     epochs: float | None = Field(None, gt=0)
     batch: int = Field(8, ge=1)
-    accumulate: int = Field(1, ge=1)  # micro-batches per step; `batch` stays the number of slices per step
+    accumulate: int = Field(1, ge=1)  # micro-batches per step; `batch` is the number of slices of the whole step
     lr: float = Field(5e-4, gt=0)
-    spectral_multiplier: float = Field(1.0, gt=0)  # of the step size of spectral parameters
+    spectral_multiplier: float = Field(1.0, gt=0)  # times lr: the step size of spectral parameters
     weight_decay: float = Field(0.01, ge=0)
     warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the steps
     final_lr: float = Field(1e-6, ge=0)
@@ -62,11 +75,11 @@ class Training(Strict):
     ema: float | None = Field(None, gt=0, lt=1)  # of the weights; the average is validated, selected and saved
     flips: bool = False  # mirror each training slice left to right, top to bottom, both or not, at random
     precision: Literal["float32", "bf16"] = "float32"
-    tf32: bool = False  # may float32 products and convolutions on a GPU round their inputs to TF32?
-    compile: bool = False  # torch.compile the host; HiFi-Mamba compiles its blocks from one graph
-    cuda_graph: bool = False  # forward and backward of a step as one CUDA graph; one process on a GPU
+    tf32: bool = False  # let float32 products and convolutions on a GPU round their inputs to TF32
+    compile: bool = False  # torch.compile the backbone; HiFi-Mamba compiles block by block
+    cuda_graph: bool = False  # run forward and backward of a step as one CUDA graph; needs one process on a GPU
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    val_every: int | None = Field(None, ge=1)  # steps; default: twenty times per run
+    val_every: int | None = Field(None, ge=1)  # steps between validations; by default twenty validations per run
     save_every: int = Field(500, ge=1)
     log_every: int = Field(20, ge=1)
     workers: int = Field(0, ge=0)
@@ -83,6 +96,8 @@ class Training(Strict):
 
 
 class RunConfig(Strict):
+    """Everything that decides what a run computes."""
+
     name: str = "run"
     seed: int = Field(0, ge=0, lt=2**32)
     data: Data = Data()
@@ -94,7 +109,7 @@ class RunConfig(Strict):
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
-        """The run folder is named after it, and must stay inside runs/."""
+        """Refuse names that are no folder names: the run folder has this name and must stay inside runs/."""
         if name in ("", ".", "..") or any(c in "/\\" or not c.isprintable() for c in name):
             raise ValueError("expected a name that a folder can have, without / and \\")
         return name
@@ -116,8 +131,15 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
         source: a YAML file, the name of a shipped recipe, or the content.
         overrides: ``a.b=c``. Another ``data.name`` starts without the options and the path of the recipe's dataset.
 
+    Returns:
+        The checked config.
+
     Raises:
-        ValueError: with one line, when a key or a value is wrong.
+        FileNotFoundError: if there is no recipe of this name.
+        ValueError: if a key or a value is wrong; the message is one line.
+
+    >>> load_recipe({"train": {"steps": 10}}, ["train.lr=1e-3", "mixer.name=chasm"]).train.lr
+    0.001
     """
     if isinstance(source, dict):
         where, content = "recipe", deepcopy(source)
@@ -142,14 +164,21 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Name to file of the recipes that come with the package: inside an installed one, at the root of a checkout."""
+    """Return the recipes that come with the package: their files, by name."""
     package = Path(__file__).parents[1]
     places = (package / "recipes", package.parents[1] / "recipes")
     return {path.stem: path for path in sorted(next((p for p in places if p.is_dir()), places[0]).glob("*.yaml"))}
 
 
 def find_recipe(source: str | Path) -> Path:
-    """The file a path or a name stands for; a file goes before a shipped recipe of the same name."""
+    """Return the file of a recipe. An existing file is preferred to a shipped recipe of the same name.
+
+    Args:
+        source: a path, or the name of a shipped recipe.
+
+    Raises:
+        FileNotFoundError: if there is neither; the message suggests near names.
+    """
     path, shipped = Path(source).expanduser(), shipped_recipes()
     if path.is_file():
         return path
@@ -162,11 +191,24 @@ def find_recipe(source: str | Path) -> Path:
 
 
 def dump(config: RunConfig) -> str:
+    """Return a config as YAML, which `load_recipe` reads."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def differences(stored: RunConfig, wanted: RunConfig) -> str:
-    """What a stored config has and another wants, key by key: "train.steps (is 500, not 6)"; empty: nothing."""
+    """List the keys in which two configs differ.
+
+    Args:
+        stored: config of an existing run.
+        wanted: config that was asked for.
+
+    Returns:
+        For example "train.steps (is 500, not 6)"; empty if they are equal.
+
+    >>> stored, wanted = (load_recipe({"train": {"steps": n}}) for n in (500, 6))
+    >>> differences(stored, wanted)
+    'train.steps (is 500, not 6)'
+    """
     a, b = (_flat(config.model_dump(mode="json")) for config in (stored, wanted))
     pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in dict.fromkeys((*a, *b))}
     return ", ".join(f"{k} (is {is_!r}, not {not_!r})" for k, (is_, not_) in pairs.items() if is_ != not_)
@@ -186,7 +228,7 @@ class _Dumper(yaml.SafeDumper):
     pass
 
 
-for _side in (_Loader, _Dumper):  # 1e-3 is a number, as everywhere but in YAML 1.1
+for _side in (_Loader, _Dumper):  # YAML 1.1 takes 1e-3 for a string; here it is a number
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
     )
@@ -195,8 +237,14 @@ for _side in (_Loader, _Dumper):  # 1e-3 is a number, as everywhere but in YAML 
 def read_yaml(file: Path) -> Any:
     """Read a YAML file of plain values: a recipe, or the config of a run.
 
+    Args:
+        file: file to read.
+
+    Returns:
+        Its content.
+
     Raises:
-        ValueError: with one line that names the file, when it is not YAML, or is larger than any recipe.
+        ValueError: if it is not YAML, or larger than any recipe; the message is one line that names the file.
     """
     if (size := file.stat().st_size) > MAX_YAML_BYTES:
         raise ValueError(f"{file}: {size} bytes: a recipe has less than {MAX_YAML_BYTES}")
@@ -215,7 +263,7 @@ def _parse_yaml(text: str, where: str) -> Any:
             return None
         _count_values(node, {}, 0)
         return loader.construct_document(node)
-    except (yaml.YAMLError, ValueError) as e:  # ValueError: a date or a number that cannot be
+    except (yaml.YAMLError, ValueError) as e:  # ValueError: an impossible date or number
         raise ValueError(f"{where}: not YAML ({' '.join(str(e).split())})") from None
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply") from None
@@ -258,7 +306,7 @@ def _sampling(options: Any) -> Sampling:
         problem = e.errors()[0]
         place = ".".join(map(str, ("task.options.sampling", *problem["loc"][:1])))
         raise ValueError(f"{place}: {problem['msg']}, got {problem['input']!r}") from None
-    chosen |= {k: getattr(checked, k) for k, v in chosen.items() if isinstance(v, str)}  # a number in quotes
+    chosen |= {k: getattr(checked, k) for k, v in chosen.items() if isinstance(v, str)}  # numbers in quotes
     return Sampling(**chosen)  # a seed may be a YAML list; a mask is looked up by hashable values
 
 
@@ -288,7 +336,7 @@ def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def _first(error: ValidationError) -> str:
-    """The first problem in one line, with the near key where one was mistyped."""
+    """Return the first problem in one line, with the nearest key if one was mistyped."""
     problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     place = ".".join(str(p) for p in problem["loc"])
     if problem["type"] != "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Scores of a finished run on a split, with the reference beside them, and a few examples to look at."""
+"""Scores of a run and of its reference on a split, and a few example pictures."""
 
 import io
 import math
@@ -18,7 +18,7 @@ from chasm.surgery.count import count, count_parameters
 from chasm.tasks import Summary, TaskBatch
 from chasm.train.run import Run, load_run, open_split, resident, score
 
-EXAMPLES = 4
+MAX_EXAMPLES = 4
 
 
 def evaluate(
@@ -28,7 +28,21 @@ def evaluate(
     device: torch.device | str = "cpu",
     data_path: str | None = None,
 ) -> dict[str, Any]:
-    """Metrics of the run's selected weights on a split; `data_path` is another place of the same dataset."""
+    """Score the best weights of a run on a split.
+
+    Args:
+        folder: of the run.
+        split: "train", "val" or "test".
+        device: device to compute on.
+        data_path: where the dataset is now, if not at the path in the run's config.
+
+    Returns:
+        The metrics as in metrics.json.
+
+    Raises:
+        FileNotFoundError: if the folder holds no run that has validated.
+        ValueError: if a score is not a number.
+    """
     run, device = load_run(folder, device), torch.device(device)
     with tf32(run.config.train.tf32):
         metrics = measure(run, split_of(run, split, device, data_path), device)
@@ -38,7 +52,17 @@ def evaluate(
 
 
 def split_of(run: Run, split: str, device: torch.device, data_path: str | None = None) -> SliceDataset:
-    """The data a run is scored on; `data_path` is another place of the same dataset."""
+    """Open the data that a run is scored on.
+
+    Args:
+        run: from `load_run`.
+        split: "train", "val" or "test".
+        device: device to hold the slices, if the run keeps them in memory.
+        data_path: where the dataset is now, if not at the path in the run's config.
+
+    Returns:
+        The slices of the split.
+    """
     config = run.config
     if data_path is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"path": data_path})})
@@ -46,7 +70,17 @@ def split_of(run: Run, split: str, device: torch.device, data_path: str | None =
 
 
 def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:
-    """Scores of a run's model on a split, and of the reference; what it cost and under which rules."""
+    """Score a run's model and the task's reference on a split.
+
+    Args:
+        run: from `load_run`.
+        data: slices of the split.
+        device: device to compute on.
+
+    Returns:
+        The content of metrics.json: scores per case with mean and standard deviation, the protocol, the reference's
+        scores, parameters, multiply-adds, and the device.
+    """
     config = run.config
     model = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
     reference = score(None, run.task, data, device, config.train.batch, config.train.workers)
@@ -90,33 +124,41 @@ def _parameters(run: Run) -> dict[str, int]:
 
 @torch.no_grad()
 def save_examples(run: Run, data: SliceDataset, device: torch.device) -> None:
-    """A few slices spread over the split: examples.npz, images in [0, 1] (labels for segmentation); and as pictures."""
-    rows = np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))).round().astype(int)
-    kept: dict[str, list[np.ndarray]] = {"target": [], "reference": [], "output": []}
+    """Write a few slices, spread over the split, to examples.npz and as pictures to pictures/.
+
+    Each example has a target, a reference and an output: images in [0, 1], or label maps for segmentation.
+
+    Args:
+        run: from `load_run`; its folder gets the files.
+        data: slices of the split.
+        device: device to compute on.
+    """
+    rows = np.linspace(0, len(data) - 1, min(MAX_EXAMPLES, len(data))).round().astype(int)
+    views: dict[str, list[np.ndarray]] = {"target": [], "reference": [], "output": []}
     names = []
     for row in rows:
         s = data[int(row)]
         batch = _prepared(run, s, device)
         output = run.model(batch.input, **batch.physics)
         reference = run.task.reference(batch)
-        pairs = batch.input.shape[1] != batch.target.shape[1]  # real and imaginary channels, of a complex image
-        kept["target"].append(_picture(batch.target, False))
-        kept["reference"].append(_picture(batch.input if reference is None else reference, pairs))
-        kept["output"].append(_picture(output.argmax(1) if batch.target.ndim == 3 else output, pairs))
+        is_complex = batch.input.shape[1] != batch.target.shape[1]  # channels are real and imaginary parts
+        views["target"].append(_picture(batch.target, False))
+        views["reference"].append(_picture(batch.input if reference is None else reference, is_complex))
+        views["output"].append(_picture(output.argmax(1) if batch.target.ndim == 3 else output, is_complex))
         names.append(f"{s.case}:{s.index}")
-        _save_picture(run.folder / "pictures" / f"{len(names)}.png", [views[-1] for views in kept.values()])
-    arrays = {k: np.stack(v) for k, v in kept.items()}
+        _save_picture(run.folder / "pictures" / f"{len(names)}.png", [images[-1] for images in views.values()])
+    arrays = {k: np.stack(v) for k, v in views.items()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays, slices=np.array(names))  # type: ignore[arg-type]
     write_atomic(run.folder / "examples.npz", lambda p: p.write_bytes(buffer.getvalue()))
 
 
 def _save_picture(path: Path, views: list[np.ndarray]) -> None:
-    """Target, reference and output side by side."""
+    """Write target, reference and output side by side as a PNG."""
     from PIL import Image
 
-    top = max(1, *(int(v.max()) for v in views if v.dtype == np.uint8), 0)  # of labels
-    shown = [v / top if v.dtype == np.uint8 else v.astype(np.float32) for v in views]
+    largest_label = max(1, *(int(v.max()) for v in views if v.dtype == np.uint8), 0)
+    shown = [v / largest_label if v.dtype == np.uint8 else v.astype(np.float32) for v in views]
     rgb = [np.stack([v] * 3, -1) if v.ndim == 2 else v.transpose(1, 2, 0) for v in shown]
     pixels = np.concatenate(rgb, axis=1)
     write_atomic(path, lambda p: Image.fromarray((255 * pixels).round().astype(np.uint8)).save(p, "PNG"))
@@ -127,10 +169,10 @@ def _prepared(run: Run, s: Slice, device: torch.device) -> TaskBatch:
     return run.task.prepare(raw.image, raw.label, raw.case)
 
 
-def _picture(x: Tensor, pairs: bool) -> np.ndarray:
-    """What a person would look at: magnitude of a complex image (or of the first modality), RGB, or the label map."""
+def _picture(x: Tensor, is_complex: bool) -> np.ndarray:
+    """Return the first image of a batch to look at: its magnitude, its first modality, RGB, or its label map."""
     if x.ndim == 3:  # labels (1, H, W)
         return x[0].to(torch.uint8).cpu().numpy()
-    x = to_complex(x).abs() if pairs else x
+    x = to_complex(x).abs() if is_complex else x
     x = x if x.shape[1] == 3 else x[:, :1]
     return x[0].squeeze(0).clamp(0, 1).to(torch.float16).cpu().numpy()

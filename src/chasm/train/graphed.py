@@ -1,9 +1,9 @@
 """The gradients of a training step as one CUDA graph: captured once, replayed with each new batch.
 
-A step of many small kernels is bound by launching them; a graph launches all of them at once. It holds the forward
-pass, loss and backward pass over inputs that stay in place. The optimiser, clipping and everything that looks at a
-value stay outside. Whatever a model does differently from step to step on the host would be frozen, so a model
-that waits for the host is refused.
+A step of many small kernels spends its time launching them; a graph launches all of them at once. The graph contains
+the forward pass, the loss and the backward pass, over inputs at fixed addresses. The optimiser, clipping, and all code
+that reads a value stay outside. A capture freezes every decision that the host makes, so a model that waits for the
+host is refused.
 """
 
 import warnings
@@ -16,14 +16,18 @@ from torch import Tensor, nn
 
 from chasm.tasks import TaskBatch
 
-WARM_UP = 3  # eager steps first: libraries choose kernels and make plans, which a capture does not allow
+WARM_UP_STEPS = 3  # eager steps in which libraries choose kernels and make plans, which a capture does not allow
 
 
 class GraphedGradients:
-    """graphed(batches) -> loss, with fresh gradients in `p.grad`: always the same tensors once it is captured.
+    """``graphed(batches)`` returns the loss and leaves new gradients in ``p.grad``.
 
-    `gradients(batches)` runs forward and backward over the micro-batches and returns their loss. The first calls,
-    and calls with batches of another shape than the captured ones, run it eagerly.
+    The first calls run eagerly, and so do calls with batches of other shapes than the captured ones. All other calls
+    replay the graph, which writes to the same gradient tensors each time.
+
+    Args:
+        gradients: runs forward and backward over the micro-batches and returns their loss.
+        parameters: the parameters that get gradients.
     """
 
     def __init__(self, gradients: Callable[[list[TaskBatch]], Tensor], parameters: Iterable[nn.Parameter]) -> None:
@@ -40,8 +44,8 @@ class GraphedGradients:
                 return self._eager(batches)
             self.signature, self.calls = signature, 0  # kernels and plans are made for shapes: warm up again
         self.calls += 1
-        if self.calls <= WARM_UP:
-            return self._eager(batches, last=self.calls == WARM_UP)
+        if self.calls <= WARM_UP_STEPS:
+            return self._eager(batches, is_last=self.calls == WARM_UP_STEPS)
         if self.graph is None:
             self._capture(batches)
         for static, batch in zip(self.static, batches, strict=True):
@@ -49,24 +53,24 @@ class GraphedGradients:
                 getattr(static, name).copy_(getattr(batch, name))
         assert self.graph is not None
         self.graph.replay()
-        for p, grad in self.grads:  # an eager step, or someone's zero_grad, may have put others there
+        for p, grad in self.grads:  # an eager step or a zero_grad() may have replaced them
             p.grad = grad
         return self.loss
 
-    def _eager(self, batches: list[TaskBatch], last: bool = False) -> Tensor:
-        """On the stream that will capture. In the last warm-up call nothing may wait for the host."""
+    def _eager(self, batches: list[TaskBatch], is_last: bool = False) -> Tensor:
+        """Run eagerly on the stream that will capture. In the last warm-up step, refuse to wait for the host."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         mode = torch.cuda.get_sync_debug_mode()
         with torch.cuda.stream(self.stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             self._forget()
-            if last:
+            if is_last:
                 torch.cuda.set_sync_debug_mode("error")
             try:
                 loss = self.gradients(batches)
             except RuntimeError as e:
-                if last and "synchroniz" in str(e):
+                if is_last and "synchroniz" in str(e):
                     raise _refusal("it waits for the host in every step") from None
                 raise
             finally:
@@ -78,10 +82,10 @@ class GraphedGradients:
         self.static = [
             replace(batch, **{name: getattr(batch, name).clone() for name in _tensors(batch)}) for batch in batches
         ]
-        self._forget()  # the backward pass then writes gradients, instead of adding to them
+        self._forget()  # without gradients the backward pass writes new ones instead of adding to them
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: a loader that pins memory in a thread of its own does not disturb the capture
+            # thread_local: a loader may pin memory in its own thread without disturbing the capture
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.loss = self.gradients(self.static)
         except torch.OutOfMemoryError:

@@ -1,4 +1,4 @@
-"""What a run logs: rows in memory (checkpoints keep them), and two files that grow with them and can be followed."""
+"""The log of a run: rows in memory, which checkpoints save, and two files that grow row by row."""
 
 import json
 from pathlib import Path
@@ -10,19 +10,32 @@ Row = dict[str, Any]
 
 
 class Log:
-    """log.jsonl and log.csv of a run folder. A value that is not finite is null in the one and empty in the other."""
+    """Writes log.jsonl and log.csv of a run folder. A value that is not finite is null in JSON and empty in CSV.
+
+    Args:
+        folder: of the run.
+        writes: False in processes other than the main one, which only hold the rows in memory.
+    """
 
     def __init__(self, folder: Path, writes: bool) -> None:
         self.folder, self.writes = folder, writes
         self.rows: list[Row] = []
-        self.columns: list[str] = []  # of the table as it is on disk
+        self.columns: list[str] = []  # of log.csv on disk
 
     def add(self, row: Row) -> None:
+        """Append a row to both files.
+
+        Args:
+            row: values by column. A new column rewrites the files.
+
+        Raises:
+            OSError: if a file cannot be written.
+        """
         row = json_safe(row)
         self.rows.append(row)
         if not self.writes:
             return
-        if not set(row) <= set(self.columns):  # the first of its kind
+        if not set(row) <= set(self.columns):  # a new column
             self.rewrite()
             return
         for name, line in (("log.jsonl", _line(row)), ("log.csv", self._values(row))):
@@ -34,7 +47,7 @@ class Log:
                 raise unwritable(path, e) from None
 
     def rewrite(self) -> None:
-        """Both files from the rows: without what a killed run had written beyond its last checkpoint."""
+        """Write both files from the rows, which drops rows that a killed run logged after its last checkpoint."""
         if not self.writes:
             return
         self.columns = list(dict.fromkeys(k for row in self.rows for k in row))

@@ -1,7 +1,7 @@
-"""The training loop. One step is one line of `Trainer.fit`; everything it needs to go on is in its checkpoint.
+"""The training loop. Its checkpoints hold everything that a run needs to resume.
 
-The rows of a step depend on the seed and the step alone, and so does the step size: a run that was killed goes on
-from its last checkpoint exactly as if nothing had happened.
+The slices and the step size of a step depend on seed and step only, so a run that was killed and resumed gives the
+same result as one that was not.
 """
 
 import json
@@ -45,24 +45,24 @@ from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, ste
 from chasm.train.snapshot import restore, snapshot, tensors_of
 from chasm.train.step import add_gradients
 
-MAX_SKIPPED = 10  # steps in a row, with train.on_nonfinite=skip
+MAX_SKIPPED_STEPS = 10  # in a row, with train.on_nonfinite=skip
 
 
 class NonFiniteError(FloatingPointError):
-    """Loss, gradient or weights were not finite; of the first two the message says where the slices are listed."""
+    """Loss, gradient or weights are not finite. For loss and gradient the message says where the slices are listed."""
 
 
 def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
-    """Train, select on validation and test. A run that was stopped goes on, and a finished one is left alone.
+    """Train, select weights on validation, and test. Resumes a run that was stopped, and leaves a finished one alone.
 
     Args:
         config: what to train.
         folder: of the run.
         quiet: show no progress.
-        tensorboard: write scalars for TensorBoard, too.
+        tensorboard: also write scalars for TensorBoard.
 
     Returns:
-        What metrics.json holds.
+        The content of metrics.json.
 
     Raises:
         ValueError: if the folder holds a run with another config.
@@ -85,13 +85,13 @@ def _check_config(config: RunConfig, folder: Path) -> None:
 
 
 class Trainer:
-    """One run: `run` trains, selects on validation and tests.
+    """One run: `run` trains, selects weights on validation, and tests.
 
     Args:
         config: of the run.
         folder: of the run.
         quiet: show no progress.
-        tensorboard: write scalars for TensorBoard, too.
+        tensorboard: also write scalars for TensorBoard.
     """
 
     def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False, tensorboard: bool = False) -> None:
@@ -126,16 +126,16 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=t.lr)
         self.ema = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if t.ema else None
         self.step, self.seconds = 0, 0.0
-        self.best: dict[str, Any] = {"step": -1, "score": None, "values": {}}  # no score: not a number
+        self.best: dict[str, Any] = {"step": -1, "score": None, "values": {}}  # the score is None if it is NaN
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
-        self.weights = folder / "weights.safetensors"  # best on validation so far
+        self.weights = folder / "weights.safetensors"  # the best on validation so far
         self.log = Log(folder, writes=self.main)
-        self.skipped = 0  # steps in a row
+        self.skipped = 0  # steps skipped in a row
         self.stop_request = StopRequest(world)
-        self.stopping = False  # all processes know
+        self.stopping = False  # the same in all processes
         self.board: Any = None
         self.tensorboard = tensorboard and self.main
-        # last, since it takes longest: a mistake in the config is found before the data is read
+        # Reading the data takes longest, so it comes last: mistakes in the config are found first.
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
     def run(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Trainer:
         with locked(self.folder / "training.lock") if self.main else nullcontext(), tf32(self.t.tf32):
             if self.main:
                 remove_unfinished(self.folder)
-            _check_config(self.config, self.folder)  # again: it may have got another since
+            _check_config(self.config, self.folder)  # another process may have started a run before the lock
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -191,17 +191,17 @@ class Trainer:
             self.progress.step(self.step, loss)
             if self.step % self.val_every == 0 or self.step == self.steps:
                 self.validate()
-            if self.accelerator.num_processes == 1:  # several agree on it before a step
+            if self.accelerator.num_processes == 1:  # several processes agree on it before the step
                 self.stopping = self.stop_request.signal > 0
             if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
                 self.save()
             if self.stopping:
                 self.progress.say(f"stopped at step {self.step}: the same command goes on")
-                told = self.stop_request.signal or signal.SIGTERM  # it may have been another process
-                raise SystemExit(128 + told)
+                number = self.stop_request.signal or signal.SIGTERM  # another process may have got the signal
+                raise SystemExit(128 + number)
 
     def _stream(self) -> Iterator[tuple[list[Any], int]]:
-        """(micro-batches of this process, step) from the present step on."""
+        """Yield the micro-batches of this process and the number of each step that is left."""
         t, n, rank, world = (
             self.t,
             len(self.data["train"]),
@@ -210,14 +210,14 @@ class Trainer:
         )
 
         def shares(chosen: list[int]) -> Iterator[list[int]]:
-            """The parts of a step that are the micro-batches of this process."""
+            """Yield the entries of a step that belong to each micro-batch of this process."""
             for micro in range(t.accumulate):
                 yield chosen[micro * world + rank :: world * t.accumulate]
 
         def rows(step: int) -> Iterator[list[int]]:
             return shares(rows_of_step(step, n, t.batch, self.config.seed))
 
-        while self.step < self.steps:  # one epoch; the caller moves self.step on
+        while self.step < self.steps:  # one epoch per turn; `fit` advances self.step
             epoch = self.step // steps_per_epoch(n, t.batch)
             steps = range(self.step, min((epoch + 1) * steps_per_epoch(n, t.batch), self.steps))
             self.data["train"].set_epoch(epoch)
@@ -267,17 +267,17 @@ class Trainer:
         )
 
     def _agree(self, loss: Tensor) -> float:
-        """The loss over all processes. They also learn here whether one was told to stop: all stop at one step."""
-        told = torch.full_like(loss, float(self.stop_request.signal > 0))
-        mean, told = self.accelerator.reduce(torch.stack([loss, told]), "mean").tolist()
-        self.stopping = told > 0
+        """Return the mean loss of all processes, which also agree here to stop after the same step."""
+        stop = torch.full_like(loss, float(self.stop_request.signal > 0))
+        mean, stopping = self.accelerator.reduce(torch.stack([loss, stop]), "mean").tolist()
+        self.stopping = stopping > 0
         return float(mean)
 
     @torch.no_grad()
     def _average(self, step: int) -> None:
         assert self.ema is not None
         assert self.t.ema is not None
-        decay = min(self.t.ema, (1 + step) / (10 + step))  # shorter at first, or the initial weights would linger
+        decay = min(self.t.ema, (1 + step) / (10 + step))  # shorter at first, to forget the initial weights
         for k, v in self.model.state_dict().items():
             if v.is_floating_point():
                 self.ema[k].lerp_(v, 1 - decay)
@@ -299,12 +299,12 @@ class Trainer:
         if self.t.on_nonfinite == "stop":
             raise NonFiniteError(f"{what}: stopped; its slices are in {path}")
         self._check_weights()
-        if self.skipped == MAX_SKIPPED:
+        if self.skipped == MAX_SKIPPED_STEPS:
             raise NonFiniteError(f"{what}: stopped, {self.skipped} such steps in a row; their slices are in {path}")
         self.progress.say(f"{what}: skipped; its slices are in {path}")
 
     def _check_weights(self) -> None:
-        """No step leads back from weights that are not finite, and no score selects them."""
+        """Stop if weights are not finite: no step can repair them."""
         for name, value in (*self.model.state_dict().items(), *(self.ema or {}).items()):
             if not torch.isfinite(value).all():
                 raise NonFiniteError(
@@ -354,17 +354,17 @@ class Trainer:
         self.checkpoints.save(self.step, tensors, {"best": self.best, "seconds": self.seconds, "log": self.log.rows})
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint that is whole, if there is one."""
+        """Continue from the newest checkpoint that is whole, if there is one."""
         newest = self.checkpoints.newest()
         if newest is None:
-            for name in ("weights.safetensors", "nonfinite.jsonl"):  # of a run that was stopped before its first save
+            for name in ("weights.safetensors", "nonfinite.jsonl"):  # left by a run without a checkpoint
                 (self.folder / name).unlink(missing_ok=True)
             return
         tensors, record = newest
         self.ema = restore(tensors, self.model, self.optimizer, self.ema, self.device)
         self.step, self.best, self.seconds = record["step"], record["best"], record["seconds"]
         self.log.rows = record["log"]
-        if self.main and self.best["step"] > 0:  # the file may already hold those of a step that is still to come
+        if self.main and self.best["step"] > 0:  # the file may come from a later step
             save_tensors(self.weights, tensors_of("best.", tensors))
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
@@ -375,7 +375,7 @@ class Trainer:
                 self.board.add_scalar(name, value, row["step"])
 
     def finish(self) -> dict[str, Any]:
-        """Test the selected weights; write pictures and, last, the metrics that mark the run as done."""
+        """Test the best weights, write examples and, last, metrics.json, which marks the run as done."""
         metrics: dict[str, Any] = {}
         if self.main:
             run = load_run(self.folder, self.device)
@@ -393,7 +393,7 @@ class Trainer:
         return metrics
 
     def _write_environment(self) -> None:
-        """Where the run began; and where it went on, if that was elsewhere or with other code."""
+        """Record where the run started, and where it was resumed if the machine or the code changed."""
         path = self.folder / "environment.json"
         now = environment(self.config, self.device, self.shape) | {"tf32": self.t.tf32}
         if self.step > 0 and path.is_file():

@@ -33,19 +33,22 @@ def make_accelerator() -> Accelerator:
 
 
 class StopRequest:
-    """The signal by which this process was told to stop: the step in progress is finished first.
+    """Remembers the signal that asked this process to stop, so that the loop can finish its step first.
 
-    A second Ctrl-C does not wait for it, unless there are several processes: then each gets one Ctrl-C twice, from the
-    terminal and from what launched them.
+    A second Ctrl-C stops at once if there is one process. With several, one Ctrl-C reaches each of them twice: from the
+    terminal and from their launcher.
+
+    Args:
+        processes: number of processes of the run.
     """
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
-        self.signal = 0  # 0: none
+        self.signal = 0  # no signal yet
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals over, as far as this thread can."""
+        """Handle the stop signals inside this context, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

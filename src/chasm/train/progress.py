@@ -1,10 +1,15 @@
-"""What a person sees of a run: a bar with rate, loss, score and time left, on a terminal only, and notes."""
+"""What a person sees of a run: notes, and on a terminal a bar with rate, loss, score and time left."""
 
 from chasm.common.progress import ProgressBar
 
 
 class Progress:
-    """`quiet`: no bar and no notes. A process that is not the main one says nothing at all."""
+    """Shows the progress of a run.
+
+    Args:
+        quiet: show no bar and no notes.
+        main: False in processes other than the main one, which print nothing.
+    """
 
     def __init__(self, quiet: bool, main: bool = True) -> None:
         self.quiet, self.main = quiet or not main, main
@@ -20,22 +25,36 @@ class Progress:
         self.bar.__exit__(*error)
 
     def begin(self, step: int, steps: int) -> None:
+        """Show the bar at a step.
+
+        Args:
+            step: steps that are done.
+            steps: steps of the whole run.
+        """
         self.steps = steps
         self.bar.update(step, steps)
 
     def step(self, step: int, loss: float) -> None:
+        """Move the bar to a step.
+
+        Args:
+            step: steps that are done.
+            loss: of the last step.
+        """
         speed = self.bar.speed
         rate = f"{speed:.1f} steps/s " if speed else ""
         self.bar.update(step, self.steps, f"{rate}loss {loss:.4f} {self.score}")
 
     def validated(self, score: str) -> None:
+        """Show a validation score behind the bar from now on."""
         self.score = f"val {score}"
 
     def note(self, line: str) -> None:
+        """Print a line, unless the run is quiet."""
         if not self.quiet:
             self.say(line)
 
     def say(self, line: str) -> None:
-        """What nobody should miss."""
+        """Print a line, even if the run is quiet."""
         if self.main:
             self.bar.say(line)

@@ -1,4 +1,4 @@
-"""From a config to what it names: datasets, task, model; and back from a run folder."""
+"""Build datasets and models from a config, score a model, and load a run from its folder."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -23,8 +23,8 @@ from chasm.mixers import MIXERS
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
 
-# A run that gets one of them saves and stops. Schedulers send SIGTERM, SIGUSR1 (a requeue) or SIGHUP, a lost terminal
-# SIGHUP; Windows knows the first two.
+# A run that receives one of these signals saves and stops. Schedulers send SIGTERM, SIGUSR1 (before a requeue) or
+# SIGHUP, a lost terminal sends SIGHUP. Windows has the first two.
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
@@ -47,12 +47,27 @@ class Run:
 
 
 def open_split(config: RunConfig, split: str) -> SliceDataset:
+    """Open a split of the config's dataset.
+
+    Args:
+        config: names the dataset.
+        split: "train", "val" or "test".
+    """
     data: SliceDataset = open_dataset(config.data.name, config.data.path, split=split, **config.data.options)
     return data
 
 
 def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> SliceDataset:
-    """The same slices on the device, when the config asks for it and they fit."""
+    """Move the slices to the device, if the config asks for it and they fit.
+
+    Args:
+        config: its ``train.resident`` asks for it.
+        data: slices of a split.
+        device: device to hold them.
+
+    Returns:
+        The slices in memory, or `data` itself.
+    """
     if not config.train.resident or not data.fixed:
         return data
     try:
@@ -60,18 +75,30 @@ def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> Sli
     except DataError as e:
         if "GiB" not in str(e):
             raise
-        return data  # larger than memory: read as it goes
+        return data  # larger than memory: read from the files
 
 
 def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Module:
-    """The backbone with its mixer, for raw images of shape (M, H, W); initialised from the config's seed."""
+    """Build the backbone with its mixer, initialised from the config's seed.
+
+    Args:
+        config: names backbone, mixer and their options.
+        task: decides the channels.
+        shape: of a raw image, (M, H, W).
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ValueError: if an option is unknown.
+    """
     _check_options(MIXERS, config.mixer, ("channels", "size", "device", "dtype"))
     _check_options(BACKBONES, config.backbone, ("mixer", "mixer_options", "in_channels", "out_channels", "size"))
     torch.manual_seed(config.seed)
     into, out = task.channels(shape[0])
     options: dict[str, Any] = {"size": shape[-2:]}
     if "global_residual" in BACKBONES.options(config.backbone.name):
-        options["global_residual"] = task.residual  # equal channel counts alone do not make it an image
+        options["global_residual"] = task.residual  # segmentation may have equal channel counts too
     return create_backbone(
         config.backbone.name,
         mixer=config.mixer.name,
@@ -83,7 +110,7 @@ def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Mod
 
 
 def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> None:
-    """A recipe gives the options of a mixer or backbone, but for those that follow from the rest of it."""
+    """Refuse unknown options, and options that follow from the rest of the recipe."""
     known = [option for option in registry.options(part.name) if option not in decided]
     for option in part.options:
         if option not in known:
@@ -91,7 +118,14 @@ def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> 
 
 
 def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
-    """The batches of these rows, on the device. Draws nothing from the global random stream."""
+    """Yield batches on the device, without drawing from the global random stream.
+
+    Args:
+        data: slices of a split.
+        rows: numbers of the slices of each batch.
+        device: device of the batches.
+        workers: processes that read slices, for data that is not in memory.
+    """
     if isinstance(data, Resident):
         for chosen in rows:
             yield data.batch(chosen).to(device)
@@ -103,19 +137,24 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
             num_workers=workers,
             worker_init_fn=_outlive_signals,
             pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # else it takes its own seed from the stream that dropout uses
+            generator=torch.Generator(),  # without one it draws a seed from the stream that dropout uses
         )
         for batch in loader:
             yield batch.to(device, non_blocking=True)
 
 
 def _outlive_signals(worker: int) -> None:
-    """A scheduler, or Ctrl-C, signals every process; the loader's workers end with the main one, once it has saved."""
+    """Ignore the stop signals, which reach every process: the workers end with the main process, after it has saved."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def in_order(n: int, batch: int) -> Iterator[list[int]]:
+    """Yield 0 to n - 1 in batches; the last one may be shorter.
+
+    >>> list(in_order(5, batch=2))
+    [[0, 1], [2, 3], [4]]
+    """
     return (list(range(i, min(i + batch, n))) for i in range(0, n, batch))
 
 
@@ -123,7 +162,19 @@ def in_order(n: int, batch: int) -> Iterator[list[int]]:
 def score(
     model: nn.Module | None, task: Task, data: SliceDataset, device: torch.device, batch: int, workers: int = 0
 ) -> Summary | None:
-    """Scores of a model over a split in dataset order; of the task's reference (zero-filled, ..) without a model."""
+    """Score a model over a split, in dataset order.
+
+    Args:
+        model: model to score, or None for the task's reference (zero-filled, bicubic).
+        task: defines batches and scores.
+        data: slices of a split.
+        device: device to compute on.
+        batch: slices per batch.
+        workers: processes that read slices.
+
+    Returns:
+        The scores, or None if the task has no reference.
+    """
     meter = Meter(task.protocol)
     training = model.training if model is not None else False
     if model is not None:
@@ -140,7 +191,19 @@ def score(
 
 
 def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
-    """The best model of a finished (or running) run, in eval mode."""
+    """Load the best model of a run, finished or running, in eval mode.
+
+    Args:
+        folder: of the run.
+        device: device of the model.
+
+    Returns:
+        The model with its task and config.
+
+    Raises:
+        FileNotFoundError: if the folder holds no run that has validated.
+        ValueError: if a file of the run is damaged.
+    """
     folder = Path(folder).expanduser()
     weights = folder / "weights.safetensors"
     for needed in (folder / "config.yaml", weights):
@@ -152,7 +215,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     shape = read_json(folder / "environment.json").get("image_shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape)):
         raise ValueError(f"{folder / 'environment.json'}: image_shape: expected three numbers, got {shape!r}")
-    with torch.random.fork_rng(devices=[]):  # loading a model is no reason to reseed the caller
+    with torch.random.fork_rng(devices=[]):  # building the model seeds the generator
         model = build_model(config, task, tuple(shape))
     check_weights(folder)
     try:
@@ -161,13 +224,20 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
             if not torch.isfinite(value).all():
                 raise ValueError(f"{weights}: {name}: weights that are not finite: train again, with a lower train.lr")
         model.load_state_dict(stored)
-    except RuntimeError as e:  # one line of torch's many
+    except RuntimeError as e:  # torch's message has many lines
         raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
     return Run(model.to(device).eval(), task, config, folder)
 
 
 def check_weights(folder: Path) -> None:
-    """A one-line error where the weights of a run are missing or cut short; reads little of the file."""
+    """Check that the weights of a run are there and not cut short. Reads only the header of the file.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ValueError: if they cannot be read.
+    """
     weights = folder / "weights.safetensors"
     try:
         with safe_open(weights, "pt"):
@@ -184,7 +254,13 @@ def _first_line(error: Exception) -> str:
 
 
 def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What is needed to repeat a run, beside its config."""
+    """Return what is needed to repeat a run, beside its config: versions, commit, device, seed, extensions.
+
+    Args:
+        config: of the run.
+        device: device of the run.
+        shape: of a raw image, (M, H, W).
+    """
     return {
         **asdict(provenance(device)),
         "seed": config.seed,

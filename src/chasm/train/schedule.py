@@ -1,4 +1,4 @@
-"""Which slices a step takes and how far it goes: of the seed and the step alone, so that a resumed run is the same."""
+"""The slices and the step size of each step. Both depend on seed and step only, so that resuming changes nothing."""
 
 import math
 from functools import lru_cache
@@ -7,7 +7,18 @@ import torch
 
 
 def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float) -> float:
-    """Linear warm-up to `peak`, then a cosine that ends at `final` with the last step."""
+    """Return the step size: linear warm-up to `peak`, then a cosine that ends at `final` with the last step.
+
+    Args:
+        step: number of the step, from 0.
+        steps: steps of the whole run.
+        warmup: steps of the warm-up.
+        peak: largest step size.
+        final: step size of the last step.
+
+    >>> [round(learning_rate(step, 5, 2, 1.0, 0.0), 3) for step in range(5)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = (step - warmup) / max(steps - 1 - warmup, 1)
@@ -15,12 +26,26 @@ def learning_rate(step: int, steps: int, warmup: int, peak: float, final: float)
 
 
 def steps_per_epoch(n: int, batch: int) -> int:
-    """The incomplete last batch is dropped; fewer slices than one batch are repeated in it."""
+    """Return the number of steps that see every slice once.
+
+    The incomplete last batch is dropped. If there are fewer slices than one batch, they are repeated to fill it.
+
+    Args:
+        n: number of slices.
+        batch: slices per step.
+    """
     return max(n // batch, 1)
 
 
 def rows_of_step(step: int, n: int, batch: int, seed: int) -> list[int]:
-    """The slices of a step: a fresh permutation per epoch."""
+    """Return the numbers of the slices of a step. Each epoch has its own permutation.
+
+    Args:
+        step: number of the step, from 0.
+        n: number of slices.
+        batch: slices per step.
+        seed: of the run.
+    """
     epoch, place = divmod(step, steps_per_epoch(n, batch))
     order = _order(epoch, n, seed)
     return [order[i % n] for i in range(place * batch, (place + 1) * batch)]
@@ -33,7 +58,13 @@ def _order(epoch: int, n: int, seed: int) -> list[int]:
 
 
 def flips_of_step(step: int, batch: int, seed: int) -> list[int]:
-    """Which of its slices a step mirrors: for each one 0, 1 (left to right), 2 (top to bottom) or 3 (both)."""
+    """Return how a step mirrors each of its slices: 0 (not), 1 (left to right), 2 (top to bottom) or 3 (both).
+
+    Args:
+        step: number of the step, from 0.
+        batch: slices per step.
+        seed: of the run.
+    """
     generator = torch.Generator().manual_seed((1 << 61) + (seed << 28) + step)
     flips: list[int] = torch.randint(4, (batch,), generator=generator).tolist()
     return flips

@@ -1,4 +1,4 @@
-"""What training needs to go on, as named tensors: weights, optimiser, average, random state."""
+"""The state of training as named tensors: weights, optimiser, averaged weights, random state."""
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,13 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | 
     """Return the state of training.
 
     Args:
-        model: its weights.
-        optimizer: its moments.
-        ema: the average of the weights, where there is one.
-        device: whose random state is taken beside that of the CPU.
+        model: model in training.
+        optimizer: its optimiser.
+        ema: averaged weights, or None.
+        device: device whose random state is included, beside that of the CPU.
+
+    Returns:
+        Tensors by name, for `restore`.
     """
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     state = optimizer.state_dict()["state"]
@@ -28,17 +31,17 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | 
 def restore(
     tensors: Tensors, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, device: torch.device
 ) -> Tensors | None:
-    """Put the state of training back.
+    """Restore the state of training.
 
     Args:
-        tensors: what `snapshot` returned.
+        tensors: from `snapshot`.
         model: gets the weights.
         optimizer: gets the moments.
-        ema: the average of the weights, None where there is none.
-        device: of the average and the random state.
+        ema: None if the run does not average its weights.
+        device: device of the averaged weights and of the random state.
 
     Returns:
-        The average of the weights on the device, None where there is none.
+        The averaged weights on the device, or None if the run does not average them.
     """
     model.load_state_dict(tensors_of("model.", tensors))
     state: dict[int, Tensors] = {}

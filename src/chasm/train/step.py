@@ -1,4 +1,4 @@
-"""The gradients of one training step: the one place where forward, loss and backward stand together."""
+"""The gradients of one training step: the only place that runs forward, loss and backward."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -29,15 +29,15 @@ def add_gradients(
     """Add the gradients of a step to those in `p.grad`, micro-batch by micro-batch.
 
     Args:
-        model: a host of `chasm.backbones`, in training mode.
-        task: what its output is scored by.
+        model: a backbone in training mode.
+        task: defines the loss.
         batches: the micro-batches of the step.
         micro_batches: how many there are; the loss is their mean.
         bf16: run the forward pass under bfloat16 autocast. The loss is always taken in float32.
         is_graphed: the call is captured in a CUDA graph.
-        forward: what to call instead of the model, where something is wrapped around it.
-        backward: takes the loss; Accelerate brings its own.
-        no_sync: context around all micro-batches but the last, which keeps processes from exchanging gradients.
+        forward: called instead of the model, for example the model wrapped for several processes.
+        backward: called with the loss; Accelerate has its own.
+        no_sync: context around all micro-batches but the last, in which processes do not exchange gradients.
         part: context around the parts "bases", "model" and "loss" of the forward pass, for a profiler.
 
     Returns:
@@ -50,7 +50,7 @@ def add_gradients(
             with part("bases"):
                 stack.enter_context(batched_bases(model))
             stack.enter_context(nullcontext() if is_last else no_sync())
-            # In a graph every replay has to cast the weights again: none may come from outside it.
+            # Every replay of a graph must cast the weights anew, so autocast may not cache earlier casts.
             kind = batch.input.device.type
             with part("model"), torch.autocast(kind, torch.bfloat16, enabled=bf16, cache_enabled=not is_graphed):
                 output, aux = (forward or model)(batch.input, **batch.physics, return_aux=True)
