@@ -433,7 +433,7 @@ def test_gains_and_their_gradient_in_one_pass(shape, bins, neighbours, poisoned)
 
 
 def mixer(form: str, dtype: torch.dtype, shape: tuple[int, ...], spread: float = 0.3, **options: Any) -> chasm.CHASM:
-    options = {"local": False, **options}
+    options = {"local": False, "step_scale": 1, **options}  # parameters are set by hand here
     torch.manual_seed(0)  # layers start at random
     module = chasm.CHASM(shape[1], size=shape[2:], form=form, **options).to(DEVICE, dtype)
     with torch.no_grad():

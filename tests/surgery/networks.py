@@ -9,10 +9,13 @@ from chasm import CHASM
 
 
 def moved(model: nn.Module) -> Any:
+    """The model with all parameters moved at random; gains and bases as far as the rest, whatever the step scale."""
     torch.manual_seed(3)
+    mixers = [m for m in model.modules() if isinstance(m, CHASM)]
+    scales = {p: m.step_scale for m in mixers for name in m.spectral_parameters for p in getattr(m, name).values()}
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(0.3 * torch.randn_like(p))
+            p.add_(0.3 / scales.get(p, 1) * torch.randn_like(p))
     return model
 
 

@@ -21,8 +21,16 @@ def is_transformed(x: Tensor) -> bool:
     among them. torch.compile takes registered operators as they are.
     """
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return type(x) not in (Tensor, nn.Parameter) or _is_transformed()
+
+
+def is_exporting() -> bool:
+    """Return True in torch.export.
+
+    `torch.compiler.is_exporting()` answers True in all compiled code before torch 2.13. The flag behind it does not.
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def _is_transformed() -> bool:

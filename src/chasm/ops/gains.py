@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from chasm.common.cost import counted_as
+from chasm.common.tracing import is_exporting
 from chasm.ops.library import constant
 from chasm.ops.operators import at_least_float32, exact_product
 
@@ -36,7 +37,7 @@ def table_at(table: Tensor, n: int) -> Tensor:
     """The table (B, ...) read at the rFFT bins of length n -> (K, ...), in float32 or wider."""
     table = table.to(at_least_float32(table.dtype))
     K, B = n // 2 + 1, table.shape[0]
-    if not torch.compiler.is_exporting() and K == B:  # the matrix would be the identity
+    if not is_exporting() and K == B:  # the matrix would be the identity
         return table
     W = constant(interpolation_matrix, table, K, B, table.dtype)
     with counted_as("interpolation"):

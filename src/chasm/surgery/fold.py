@@ -15,7 +15,7 @@ from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.common.precision import autocast_dtype
-from chasm.common.tracing import is_transformed
+from chasm.common.tracing import is_exporting, is_transformed
 from chasm.mixers._cache import Cache
 from chasm.mixers._wrapper import in_format_of, joined_layers
 from chasm.mixers.chasm import AXES, CHASM
@@ -39,7 +39,7 @@ class _ChannelProduct(nn.Module):
         self.conv = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[ndim - 1]
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_exporting() or torch.jit.is_tracing() or autocast_dtype(x) is not None:
+        if is_exporting() or torch.jit.is_tracing() or autocast_dtype(x) is not None:
             return self.conv(x, self.weight)
         return channel_product(self.weight.flatten(1), x.contiguous())
 
