@@ -55,7 +55,7 @@ def test_folded_inference() -> None:
 
 def test_a_wrong_host_gets_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CHASM, "forward", lambda self, x: 3 * x)
-    monkeypatch.setattr(hosts, "TOLERANCE", 1e-3)  # a fresh network adds little to its input
+    monkeypatch.setattr(hosts, "MAX_HOST_ERROR", 1e-3)  # a fresh network adds little to its input
     rows = {r["mixer"]: r for r in hosts.hifi(CPU, QUICK)}
     assert "wrong" in rows["chasm"]["note"]
     assert "time_ms" not in rows["chasm"]

@@ -86,9 +86,9 @@ def test_a_line_ends_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_or_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scaling.guess("size", 64, 32, 10.0) == 40.0
-    assert scaling.guess("batch", 8, 4, 10.0) == 20.0
-    monkeypatch.setattr(scaling, "PATIENCE_MS", 0.0)
+    assert scaling.expected_ms("size", 64, 32, 10.0) == 40.0
+    assert scaling.expected_ms("batch", 8, 4, 10.0) == 20.0
+    monkeypatch.setattr(scaling, "MAX_CALL_MS", 0.0)
     rows = [row for line in scaling.run(plan(mixers=["gfnet"]), ["batch"]) for row in line]
     for mixer in ("gfnet", "literal"):
         found = [("time_ms" in r, "over a second" in r.get("note", "")) for r in rows if r["mixer"] == mixer]
@@ -96,11 +96,11 @@ def test_or_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_the_oracle_does_not_fit_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "ORACLE_ELEMENTS", 32 * 16 * 16)
+    monkeypatch.setattr(scaling, "MAX_ORACLE_ELEMENTS", 32 * 16 * 16)
     rows = [row for line in scaling.run(plan(mixers=["gfnet"]), ["size"]) for row in line if row["mixer"] == "gfnet"]
     assert [r["n"] for r in rows if "error" in r] == [8, 15, 16]
     assert all(r["note"] == "float64 compared at 1x32x16x16" and r["time_ms"] > 0 for r in rows if r["n"] > 16)
-    monkeypatch.setattr(scaling, "ORACLE_ELEMENTS", 0)
+    monkeypatch.setattr(scaling, "MAX_ORACLE_ELEMENTS", 0)
     rows = [row for line in scaling.run(plan(mixers=["gfnet"]), ["size"]) for row in line]
     assert all("time_ms" not in r and "never compared" in r["note"] for r in rows)
 

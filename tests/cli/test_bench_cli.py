@@ -1,6 +1,8 @@
 """`chasm bench`: tables on the terminal, and the same in files with their provenance."""
 
 import csv
+import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 from chasm import ops
 from chasm.bench import clock, table
 from chasm.cli.app import app
+from chasm.cli.bench import bench
 
 SMALL = ["--device", "cpu", "--seconds", "0.001"]
 
@@ -81,7 +84,8 @@ def test_mistakes_are_one_line_and_nothing_is_measured(monkeypatch: pytest.Monke
     assert "expected hifi or unet" in run("hosts", "--host", "vit", code=3)
 
 
-def test_help_names_every_form_and_mode() -> None:
+def test_help_names_every_form_and_mode_and_no_other() -> None:
     told = run("--help")
-    for name in (*ops.FORMS, *table.MODES):
-        assert f" {name}" in told
+    assert all(f" {name}" in told for name in table.MODES)
+    listed = signature(bench).parameters["form"].default.help.removeprefix("How CHASM is computed: ").rstrip(".")
+    assert re.split(", | or ", listed) == ["auto", *ops.FORMS]

@@ -1,1 +1,1 @@
-"""Measuring speed: `chasm bench`. No time is shown of what has not just been compared with a float64 oracle."""
+"""Speed measurements of `chasm bench`. A time is shown only if the result has just been compared with float64."""

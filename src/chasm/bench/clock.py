@@ -1,7 +1,7 @@
-"""Clocks: CUDA events, calls captured in a CUDA graph, peak memory, and what a device does at best.
+"""Clocks: CUDA events, calls captured in a CUDA graph, peak memory, and the peak rates of a device.
 
-A call takes the number of the input set it runs on. Sets are rotated, so that at small shapes the caches do not
-hold what is read.
+A call takes the number of the input set to run on. Sets are rotated, so that caches do not hold the inputs of small
+shapes.
 """
 
 import gc
@@ -20,35 +20,48 @@ Call = Callable[[int], dict[str, Tensor]]
 
 
 class Timing(NamedTuple):
+    """Milliseconds per call."""
+
     median_ms: float
     best_ms: float
 
 
 class Pace(NamedTuple):
-    """How long to measure one thing: seconds, and the fewest and most calls."""
+    """How long to measure one row: about this many seconds, with at least and at most so many calls."""
 
     seconds: float = 0.025
-    least: int = 5
-    most: int = 40
+    min_calls: int = 5
+    max_calls: int = 40
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: Pace, calls: int = 1) -> Timing:
-    """Time of a call; `calls`: how many of them one invocation stands for. Call it once before, to warm up.
+    """Time a call that has already run once.
 
-    On CUDA events around every call, read after the last one: a call that keeps the device waiting for launches
-    costs what it costs a user, one that does not is timed by the device alone.
+    On CUDA, events are recorded around every call and read after the last one. A call that keeps the device waiting
+    for launches is therefore charged for the wait, as its user would be.
+
+    Args:
+        call: called with the number of an input set.
+        sets: number of input sets.
+        device: device that the call runs on.
+        pace: how long to measure.
+        calls: number of calls that one invocation stands for, for a graph that holds several.
+
+    Returns:
+        Median and best time of one call.
     """
     synchronize(device)
     start = time.perf_counter()
     call(0)
     synchronize(device)
     estimate = max(time.perf_counter() - start, 1e-6)
-    repeats = min(max(round(pace.seconds / estimate), pace.least), pace.most)
+    repeats = min(max(round(pace.seconds / estimate), pace.min_calls), pace.max_calls)
     found = []
     if device.type == "cuda":
         for i in range(max(repeats // 5, 1)):
@@ -69,7 +82,15 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
 
 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
-    """Memory a call takes beyond what was there before it; only CUDA's allocator knows."""
+    """Run a call and return the memory that it takes beyond what was allocated before.
+
+    Args:
+        call: called once.
+        device: device that the call runs on.
+
+    Returns:
+        MiB on CUDA. None on other devices, which do not count.
+    """
     if device.type != "cuda":
         call()
         return None
@@ -82,29 +103,47 @@ def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
 
 
 class NotCapturableError(RuntimeError):
-    """A call waits for the host, so no CUDA graph can hold it."""
+    """The call waits for the host, so that a CUDA graph cannot hold it."""
 
 
 class Captured(NamedTuple):
-    """One call on every input set in turn, as one CUDA graph."""
+    """A CUDA graph of one call on each input set.
+
+    Attributes:
+        replay: runs the graph.
+        results: results of the first set, which every replay overwrites.
+        peak_mib: memory that the calls take.
+    """
 
     replay: Callable[[], None]
-    results: dict[str, Tensor]  # of set 0, written again by every replay
+    results: dict[str, Tensor]
     peak_mib: float
 
 
 def capture(call: Call, sets: int, device: torch.device) -> Captured:
-    """The calls of a whole round as one graph: what a call costs inside the captured step of a training loop.
+    """Capture one call on each input set as one graph, to measure a call inside the captured step of a training loop.
 
-    Whether a call waits for the host is found out before capturing: a failed capture would leave torch's allocator
-    and random generators in a state that later calls trip over.
+    A check before the capture finds out if the call waits for the host, because a failed capture would leave torch's
+    allocator and random generators in a state that breaks later calls.
+
+    Args:
+        call: called with the number of an input set; returns tensors by name.
+        sets: number of input sets.
+        device: a CUDA device.
+
+    Returns:
+        The graph and its results.
+
+    Raises:
+        NotCapturableError: if the call waits for the host.
+        torch.OutOfMemoryError: if the graph does not fit.
     """
     stream = capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # an empty slot
-        call(0)  # libraries make their handles and plans
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # the identity mixer runs no kernel
+        call(0)  # libraries create their handles and plans
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -116,7 +155,7 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
         finally:
             torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # a graph has memory of its own: what the calls before it kept would halve the rest
+        torch.cuda.empty_cache()  # a graph has its own memory pool, which needs what earlier calls left in the cache
         graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -135,13 +174,13 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures: what libraries and warm-ups leave behind belongs to a stream."""
+    """Return the stream of all captures. Libraries keep workspaces per stream, so one stream keeps them few."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage collection during a capture could free tensors of other streams, which a capture does not allow."""
+    """Switch garbage collection off: it could free tensors of other streams, which a capture does not allow."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -152,12 +191,21 @@ def no_collection() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type."""
     lines = str(error).strip().splitlines()
     return lines[0][:120] if lines else type(error).__name__
 
 
 def input_sets(touched_bytes: int, device: torch.device) -> int:
-    """How many sets are rotated where a call touches this much: a round should pass twice what the last cache holds."""
+    """Return how many input sets to rotate, so that one round moves twice the size of the last cache.
+
+    Args:
+        touched_bytes: bytes that one call reads and writes.
+        device: device that the call runs on.
+
+    Returns:
+        1 to 8; always 1 on a CPU.
+    """
     if device.type != "cuda":
         return 1
     cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 2**26)
@@ -165,17 +213,24 @@ def input_sets(touched_bytes: int, device: torch.device) -> int:
 
 
 class Limits(NamedTuple):
-    """What the device does at best, measured in the same run."""
+    """Peak rates of the device, measured in the same run.
 
-    copy_gb_per_s: float  # read plus written
-    gemm_tflop_per_s: float  # bfloat16 on CUDA, float32 on a CPU
+    Attributes:
+        copy_gb_per_s: bytes read plus bytes written by a copy.
+        gemm_tflop_per_s: rate of a large matrix product, bfloat16 on CUDA and float32 on a CPU.
+    """
+
+    copy_gb_per_s: float
+    gemm_tflop_per_s: float
 
     def floor_ms(self, moved_bytes: float) -> float:
+        """Return the least time to move this many bytes through memory."""
         return moved_bytes / self.copy_gb_per_s / 1e6
 
 
 @torch.no_grad()
 def measure_limits(device: torch.device) -> Limits:
+    """Measure the peak rates of a device."""
     gpu = device.type == "cuda"
     pace = Pace(0.05, 10, 40)
     source = torch.ones(2**28 if gpu else 2**23, device=device)  # 1 GiB on a GPU

@@ -1,11 +1,11 @@
-"""Bases and hosts: what CHASM costs where it is used.
+"""Times of bases and hosts: the cost of CHASM where it is used.
 
-bases   all orthogonal bases of a HiFi-Mamba host, forward and backward, beside torch's matrix exponential
-hifi    a training step (forward, loss, backward, AdamW) under bfloat16 autocast, CHASM over empty (identity) slots;
-        with graphs, forward and backward are captured as `train.cuda_graph` does
-unet    inference in bfloat16, CHASM folded to constants, over the same network with empty slots
+bases   all orthogonal bases of a HiFi-Mamba host, forward and backward, and torch's matrix exponential
+hifi    a training step (forward, loss, backward, AdamW) under bfloat16 autocast, with CHASM and with empty (identity)
+        slots; in mode "graph", forward and backward are captured as `train.cuda_graph` does
+unet    inference in bfloat16, with CHASM folded to constants and with empty slots
 
-Before a host is timed its output is compared with that of the same network in float64, paper-literal in its slots.
+Before a host is timed, its output is compared with the same network in float64 with paper-literal blocks in its slots.
 """
 
 import copy
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import chasm
 from chasm import ops
 from chasm.backbones import create_backbone
-from chasm.bench.clock import Pace, capture, clock, peak_mib
+from chasm.bench.clock import Captured, Pace, capture, clock, peak_mib
 from chasm.bench.literal import LiteralBlock
 from chasm.bench.subjects import LAYOUTS, errors
 from chasm.bench.table import reason
@@ -49,14 +49,19 @@ HOSTS = {
     "error": "error",
 }
 COLUMNS = (*HOSTS, "times_literal", "grad_error", "worst_gradient", "note")
-TOLERANCE = 5e-2  # of a whole network in bfloat16
+MAX_HOST_ERROR = 5e-2  # relative error of a whole network in bfloat16
 
 
 def guarded(row: Row, measure: Callable[[], Row]) -> Row:
-    """The row with what was measured, or with the reason why it could not be."""
+    """Return the row with its measurements, or with a note that says why it could not be measured.
+
+    Args:
+        row: the row so far.
+        measure: returns the measured fields.
+    """
     try:
         return row | measure()
-    except Exception as e:  # the other rows still count
+    except Exception as e:  # the other rows are still measured
         return row | {"note": reason(e)}
 
 
@@ -64,6 +69,12 @@ def guarded(row: Row, measure: Callable[[], Row]) -> Row:
 
 
 def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
+    """Yield the rows of the bases: torch's matrix exponential first, then `chasm.ops.orthogonal_basis`.
+
+    Args:
+        device: device to measure on.
+        pace: how long to measure each row.
+    """
     count, channels = (12, 96) if device.type == "cuda" else (4, 32)
     generator = torch.Generator().manual_seed(0)
     entries = channels * (channels - 1) // 2
@@ -96,13 +107,13 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
                 captured = capture(call, 1, device) if mode == "graph" else None
                 if captured is not None:
                     for result in captured.results.values():
-                        result.fill_(float("nan"))  # what a replay does not write shows
+                        result.fill_(float("nan"))  # shows results that the replay does not write
                     captured.replay()
                 error, grad_error, worst = errors(captured.results if captured else call(0), exact)
                 found = {"error": error, "grad_error": grad_error, "worst_gradient": worst}
                 if not (error <= 1e-4 and grad_error <= 1e-2):
                     return found | {"note": f"wrong: error {error:.1e} of U, {grad_error:.1e} of its gradient"}
-                run: Callable[[int], object] = call if captured is None else partial(_again, captured.replay)
+                run: Callable[[int], object] = call if captured is None else partial(_replay, captured.replay)
                 return found | {"time_ms": time_of(run, device, pace), "peak_mib": peak_of(run, captured, device)}
 
             row = guarded({"what": f"{count} bases, C = {channels}: {what}", "mode": mode}, measure)
@@ -114,11 +125,28 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
 
 
 def time_of(run: Callable[[int], object], device: torch.device, pace: Pace) -> float:
+    """Time a call: the median on CUDA, the best on a CPU.
+
+    Args:
+        run: called with 0.
+        device: device that the call runs on.
+        pace: how long to measure.
+
+    Returns:
+        Milliseconds.
+    """
     timing = clock(run, 1, device, pace)
     return timing.median_ms if device.type == "cuda" else timing.best_ms
 
 
-def peak_of(run: Callable[[int], object], captured: Any, device: torch.device) -> float | None:
+def peak_of(run: Callable[[int], object], captured: Captured | None, device: torch.device) -> float | None:
+    """Return the memory that a call takes, in MiB.
+
+    Args:
+        run: called with 0 if it is not captured.
+        captured: the graph of the call, or None.
+        device: device that the call runs on.
+    """
     return captured.peak_mib if captured is not None else peak_mib(lambda: run(0), device)
 
 
@@ -126,7 +154,15 @@ def peak_of(run: Callable[[int], object], captured: Any, device: torch.device) -
 
 
 def host(name: str, mixer: str, size: int, device: torch.device, **options: Any) -> nn.Module:
-    """Always the same weights; bases and gains away from their initial point."""
+    """Create a backbone with the same weights in every call, and bases and gains away from their initial point.
+
+    Args:
+        name: name of the backbone.
+        mixer: name of the mixer in its slots.
+        size: height and width of the images.
+        device: device of the model.
+        **options: arguments of the backbone.
+    """
     torch.manual_seed(0)
     model = create_backbone(name, mixer=mixer, size=(size, size), **options)
     with torch.no_grad():
@@ -138,7 +174,7 @@ def host(name: str, mixer: str, size: int, device: torch.device, **options: Any)
 
 
 def literal_slots(model: nn.Module) -> nn.Module:
-    """A copy with the paper-literal block in every slot that holds CHASM."""
+    """Return a copy of a backbone in which paper-literal blocks replace CHASM."""
     model = copy.deepcopy(model)
     slots: Any = model.slots
     for name, slot in slots.items():
@@ -148,7 +184,14 @@ def literal_slots(model: nn.Module) -> nn.Module:
 
 
 def output_error(model: nn.Module, exact: nn.Module, batch: TaskBatch, dtype: torch.dtype) -> float:
-    """Of the first image, in eval, against `exact` in float64."""
+    """Return the relative error of a model's output for the first image of a batch.
+
+    Args:
+        model: model in eval mode.
+        exact: the same network, which runs in float64.
+        batch: from `make_batch`.
+        dtype: dtype of the model's input.
+    """
     x, mask = batch.input[:1], batch.mask
     with torch.no_grad():
         y = model(x.to(dtype), mask=mask).double()
@@ -158,12 +201,24 @@ def output_error(model: nn.Module, exact: nn.Module, batch: TaskBatch, dtype: to
 
 
 def make_batch(batch: int, size: int, device: torch.device) -> TaskBatch:
+    """Prepare random images for reconstruction, the same in every call.
+
+    Args:
+        batch: number of images.
+        size: height and width.
+        device: device of the batch.
+    """
     generator = torch.Generator(device).manual_seed(0)
     return Reconstruction().prepare(torch.rand(batch, 1, size, size, generator=generator, device=device))
 
 
 def hifi(device: torch.device, pace: Pace) -> Iterator[Row]:
-    """Rows of a training step: empty slots first, the paper-literal block, CHASM."""
+    """Yield the rows of a HiFi-Mamba training step: with empty slots, paper-literal blocks, and CHASM.
+
+    Args:
+        device: device to measure on.
+        pace: how long to measure each row.
+    """
     gpu = device.type == "cuda"
     batch, size = (8, 256) if gpu else (1, 32)
     options: dict[str, Any] = {} if gpu else {"width": 16, "groups": 2, "blocks": 1, "state": 4}
@@ -192,15 +247,23 @@ def _hifi_row(
     model.eval()
     with torch.autocast(device.type, torch.bfloat16):
         error = output_error(model, exact, batch, torch.float32)
-    if not error <= TOLERANCE:
-        return {"error": error, "note": f"wrong: error {error:.1e} of the output, allowed {TOLERANCE:.0e}"}
+    if not error <= MAX_HOST_ERROR:
+        return {"error": error, "note": f"wrong: error {error:.1e} of the output, allowed {MAX_HOST_ERROR:.0e}"}
     step = training_step(copy.deepcopy(model), batch, graph=mode == "graph")
-    peak = peak_mib(lambda: [step(0) for _ in range(5)], device)  # beyond the capture, whose memory counts
+    peak = peak_mib(
+        lambda: [step(0) for _ in range(5)], device
+    )  # enough steps to capture the graph, whose memory counts
     return {"error": error, "layout": "NCHW", "time_ms": time_of(step, device, pace), "peak_mib": peak}
 
 
 def training_step(model: nn.Module, batch: TaskBatch, *, graph: bool) -> Callable[[int], object]:
-    """Forward, loss, backward and AdamW under bfloat16 autocast, as `chasm train` runs them."""
+    """Return a step (forward, loss, backward, AdamW) under bfloat16 autocast, as `chasm train` runs it.
+
+    Args:
+        model: backbone to train.
+        batch: from `make_batch`.
+        graph: capture forward and backward in a CUDA graph.
+    """
     model.train()
     task = Reconstruction()
     optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
@@ -234,7 +297,12 @@ def _with_ratio(row: Row, base: dict[str, float], is_base: bool, key: str) -> Ro
 
 
 def unet(device: torch.device, pace: Pace) -> Iterator[Row]:
-    """Rows of inference: empty slots, then CHASM folded; each in its faster layout."""
+    """Yield the rows of U-Net inference: with empty slots and with folded CHASM, each in its faster layout.
+
+    Args:
+        device: device to measure on.
+        pace: how long to measure each row.
+    """
     gpu = device.type == "cuda"
     batches, size = ((1, 16), 256) if gpu else ((1, 2), 32)
     options: dict[str, Any] = {} if gpu else {"width": 8, "depth": 2, "levels": (0, 1, 2)}
@@ -248,7 +316,7 @@ def unet(device: torch.device, pace: Pace) -> Iterator[Row]:
                 yield _with_ratio(row, base, mixer == "identity", f"{batch} {mode}")
 
 
-def _again(replay: Callable[[], None], _: int) -> None:
+def _replay(replay: Callable[[], None], _: int) -> None:
     replay()
 
 
@@ -261,8 +329,8 @@ def _unet_row(mixer: str, mode: str, size: int, batch: TaskBatch, options: dict[
         model = copy.deepcopy(original) if mixer == "identity" else chasm.fold(original, example=batch.input)
         model = model.to(torch.bfloat16).to(memory_format=memory_format)  # type: ignore[call-overload]
         error = output_error(model, literal_slots(original), batch, torch.bfloat16)
-        if not error <= TOLERANCE:
-            return {"error": error, "note": f"wrong: error {error:.1e} of the output, allowed {TOLERANCE:.0e}"}
+        if not error <= MAX_HOST_ERROR:
+            return {"error": error, "note": f"wrong: error {error:.1e} of the output, allowed {MAX_HOST_ERROR:.0e}"}
         x = batch.input.to(torch.bfloat16).to(memory_format=memory_format)
 
         def call(_: int, model: nn.Module = model, x: Tensor = x) -> dict[str, Tensor]:
@@ -278,7 +346,7 @@ def _unet_row(mixer: str, mode: str, size: int, batch: TaskBatch, options: dict[
             captured.replay()
             if not torch.allclose(captured.results["y"], want, rtol=0.1, atol=0.1):
                 return {"error": error, "note": "wrong: the graph does not repeat the eager call"}
-            run = partial(_again, captured.replay)
+            run = partial(_replay, captured.replay)
         time = time_of(run, device, pace)
         if not best or time < best["time_ms"]:
             best = {"error": error, "layout": layout, "time_ms": time, "peak_mib": peak_of(run, captured, device)}

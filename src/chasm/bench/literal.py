@@ -1,4 +1,4 @@
-"""The CHASM block as a reader of the paper would write it: what our forms are timed against."""
+"""The CHASM block written directly from the paper's equations: the baseline for the times of all forms."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,19 @@ from chasm.ops import reference
 
 
 class LiteralBlock(torch.nn.Module):
-    """Shares the parameters of a `chasm.CHASM`; rebuilds both bases in every call, in training and in eval."""
+    """Computes the block of a `chasm.CHASM` from its parameters, and rebuilds both bases in every call.
+
+    Args:
+        mixer: mixer whose parameters are used.
+    """
 
     def __init__(self, mixer: chasm.CHASM) -> None:
         super().__init__()
         self.mixer = mixer
 
     def core(self, x: Tensor) -> Tensor:
-        with full_precision(x):  # cuFFT takes no bfloat16, so under autocast too the core is float32
+        """Return the spectral core of x, (B, C, H, W)."""
+        with full_precision(x):  # cuFFT has no bfloat16, so the core runs in float32 under autocast too
             z = x.to(torch.promote_types(x.dtype, torch.float32))
             for dim, axis in ((2, "ch"), (3, "cw")):
                 theta, gain_table, _ = self.mixer.axis_parameters(axis)

@@ -1,7 +1,8 @@
-"""Where the time of a HiFi-Mamba training step goes: by our own parts, and by kernel.
+"""Where the time of a HiFi-Mamba training step goes, by part of the network and by kernel.
 
-Parts are marked in the forward pass; a backward operation belongs to the part of the forward operation it
-differentiates, which torch's profiler links by number. A part inside another counts for itself only.
+Parts are marked in the forward pass. A backward operation belongs to the part of the forward operation that it
+differentiates; torch's profiler links the two by number. The time of a part inside another part counts only once, for
+the inner part.
 """
 
 import time
@@ -48,6 +49,13 @@ COLUMNS = ("part", "kernel", "time_ms", "share", "forward_ms", "calls")
 
 
 def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a mark around each call, which the profiler records.
+
+    Args:
+        name: name of the part.
+        function: function to wrap.
+    """
+
     def call(*args: Any, **kwargs: Any) -> Any:
         with record_function(MARK + name):
             return function(*args, **kwargs)
@@ -56,7 +64,7 @@ def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mark(model: nn.Module) -> None:
-    """Marks the parts of a host, for good. Not by hooks: those keep a mixer from its fastest kernels."""
+    """Mark the parts of a backbone permanently. Hooks would keep a mixer from its fastest kernels."""
     for module in model.modules():
         if type(module) in PARTS:
             module.forward = marked(PARTS[type(module)], module.forward)
@@ -67,7 +75,7 @@ def mark(model: nn.Module) -> None:
 
 @contextmanager
 def marked_functions() -> Iterator[None]:
-    """The parts that are no modules."""
+    """Mark the parts that are functions, inside this context."""
     scan, enforce, low_pass = ssm.selective_scan, Measurement.enforce, blocks.low_pass
     ssm.selective_scan = marked("selective scan", scan)
     blocks.low_pass = marked("low-pass filter", low_pass)
@@ -81,7 +89,16 @@ def marked_functions() -> Iterator[None]:
 
 
 def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> dict[str, Any]:
-    """Eager steps under bfloat16 autocast: wall-clock and busy milliseconds per step, rows by part and by kernel."""
+    """Profile eager training steps under bfloat16 autocast.
+
+    Args:
+        device: device to measure on.
+        mixer: name of the mixer in the slots.
+        steps: number of steps.
+
+    Returns:
+        Batch and image size, milliseconds per step by the clock and in kernels, and rows by part and by kernel.
+    """
     gpu = device.type == "cuda"
     batch, size = (8, 256) if gpu else (1, 32)
     options: dict[str, Any] = {} if gpu else {"width": 16, "groups": 2, "blocks": 1, "state": 4}
@@ -109,7 +126,7 @@ def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> 
 
 
 def _step(model: nn.Module, batch: TaskBatch) -> Callable[[], None]:
-    """Return a step as `chasm train` runs it, with the parts around the network marked."""
+    """Return a step as `chasm train` runs it, with the parts outside the network marked."""
     model.train()
     task = Reconstruction()
     optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
@@ -127,7 +144,16 @@ def _step(model: nn.Module, batch: TaskBatch) -> Callable[[], None]:
 
 
 def summarise(events: list[Any], steps: int, gpu: bool) -> tuple[list[Row], list[Row]]:
-    """Rows by part and by kernel (by operation on a CPU), largest first."""
+    """Add up the times of profiled events.
+
+    Args:
+        events: from torch's profiler.
+        steps: number of steps that were profiled.
+        gpu: count the times of kernels; on a CPU those of operations.
+
+    Returns:
+        Rows by part and rows by kernel, the largest first.
+    """
     origin = _origins(events)
     times: dict[str, float] = defaultdict(float)
     forward: dict[str, float] = defaultdict(float)
@@ -167,13 +193,13 @@ def summarise(events: list[Any], steps: int, gpu: bool) -> tuple[list[Row], list
 
 
 def _origins(events: list[Any]) -> dict[int, str]:
-    """Sequence number of a differentiable operation -> the part whose forward pass ran it."""
+    """Map the sequence number of each differentiable operation to the part whose forward pass ran it."""
     origin: dict[int, str] = {}
     for event in sorted(events, key=lambda e: e.time_range.start):
         if event.sequence_nr >= 0 and not _in_backward(event):
             part = _marked_parent(event)
             if part is not None:
-                origin[event.sequence_nr] = part  # the last with this number is the one that made the node
+                origin[event.sequence_nr] = part  # the last event with this number created the node
     return origin
 
 
@@ -192,7 +218,7 @@ def _in_backward(event: Any) -> bool:
 
 
 def _part_of(event: Any, origin: dict[int, str]) -> tuple[str, bool]:
-    """The part an event belongs to, and whether in the backward pass."""
+    """Return the part that an event belongs to, and True if it ran in the backward pass."""
     engine = next((e for e in _ancestors(event) if e.name.startswith("autograd::engine")), None)
     if engine is None:
         return _marked_parent(event) or "around the step", False

@@ -1,4 +1,4 @@
-"""Results for people and programs: CSV, Markdown, tables on a terminal."""
+"""Results as CSV files, Markdown pages and tables on a terminal."""
 
 import csv
 import io
@@ -25,13 +25,22 @@ TITLES = {
     "error": "error",
 }
 LEGEND = """\
-ms: median (CPU: fastest; there only ratios mean something). x literal: how many times faster than the paper-literal \
-eager block of the same dtype and pass (of a graph too: torch's matrix exponential waits for the host, no graph \
-holds it). x floor: how many times the time of moving the least number of maps. MiB: peak above the inputs. error: \
-relative to float64, of the output / the largest of the gradients."""
+ms: median time (on a CPU the fastest; there only ratios are meaningful). x literal: how many times faster than the \
+paper-literal eager block of the same dtype and pass (also for graph rows, since torch's matrix exponential waits for \
+the host and cannot be captured). x floor: time divided by the time to move the maps through memory. MiB: peak memory \
+above the inputs. error: relative to float64, of the output / the largest of the gradients."""
 
 
 def cell(field: str, row: Row) -> str:
+    """Return the text of a field in a table, "-" if the row does not have it.
+
+    Args:
+        field: name of the field.
+        row: the row.
+
+    >>> cell("time_ms", {"time_ms": 12.3456})
+    '12.3'
+    """
     value = row.get(field)
     if field == "shape" and value is not None:
         return "x".join(map(str, value))
@@ -58,21 +67,46 @@ def cell(field: str, row: Row) -> str:
 
 
 def significant(value: float) -> str:
-    """Three digits that count."""
+    """Return a number with about three significant digits.
+
+    >>> [significant(x) for x in (0.12345, 12.345, 1234.5)]
+    ['0.123', '12.3', '1234']
+    """
     return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def markdown(rows: Sequence[Row], titles: dict[str, str]) -> str:
-    """Return rows as a Markdown table; `titles` names the fields that are shown, and their columns."""
+    """Return rows as a Markdown table.
+
+    Args:
+        rows: rows of the table.
+        titles: title of each column, by the name of its field.
+    """
     return markdown_table(list(titles.values()), [[cell(field, row) for field in titles] for row in rows])
 
 
 def header(title: str, facts: dict[str, str]) -> str:
+    """Return the first lines of a Markdown page.
+
+    Args:
+        title: heading of the page.
+        facts: where and how the numbers were measured.
+    """
     return "\n".join([f"# {title}", "", *(f"- {name}: {value}" for name, value in facts.items())])
 
 
 def write(out: Path | None, text: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """OUT.md and OUT.csv."""
+    """Write OUT.md and OUT.csv.
+
+    Args:
+        out: path of both without its suffix; None writes nothing.
+        text: content of the page.
+        rows: rows of the CSV file.
+        columns: fields of the CSV file.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
     if out is None:
         return
     write_text(out.with_suffix(".md"), text.rstrip() + "\n")
@@ -89,7 +123,13 @@ def _plain(value: Any) -> Any:
 
 
 def show(rows: Sequence[Row], titles: dict[str, str], caption: str = "") -> None:
-    """Print rows as a table; one with a note is red."""
+    """Print rows as a table, those with a note in red.
+
+    Args:
+        rows: rows of the table.
+        titles: title of each column, by the name of its field.
+        caption: printed above the table.
+    """
     cells = [[cell(field, row) for field in titles] for row in rows]
     right = [title for field, title in titles.items() if field in NUMBERS]
     marked = [i for i, row in enumerate(rows) if row.get("note")]

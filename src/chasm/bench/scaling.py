@@ -1,8 +1,7 @@
-"""How cost grows: time against H = W at fixed C, against C at fixed size, against the batch; slopes and a picture.
+"""How time grows with H = W at fixed C, with C at fixed size, and with the batch; slopes and a picture.
 
-A sweep ends for a mixer where its memory does, or where one call would take over a second. Rows are compared with
-float64 as in the table; where the oracle itself does not fit, the largest size that was compared with it is named in
-the row.
+The sweep of a mixer ends when memory runs out, or when one call would take over a second. Each row is compared with
+float64 before it is timed. If the float64 oracle does not fit, the row names the largest size that was compared.
 """
 
 import csv
@@ -34,31 +33,42 @@ TITLES = {
     "error": "error",
 }
 COLUMNS = (*TITLES, "grad_error", "worst_gradient", "note")
-PATIENCE_MS = 1000.0
-LONG_MS = 20.0  # from here on in the layout that was the faster one before
-ORACLE_ELEMENTS = 2**24  # of one map: beyond that the float64 oracle takes longer than all the rest
+MAX_CALL_MS = 1000.0
+MAX_TWO_LAYOUTS_MS = 20.0  # longer calls run only in the layout that was faster at the size before
+MAX_ORACLE_ELEMENTS = 2**24  # for a larger map the float64 oracle takes longer than everything else
 
 
 def shapes(sweep: str, gpu: bool) -> list[tuple[int, Shape]]:
-    """(what grows, shape), growing. Doublings, and for sizes a few that are no power of two."""
+    """Return the points of a sweep, in growing order: the number that grows, and the shape.
+
+    Args:
+        sweep: one of `SWEEPS`. The numbers are powers of two; "size" has a few others, too.
+        gpu: larger shapes.
+    """
     if sweep == "size":
         sizes = [16, 32, 63, 64, 90, 128, 218, 256, 320, 512, 1024, 2048, 4096, 8192] if gpu else [8, 15, 16, 32, 64]
         return [(n, (2, 96, n, n) if gpu else (1, 32, n, n)) for n in sizes]
     if sweep == "channels":
-        widths = [32, 64, 96, *(2**i for i in range(7, 18))] if gpu else [16, 32, 64]  # as below
+        widths = [32, 64, 96, *(2**i for i in range(7, 18))] if gpu else [16, 32, 64]  # until memory runs out
         return [(n, (8, n, 64, 64) if gpu else (1, n, 16, 16)) for n in widths]
-    numbers = [2**i for i in range(14)] if gpu else [1, 2, 4]  # until memory ends the sweep
+    numbers = [2**i for i in range(14)] if gpu else [1, 2, 4]  # until memory runs out
     return [(n, (n, 96, 128, 128) if gpu else (n, 32, 16, 16)) for n in numbers]
 
 
 def names(plan: table.Plan) -> list[str]:
+    """Return the mixers of a sweep, the paper-literal block last."""
     return [*(m for m in plan.mixers if m != "identity"), LITERAL]
 
 
 def run(plan: table.Plan, sweeps: Sequence[str], tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of one point after the other, of all mixers: cut short, a sweep still compares them all.
+    """Yield the rows of all mixers, point by point, so that an interrupted sweep still compares them all.
 
-    CHASM runs in the form it chooses itself.
+    CHASM runs in the form that it chooses itself.
+
+    Args:
+        plan: mixers, dtypes and modes to measure.
+        sweeps: from `SWEEPS`.
+        tick: called with the name of each row before it is measured.
     """
     for sweep in sweeps:
         lines = [_line(plan, sweep, name, tick) for name in names(plan)]
@@ -67,13 +77,19 @@ def run(plan: table.Plan, sweeps: Sequence[str], tick: Callable[[str], None] = l
 
 
 def total(plan: table.Plan, sweeps: Sequence[str]) -> int:
+    """Return the number of rows, for a progress bar.
+
+    Args:
+        plan: mixers, dtypes and modes to measure.
+        sweeps: from `SWEEPS`.
+    """
     lines = len(names(plan)) * len(plan.dtypes) * len(plan.modes)
     return lines * sum(len(shapes(sweep, plan.device.type == "cuda")) for sweep in sweeps)
 
 
 def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[list[Row]]:
-    """The rows of one mixer, point by point."""
-    over: set[tuple[str, str]] = set()  # what has met the end of memory or patience
+    """Yield the rows of one mixer, point by point."""
+    finished: set[tuple[str, str]] = set()  # (dtype, mode) that ran out of memory or time
     last: dict[tuple[str, str], tuple[int, float, str]] = {}
     compared: dict[tuple[str, str], Shape] = {}
     for n, shape in shapes(sweep, plan.device.type == "cuda"):
@@ -82,15 +98,17 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
         kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in plan.modes))
         exact: dict[str, Any] = {}
         found: dict[str, Any] = {}
-        if torch.Size(shape).numel() <= ORACLE_ELEMENTS:
+        if torch.Size(shape).numel() <= MAX_ORACLE_ELEMENTS:
             oracle = partial(subjects.literal, shape, plan.device) if name == "chasm" else make
             found = table.exact_or_reason(oracle, kinds, shape, plan.device)
-            exact = {kind: values for kind, values in found.items() if not isinstance(values, str)}  # a reason: none
+            exact = {
+                kind: values for kind, values in found.items() if not isinstance(values, str)
+            }  # a string says why there is none
         for dtype in plan.dtypes:
             for mode in plan.modes:
                 tick(f"{sweep} {n} {dtype} {mode} {name}")
                 kind, graph = table.MODES[mode]
-                if (dtype, mode) in over or (graph and name == LITERAL):
+                if (dtype, mode) in finished or (graph and name == LITERAL):
                     continue
                 row: Row = {"sweep": sweep, "n": n, "shape": shape, "dtype": dtype, "mode": mode, "mixer": name}
                 if not exact and (dtype, mode) not in compared:
@@ -99,16 +117,16 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                 layouts: Iterable[str] = subjects.LAYOUTS
                 if (dtype, mode) in last:
                     before, time_ms, layout = last[dtype, mode]
-                    expected = guess(sweep, n, before, time_ms)
-                    if expected > PATIENCE_MS:
-                        over.add((dtype, mode))
+                    expected = expected_ms(sweep, n, before, time_ms)
+                    if expected > MAX_CALL_MS:
+                        finished.add((dtype, mode))
                         rows.append(row | {"note": "not run: a call would take over a second"})
                         continue
-                    if expected > LONG_MS:
+                    if expected > MAX_TWO_LAYOUTS_MS:
                         layouts = [layout]
                 row |= table.measure(make, shape, dtype, mode, exact.get(kind, {}), plan, layouts)
                 if row.get("note") == "out of memory":
-                    over.add((dtype, mode))
+                    finished.add((dtype, mode))
                 elif exact and "time_ms" in row:
                     compared[dtype, mode] = shape
                 elif "time_ms" in row:
@@ -116,13 +134,23 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                 if "time_ms" in row:
                     last[dtype, mode] = n, row["time_ms"], row["layout"]
                 rows.append(row)
-        del exact, found  # while the others have their turn
+        del exact, found  # free their memory for the other mixers
         table.free(plan.device)
         yield rows
 
 
-def guess(sweep: str, n: int, before: int, time_ms: float) -> float:
-    """Of the time at n, from the one before: work grows with the pixels, with C (its square lags) or with the batch."""
+def expected_ms(sweep: str, n: int, before: int, time_ms: float) -> float:
+    """Extrapolate the time of a call: it grows with the pixels, with C, or with the batch.
+
+    Args:
+        sweep: one of `SWEEPS`.
+        n: number to extrapolate to.
+        before: number that was measured.
+        time_ms: time at that number.
+
+    >>> expected_ms("size", 64, before=32, time_ms=10.0)
+    40.0
+    """
     return time_ms * (n / before) ** (2 if sweep == "size" else 1)
 
 
@@ -130,7 +158,7 @@ def _maker(name: str, shape: Shape, device: torch.device) -> Callable[[], subjec
     if name == LITERAL:
         return partial(subjects.literal, shape, device)
     if name == "chasm":
-        return partial(subjects.ours, shape, "auto", device)
+        return partial(subjects.chasm_subject, shape, "auto", device)
     return partial(subjects.rival, name, shape, device)
 
 
@@ -148,7 +176,14 @@ SLOPES = {
 
 
 def slopes(rows: Sequence[Row]) -> list[Row]:
-    """Exponent p of time ~ n^p of every line, fitted over the largest half of its doublings (three points or more)."""
+    """Fit the exponent p of time ~ n^p for each mixer, dtype and mode.
+
+    Args:
+        rows: rows of sweeps.
+
+    Returns:
+        One row per fit. It uses the larger half of the powers of two, and at least three of them.
+    """
     found = []
     for key in dict.fromkeys(_key(r) for r in rows):
         points = sorted((r["n"], r["time_ms"]) for r in rows if _key(r) == key and r.get("time_ms") is not None)
@@ -167,7 +202,7 @@ def _key(row: Row) -> tuple[str, str, str, str]:
 
 
 def _fit(x: list[float], y: list[float]) -> float:
-    """Slope of the least-squares line."""
+    """Return the slope of the least-squares line."""
     mx, my = sum(x) / len(x), sum(y) / len(y)
     return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
 
@@ -176,7 +211,17 @@ def _fit(x: list[float], y: list[float]) -> float:
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a CSV file that `chasm bench scaling` wrote."""
+    """Read a CSV file that `chasm bench scaling` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its rows.
+
+    Raises:
+        ValueError: if a column is missing.
+    """
     with open(path, newline="") as f:
         reader = csv.DictReader(f)
         missing = {"sweep", "dtype", "mode", "mixer", "n", "time_ms"} - set(reader.fieldnames or ())
@@ -188,9 +233,15 @@ def read(path: Path) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
-    """Time per call against size: a panel for every mode and dtype, a line for every mixer, CHASM's on top.
+    """Draw time against size: a panel for each mode and dtype, a line for each mixer.
 
-    `where` says on what it was measured, below the picture.
+    Args:
+        rows: rows of the sweep over sizes; others are ignored.
+        path: picture to write; its suffix chooses the format.
+        where: line below the picture that says where it was measured.
+
+    Raises:
+        ValueError: if no row of the sweep over sizes has a time.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -217,7 +268,7 @@ def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
             elif mixer == LITERAL:
                 style |= {"color": "#c1121f", "linestyle": "--"}
             else:
-                style |= {"color": f"C{i}" if i != 3 else "C8"}  # C3 is red, which is CHASM's
+                style |= {"color": f"C{i}" if i != 3 else "C8"}  # C3 is red, the colour of CHASM
             style |= {"label": label, "marker": markers[i % len(markers)]}
             axis.plot([n for n, _ in points], [t for _, t in points], **style)
         axis.set_xscale("log", base=2)
@@ -226,7 +277,7 @@ def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
         axis.set_xticks(ticks, [str(n) for n in ticks])
         axis.minorticks_off()
         axis.set_xlabel("H = W")
-        axis.set_title(f"{WORDS.get(mode, mode)}, {dtype}", fontsize=11)
+        axis.set_title(f"{MODE_TITLES.get(mode, mode)}, {dtype}", fontsize=11)
         axis.grid(True, color="0.9")
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
@@ -237,7 +288,7 @@ def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
     write_atomic(path, lambda p: figure.savefig(p, format=path.suffix[1:] or "png"))
 
 
-WORDS = {
+MODE_TITLES = {
     "core": "core forward",
     "core-graph": "core forward in a CUDA graph",
     "eval": "forward",

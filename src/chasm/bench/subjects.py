@@ -1,4 +1,4 @@
-"""What is timed: the paper-literal block, CHASM in each of its forms, and every rival as its users run it."""
+"""The blocks that are timed: the paper-literal block, CHASM in each of its forms, and all other mixers (rivals)."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -16,19 +16,29 @@ from chasm.mixers import CHASM, MIXERS, create_slot
 
 Shape = tuple[int, int, int, int]  # B, C, H, W
 LITERAL = "literal"
-PURE_CORES = ("gfnet",)  # rivals that are a spectral core and nothing else, timed beside ours without identity path
+PURE_CORES = ("gfnet",)  # rivals that are only a spectral core; mode "core" times them without the identity path
 
 
 @dataclass
 class Subject:
+    """A block to time.
+
+    Attributes:
+        mixer: name of the mixer.
+        form: form of CHASM, or another word for how the block runs.
+        module: the block with float32 parameters; bfloat16 runs under autocast.
+        core: its spectral core, with the same parameters, if it has one.
+        chasm: the mixer if it is CHASM, to ask which form runs.
+    """
+
     mixer: str
     form: str
-    module: nn.Module  # the block; float32 parameters, run under autocast for bfloat16
-    core: Callable[[Tensor], Tensor] | None = None  # the spectral core alone, of the same parameters
-    chasm: CHASM | None = None  # who can say which form runs
+    module: nn.Module
+    core: Callable[[Tensor], Tensor] | None = None
+    chasm: CHASM | None = None
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By the names they have in the mixer, whatever is around it."""
+        """Return the parameters by their names in the mixer, without the prefixes of wrappers."""
         wrappers = ("_orig_mod.", "mixer.")
         found = {}
         for name, p in self.module.named_parameters():
@@ -39,9 +49,14 @@ class Subject:
 
 
 def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
-    """A mixer away from its initial point, where bases and gains are not trivial. Always the same one.
+    """Create a CHASM mixer away from its initial point, the same in every call.
 
-    What it adds is made about as large as x, so that the residual does not hide an error of it.
+    Its branch is about as large as x, so that the residual does not hide an error.
+
+    Args:
+        shape: of the input.
+        form: form of the mixer.
+        device: device of the mixer.
     """
     torch.manual_seed(0)
     mixer = CHASM(shape[1], size=shape[2:], form=form)
@@ -55,48 +70,81 @@ def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
 
 
 def literal(shape: Shape, device: torch.device) -> Subject:
+    """Return the paper-literal block.
+
+    Args:
+        shape: of the input.
+        device: device of the block.
+    """
     block = LiteralBlock(chasm_block(shape, "auto", device))
     return Subject(LITERAL, "eager", block, block.core)
 
 
 def compiled_literal(shape: Shape, device: torch.device) -> Subject:
-    torch.compiler.reset()  # else one more shape is a reason to compile for all shapes
+    """Return the paper-literal block under torch.compile.
+
+    Args:
+        shape: of the input.
+        device: device of the block.
+    """
+    torch.compiler.reset()  # otherwise a second shape makes torch compile for dynamic shapes
     block = LiteralBlock(chasm_block(shape, "auto", device))
     return Subject(LITERAL, "compiled", torch.compile(block), torch.compile(block.core))  # type: ignore[arg-type]
 
 
-def ours(shape: Shape, form: str, device: torch.device) -> Subject:
+def chasm_subject(shape: Shape, form: str, device: torch.device) -> Subject:
+    """Return CHASM in one of its forms.
+
+    Args:
+        shape: of the input.
+        form: "auto" or one of `chasm.ops.FORMS`.
+        device: device of the block.
+    """
     mixer = chasm_block(shape, form, device)
     return Subject("chasm", form, mixer, mixer.core, mixer)
 
 
 def rival(name: str, shape: Shape, device: torch.device) -> Subject:
-    """In a slot of its own: the mixer, and the identity path where it brings none."""
+    """Return another mixer in a slot, which adds the identity path if the mixer has none.
+
+    Args:
+        name: name of the mixer.
+        shape: of the input.
+        device: device of the block.
+    """
     torch.manual_seed(0)
     slot = create_slot(name, shape[1], shape[2:]).to(device)
     with torch.no_grad():
         for p in slot.parameters():
-            if not p.any():  # sampling offsets of exactly zero have no gradient to compare, only two one-sided ones
+            if not p.any():  # at sampling offsets of exactly zero only one-sided derivatives exist
                 p.add_(0.01 * torch.randn_like(p))
     return Subject(name, "-", slot, slot.mixer if name in PURE_CORES else None)  # type: ignore[arg-type]
 
 
 def fresh(subject: Subject) -> Subject:
-    """A copy with its own buffers (running statistics move in training) and no cached constants."""
-    if subject.form == "compiled":  # stateless, and a copy would be compiled again
+    """Return a copy with its own running statistics and without cached constants."""
+    if subject.form == "compiled":  # it has no state, and a copy would be compiled again
         return subject
     return copy.deepcopy(subject)
 
 
 def rivals() -> list[str]:
+    """Return the names of all mixers but CHASM."""
     return [name for name in MIXERS.list() if name != "chasm"]
 
 
 def forms(device: torch.device) -> list[str]:
+    """Return "auto" and the forms of CHASM that run on a device."""
     return ["auto", *(form for form in ops.FORMS if form not in ops.GPU_FORMS or device.type == "cuda")]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Return bfloat16 autocast, which is off for other dtypes.
+
+    Args:
+        device: device of the inputs.
+        dtype: dtype of the inputs.
+    """
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
@@ -105,7 +153,18 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device: torch.device) -> Inputs:
-    """Numbers that bfloat16 holds exactly: one oracle then serves every dtype."""
+    """Return random inputs that bfloat16 represents exactly, so that all dtypes share one oracle.
+
+    Args:
+        shape: of the input.
+        dtype: of the input.
+        layout: a key of `LAYOUTS`.
+        sets: number of input sets.
+        device: device of the inputs.
+
+    Returns:
+        For each set x and the gradient of the output.
+    """
     generator = torch.Generator(device).manual_seed(1)
     pairs = []
     for _ in range(sets):
@@ -121,8 +180,19 @@ def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device
 
 
 def call_of(subject: Subject, kind: str, inputs: Inputs, dtype: torch.dtype) -> Call:
-    """kind "core": the core in eval, constants cached; "eval": the block without gradient; "step": forward and
-    backward in training, bases included. Results by name: y, x (its gradient) and parameters (theirs)."""
+    """Return the call that is timed.
+
+    Args:
+        subject: the block; its mode is set to training or eval.
+        kind: "core" (spectral core in eval, with cached constants), "eval" (block without gradient) or "step" (forward
+            and backward in training, including the bases).
+        inputs: from `make_inputs`.
+        dtype: dtype of the inputs.
+
+    Returns:
+        A function of the number of an input set. It returns the output "y" and, for "step", the gradients of "x" and
+        of each parameter by its name.
+    """
     device = inputs[0][0].device
     if kind == "step":
         subject.module.train()
@@ -151,7 +221,13 @@ def call_of(subject: Subject, kind: str, inputs: Inputs, dtype: torch.dtype) -> 
 
 
 def form_that_runs(subject: Subject, kind: str, x: Tensor) -> str:
-    """ "auto (dft)": what the mixer's own choice is here."""
+    """Return the form that runs, for example "auto (circulant)".
+
+    Args:
+        subject: the block.
+        kind: "core", "eval" or "step".
+        x: input of the block.
+    """
     if subject.chasm is None or subject.form != "auto":
         return subject.form
     subject.chasm.train(kind == "step")
@@ -160,9 +236,17 @@ def form_that_runs(subject: Subject, kind: str, x: Tensor) -> str:
 
 
 def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, float, str]:
-    """Relative error of y, the largest among the gradients, and whose that is.
+    """Compare results with the exact ones.
 
-    A gradient that is zero up to rounding (a bias before a batch norm) is measured on the scale of the largest one.
+    The error of a gradient that is zero up to rounding (a bias before a batch norm) is relative to the largest one.
+
+    Args:
+        found: results of a call.
+        exact: the same in float64.
+
+    Returns:
+        The relative error of y, the largest relative error of a gradient, and the name of that gradient. Both errors
+        are NaN if a result is missing.
     """
     names = list(exact)
     missing = [name for name in names if name not in found]
@@ -171,11 +255,11 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, f
     with torch.no_grad():
         pairs = [((found[n].double() - exact[n]).norm(), exact[n].norm()) for n in names]
         values = dict(zip(names, torch.tensor([[float(a) for a in pair] for pair in pairs]).tolist(), strict=True))
-    own = max((size for name, (_, size) in values.items() if name not in ("y", "x")), default=0.0)
+    largest = max((size for name, (_, size) in values.items() if name not in ("y", "x")), default=0.0)
 
     def relative(name: str) -> float:
         difference, size = values[name]
-        return float(difference / max(size, 1e-3 * own if name not in ("y", "x") else 0.0, 1e-30))
+        return float(difference / max(size, 1e-3 * largest if name not in ("y", "x") else 0.0, 1e-30))
 
     gradients = {name: relative(name) for name in names if name != "y"}
     if any(g != g for g in gradients.values()):
@@ -186,7 +270,17 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, f
 
 
 def exact_results(subject: Subject, kinds: Iterable[str], shape: Shape, device: torch.device) -> dict[str, Any]:
-    """Float64 results by kind; of CHASM, let `subject` be the paper-literal block."""
+    """Compute the results of a block in float64.
+
+    Args:
+        subject: the block; for CHASM, pass the paper-literal block.
+        kinds: from "core", "eval" and "step".
+        shape: of the input.
+        device: device to compute on.
+
+    Returns:
+        The results of each kind.
+    """
     found: dict[str, Any] = {}
     for kind in kinds:
         if kind == "core" and subject.core is None:

@@ -1,18 +1,20 @@
-"""The table: shape x dtype x mode x (mixer and form), each row compared with a float64 oracle before it is timed.
+"""The table of shapes, dtypes, modes, mixers and forms. Each row is compared with float64 before it is timed.
 
-Modes   core        spectral core forward, in eval, constants cached
-        core-graph  the same captured in a CUDA graph
-        eval        block forward, no gradient
-        step        block forward and backward in training, bases included, eager
-        graph       the same captured in a CUDA graph, as `train.cuda_graph` does with a whole training step
+Modes   core        forward of the spectral core in eval, with cached constants
+        core-graph  core, captured in a CUDA graph
+        eval        forward of the block without gradient
+        step        forward and backward of the block in training, including the bases, eager
+        graph       step, captured in a CUDA graph, as `train.cuda_graph` does with a whole training step
 
-Floor   the maps that have to pass through memory, in the input's dtype, at the speed of a copy in the same run.
-        core 4: x in, z out (first axis), z in, y out (second axis). eval 5: the residual reads x again.
-        step 12: those 5; backward gy, z in and gz out; gz, x in, gy again (residual), gx out.
-        Rows of rivals are divided by the same floor, so that ratios compare.
+Floor   the time to move the maps through memory, in the dtype of the input, at the speed of a copy in the same run.
+        core moves 4 maps: the first axis reads x and writes z, the second reads z and writes y.
+        eval moves 5: the residual reads x, too.
+        step moves 12: those 5, then the backward pass reads gy and z, writes gz, reads gz, x and gy (residual),
+        and writes gx.
+        The times of rivals are divided by the same floor.
 
-Rivals run as their users run them: float32 parameters, under autocast for bfloat16. Every row is measured with NCHW
-and with channels-last (NHWC) input, and shows the faster. float32 means float32: TF32 is off.
+All mixers have float32 parameters and run under autocast for bfloat16. Every row is measured with NCHW and with
+channels-last (NHWC) input and shows the faster of the two. TF32 is off.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +41,7 @@ from chasm.bench.clock import (
 from chasm.bench.subjects import LITERAL, Shape, Subject
 from chasm.common.registry import OWN_NAME_HINT, suggest
 
-# Mode -> what runs, and whether inside a CUDA graph.
+# Mode: the kind of call, and True inside a CUDA graph.
 MODES = {
     "core": ("core", False),
     "core-graph": ("core", True),
@@ -47,12 +49,12 @@ MODES = {
     "step": ("step", False),
     "graph": ("step", True),
 }
-MAPS = {"core": 4, "eval": 5, "step": 12}  # of the floor
+MOVED_MAPS = {"core": 4, "eval": 5, "step": 12}  # through memory, for the floor
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-# Relative errors, of the output and of gradients. Looser for the others: torch's float32 matrix exponential, and batch
-# norms and ReLUs whose gradients turn on single roundings.
-OURS = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 5e-2)}
-OTHERS = {"float32": (1e-3, 1e-2), "bf16": (5e-2, 0.5)}
+# Allowed relative errors of output and gradients. Rivals and the paper-literal block get more: torch's float32 matrix
+# exponential is less exact, and one rounding can flip the gradient of a ReLU.
+MAX_CHASM_ERRORS = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 5e-2)}
+MAX_RIVAL_ERRORS = {"float32": (1e-3, 1e-2), "bf16": (5e-2, 0.5)}
 GPU_SHAPES: list[Shape] = [
     (8, 96, 256, 256),
     (8, 96, 128, 128),
@@ -74,7 +76,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Empty lists stand for everything."""
+    """What to measure, as `make_plan` checked it."""
 
     device: torch.device
     limits: Limits
@@ -87,7 +89,7 @@ class Plan:
     pace: Pace
 
     def rows(self) -> int:
-        """How many there will be, for a progress bar."""
+        """Return the number of rows, for a progress bar."""
         kinds = {MODES[mode][0] for mode in self.modes}
         per_mode = {m: sum(1 for _ in self._names(MODES[m][0])) for m in self.modes}
         return len(self.shapes) * len(self.dtypes) * (len(kinds) * (1 + self.compiled) + sum(per_mode.values()))
@@ -110,18 +112,36 @@ def make_plan(
     compiled: bool = False,
     pace: Pace | None = None,
 ) -> Plan:
-    """Names checked, defaults filled in; where no limits are given, the device's are measured, last of all."""
+    """Check the names of what to measure, and fill in defaults.
+
+    Args:
+        device: device to measure on.
+        limits: peak rates of the device; measured if None.
+        shapes: of the inputs.
+        dtypes: from `DTYPES`.
+        modes: from `MODES`.
+        mixers: names of mixers.
+        forms: "auto" or names of `chasm.ops.FORMS`.
+        compiled: also measure the paper-literal block under torch.compile.
+        pace: how long to measure each row.
+
+    Returns:
+        The plan. An argument that is None or empty stands for everything that the device can run.
+
+    Raises:
+        ValueError: if a name is unknown, or needs a GPU on a CPU.
+    """
     gpu = device.type == "cuda"
-    for kind, given, known in (
+    for kind, names, known in (
         ("dtype", dtypes, list(DTYPES)),
         ("mode", modes, list(MODES)),
         ("mixer", mixers, ["chasm", *subjects.rivals()]),
         ("form", forms, ["auto", *ops.FORMS]),
     ):
-        for name in given or []:
+        for name in names or []:
             if name not in known:
-                own = f" {OWN_NAME_HINT}" if kind == "mixer" else ""
-                raise ValueError(f"unknown {kind} {name!r}: {suggest(name, known)}{own}")
+                hint = f" {OWN_NAME_HINT}" if kind == "mixer" else ""
+                raise ValueError(f"unknown {kind} {name!r}: {suggest(name, known)}{hint}")
     wants_gpu = [f"mode {m!r}" for m in modes or [] if MODES[m][1]]
     wants_gpu += [f"form {f!r}" for f in forms or [] if f in ops.GPU_FORMS]
     if wants_gpu and not gpu:
@@ -140,11 +160,16 @@ def make_plan(
 
 
 def run(plan: Plan, tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
-    """The rows of one shape after the other. `tick` is called with the name of each row before it is measured."""
+    """Measure, and yield the rows of each shape.
+
+    Args:
+        plan: what to measure.
+        tick: called with the name of each row before it is measured.
+    """
     for shape in plan.shapes:
         rows = list(_rows_of(plan, shape, tick))
         order = {mode: i for i, mode in enumerate(MODES)}
-        rows.sort(key=lambda r: (plan.dtypes.index(r["dtype"]), order[r["mode"]]))  # stable: subjects keep their order
+        rows.sort(key=lambda r: (plan.dtypes.index(r["dtype"]), order[r["mode"]]))  # stable: mixers keep their order
         yield rows
         free(plan.device)
 
@@ -164,7 +189,7 @@ def _rows_of(plan: Plan, shape: Shape, tick: Callable[[str], None]) -> Iterator[
             if (name, form) == (LITERAL, "eager"):
                 of_literal[dtype, kind] = time
             base = of_literal.get((dtype, kind))
-            moved = MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize
+            moved = MOVED_MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize
             found["times_literal"] = base / time if base is not None else None
             found["times_floor"] = time / plan.limits.floor_ms(moved)
         return found
@@ -172,13 +197,13 @@ def _rows_of(plan: Plan, shape: Shape, tick: Callable[[str], None]) -> Iterator[
     literal = partial(subjects.literal, shape, plan.device)
     compiled = partial(subjects.compiled_literal, shape, plan.device)
     for dtype in plan.dtypes:
-        for kind in kinds:  # the eager mode of a kind has its kind's name; no graph can hold torch's matrix exponential
+        for kind in kinds:  # eager modes only: a graph cannot hold torch's matrix exponential
             yield row(literal, LITERAL, "eager", dtype, kind, exact)
             if plan.compiled:
                 yield row(compiled, LITERAL, "compiled", dtype, kind, exact)
         for mode in plan.modes if "chasm" in plan.mixers else []:
             for form in plan.forms:
-                yield row(partial(subjects.ours, shape, form, plan.device), "chasm", form, dtype, mode, exact)
+                yield row(partial(subjects.chasm_subject, shape, form, plan.device), "chasm", form, dtype, mode, exact)
     del exact
     for name in plan.mixers:
         if name == "chasm":
@@ -194,10 +219,20 @@ def _rows_of(plan: Plan, shape: Shape, tick: Callable[[str], None]) -> Iterator[
 def exact_or_reason(
     make: Callable[[], Subject], kinds: list[str], shape: Shape, device: torch.device
 ) -> dict[str, Any]:
-    """Oracle results by kind, or the reason why there are none."""
+    """Compute the float64 results of a block.
+
+    Args:
+        make: creates the block.
+        kinds: from "core", "eval" and "step".
+        shape: of the input.
+        device: device to compute on.
+
+    Returns:
+        The results of each kind, or a string that says why there are none.
+    """
     try:
         return subjects.exact_results(make(), kinds, shape, device)
-    except Exception as e:  # too large for the device, or no such mixer at this width: said in the rows
+    except Exception as e:  # out of memory, or the mixer does not take this width: the rows say so
         free(device)
         return dict.fromkeys(kinds, f"no oracle: {reason(e)}")
 
@@ -211,9 +246,20 @@ def measure(
     plan: Plan,
     layouts: Iterable[str] = subjects.LAYOUTS,
 ) -> Row:
-    """Errors and, where they are small enough, time and memory of one subject, in the faster of these layouts.
+    """Measure a block: its errors and, if they are small enough, its time and memory.
 
-    `exact`: float64 results, or why there are none. An empty one is for callers that compared at another size.
+    Args:
+        make: creates the block.
+        shape: of the input.
+        dtype: a key of `DTYPES`.
+        mode: a key of `MODES`.
+        exact: float64 results, or why there are none. Empty skips the comparison, for callers that compared at another
+            size.
+        plan: device and pace.
+        layouts: memory formats to try, from `subjects.LAYOUTS`.
+
+    Returns:
+        The row of the faster layout, or a row with a note that says what is wrong.
     """
     kind, graph = MODES[mode]
     if isinstance(exact, str):
@@ -227,10 +273,10 @@ def measure(
                 return found
             if not best or found["time_ms"] < best["time_ms"]:
                 best = found
-    except Exception as e:  # a row that cannot run says why; the others still count
+    except Exception as e:  # this row says why it cannot run; the others are still measured
         best = {"note": reason(e)}
     if graph or "note" in best:
-        free(plan.device)  # the memory of a dropped graph, or of a failed try
+        free(plan.device)  # memory of the graph, or of what failed
     return best
 
 
@@ -245,17 +291,17 @@ def _in_layout(
     plan: Plan,
 ) -> Row:
     device, pace = plan.device, plan.pace
-    sets = input_sets(MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize, device)
+    sets = input_sets(MOVED_MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize, device)
     inputs = subjects.make_inputs(shape, DTYPES[dtype], layout, sets, device)
     call = subjects.call_of(subject, kind, inputs, DTYPES[dtype])
     form = subjects.form_that_runs(subject, kind, inputs[0][0])
     if graph:
         captured = capture(call, sets, device)
-        given = {t.untyped_storage().data_ptr() for pair in inputs for t in pair}
+        input_storage = {t.untyped_storage().data_ptr() for pair in inputs for t in pair}
         with torch.no_grad():
             for result in captured.results.values():
-                if result.untyped_storage().data_ptr() not in given:
-                    result.fill_(float("nan"))  # what a replay does not write shows
+                if result.untyped_storage().data_ptr() not in input_storage:
+                    result.fill_(float("nan"))  # shows results that the replay does not write
         captured.replay()
         results, peak = captured.results, captured.peak_mib
     else:
@@ -267,7 +313,7 @@ def _in_layout(
         error, grad_error, worst = subjects.errors(results, exact)
         found |= {"error": error, "grad_error": grad_error, "worst_gradient": worst}
     del results
-    allowed, allowed_grad = (OURS if subject.mixer == "chasm" else OTHERS)[dtype]
+    allowed, allowed_grad = (MAX_CHASM_ERRORS if subject.mixer == "chasm" else MAX_RIVAL_ERRORS)[dtype]
     if not (error <= allowed and grad_error <= allowed_grad):
         of_gradient = f", {grad_error:.1e} of the gradient of {worst}" if worst else ""
         limits = f"allowed {allowed:.0e} and {allowed_grad:.0e}"
@@ -282,11 +328,13 @@ def _in_layout(
 
 
 def reason(e: Exception) -> str:
+    """Return one line that says why a row could not be measured."""
     if isinstance(e, torch.OutOfMemoryError):
         return "out of memory"
     return first_line(e) if isinstance(e, (ValueError, NotCapturableError)) else f"{type(e).__name__}: {first_line(e)}"
 
 
 def free(device: torch.device) -> None:
+    """Give unused memory back to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

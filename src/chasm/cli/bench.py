@@ -24,9 +24,7 @@ def bench(
     dtype: list[str] = typer.Option([], help="float32 or bf16."),
     mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'. The paper-literal block is always measured."),
     mode: list[str] = typer.Option([], help=MODES),
-    form: list[str] = typer.Option(
-        [], help="How CHASM is computed: auto, reference, fft, dft, circulant, triton, fused or product."
-    ),
+    form: list[str] = typer.Option([], help="How CHASM is computed: auto, reference, fft, circulant, triton or fused."),
     compiled: bool = typer.Option(False, help="Also the paper-literal block under torch.compile; takes minutes."),
     seconds: float | None = typer.Option(None, min=0.001, help="How long to repeat each row. Default: by the device."),
     out: Path | None = OUT,
