@@ -13,7 +13,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
-from writers import blob, write_brats, write_cc359, write_photo, write_proxy, write_proxy_photos
+from writers import blob, write_brats, write_cc359, write_fastmri, write_photo, write_proxy, write_proxy_photos
 
 from chasm.train import load_recipe, train
 from chasm.train.config import dump, shipped_recipes
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 HOSTS = {
     "unet": [f"backbone.options.{small}" for small in ("width=4", "depth=1", "levels=[0]")],
+    "varnet": ["backbone.options={cascades: 2, width: 4, depth: 1, levels: [0]}"],
     "hifi-mamba": ["backbone.options={width: 8, groups: 1, blocks: 1, state: 2}"],
     "vit": ["backbone.options={width: 8, depth: 2, heads: 2, patch: 4, head_width: 4, slot_blocks: [2]}"],
 }
@@ -46,6 +47,12 @@ def images(root: Path) -> list[str]:
     return ["data.options.size=16"]
 
 
+def fastmri(root: Path) -> list[str]:
+    for i in range(10):
+        write_fastmri(root / f"file{i}.h5", slices=1, size=(36, 24), recon=24, coils=3, seed=i)
+    return []
+
+
 def folder(root: Path) -> list[str]:
     root.mkdir()
     for i in range(5):
@@ -65,6 +72,7 @@ WRITERS: dict[str, Callable[[Path], list[str]]] = {
     "cc359": cc359,
     "brats": brats,
     "images": images,
+    "fastmri": fastmri,
     "folder": folder,
     "proxy": proxy,
 }

@@ -15,6 +15,7 @@ SMALL = {
     "hifi-mamba-v1": HIFI,
     "hifi-mamba-v2": HIFI | {"width": 32},
     "unet": {"width": 8, "depth": 2, "levels": (1, 2)},
+    "varnet": {"cascades": 2, "width": 8, "depth": 2, "levels": (1, 2)},
     "vit": {"width": 32, "depth": 3, "heads": 2, "patch": 4, "head_width": 8, "slot_blocks": (1, 3)},
 }
 NAMES = sorted(SMALL)
@@ -77,7 +78,7 @@ def test_identity_slot_is_bitwise_the_host_without_slots(name):
     assert torch.equal(identity(x, mask=mask), expected)
 
 
-@pytest.mark.parametrize("name", ["hifi-mamba", "unet", "vit"])
+@pytest.mark.parametrize("name", ["hifi-mamba", "unet", "varnet", "vit"])
 @pytest.mark.parametrize("mixer", list_mixers())
 def test_same_seed_gives_the_same_host_whatever_the_mixer(name, mixer):
     baseline = build(name, mixer=None)
@@ -114,6 +115,7 @@ def test_slots_follow_the_seed_and_differ_from_each_other():
     [
         ("hifi-mamba", [(16, (8, 12))] * 2),
         ("unet", [(16, (8, 12)), (32, (4, 6))]),
+        ("varnet", [(16, (8, 16)), (32, (4, 8))] * 2),  # padded to multiples of 16
         ("vit", [(32, (4, 6))] * 2),
     ],
 )

@@ -53,7 +53,8 @@ class Tiny(SliceDataset):
         return Slice(image[None], None, case, index, "tiny")
 
 
-UNET = {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0, 1]}}
+UNET: dict[str, Any] = {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0, 1]}}
+VARNET = {"name": "varnet", "options": {"cascades": 2, **UNET["options"]}}
 HIFI = {"name": "hifi-mamba", "options": {"width": 8, "groups": 1, "blocks": 2, "state": 2, "expansion": 1}}
 
 

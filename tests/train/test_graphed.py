@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from small import HIFI, UNET, at_step, recipe
+from small import HIFI, UNET, VARNET, at_step, recipe
 from torch import Tensor, nn
 
 from chasm.tasks import TaskBatch, create_task
@@ -199,7 +199,7 @@ def curve(tmp_path: Path, steps: int = 20, **options: Any) -> tuple[list[float],
 @GPU
 @pytest.mark.usefixtures("_on_gpu")
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("backbone", [UNET, HIFI], ids=["unet", "hifi-mamba"])
+@pytest.mark.parametrize("backbone", [UNET, VARNET, HIFI], ids=["unet", "varnet", "hifi-mamba"])
 def test_twenty_graphed_steps_follow_twenty_eager_ones(
     backbone: dict[str, Any], precision: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from chasm.backbones.base import (
 )
 from chasm.backbones.hifi.model import HiFiMamba, HiFiMambaV1, HiFiMambaV2
 from chasm.backbones.unet import UNet
+from chasm.backbones.varnet import VarNet
 from chasm.backbones.vit import ViT
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "HiFiMambaV2",
     "ImageBackbone",
     "UNet",
+    "VarNet",
     "ViT",
     "create_backbone",
     "list_backbones",

@@ -1,9 +1,10 @@
-"""Hard data consistency: the k-space of an image is replaced where it was measured.
+"""What the scanner measured, and data consistency with it.
 
-    K = F(S image);  K <- measured where the mask is set;  sum_coils conj(S) F^-1(K)
+    expand(image) = F(S image);  reduce(K) = sum_coils conj(S) F^-1(K)
+    enforce(image) = reduce(measured where the mask is set, else expand(image))
 
-F is the centred Fourier transform and S are the coil sensitivities, 1 for a single coil. It runs in float32, under
-autocast too.
+F is the centred Fourier transform and S are the coil sensitivities, 1 for a single coil. All of it runs in float32,
+under autocast too.
 """
 
 from typing import NamedTuple
@@ -41,9 +42,16 @@ class Measurement(NamedTuple):
         kspace = fft2c(to_complex(x)) if measured is None else measured
         return cls(mask > 0, kspace, maps, (H, W))
 
+    def expand(self, image: Tensor) -> Tensor:
+        """Image (B, 2, H, W) -> complex k-space of every coil (B, M, H, W)."""
+        im = to_complex(image)
+        return fft2c(im if self.maps is None else self.maps * im)
+
+    def reduce(self, k: Tensor) -> Tensor:
+        """k-space of every coil -> image (B, 2, H, W), combined by the sensitivities."""
+        im = ifft2c(k)
+        return to_channels(im if self.maps is None else (self.maps.conj() * im).sum(1, keepdim=True))
+
     def enforce(self, image: Tensor) -> Tensor:
         """(B, 2, H, W) -> same, its k-space replaced where it was measured."""
-        im = to_complex(image)  # (B, 1, H, W), float32 under autocast too
-        k = fft2c(im if self.maps is None else self.maps * im)
-        im = ifft2c(torch.where(self.mask, self.kspace, k))
-        return to_channels(im if self.maps is None else (self.maps.conj() * im).sum(1, keepdim=True))
+        return self.reduce(torch.where(self.mask, self.kspace, self.expand(image)))

@@ -79,11 +79,15 @@ class UNet(ImageBackbone):
         self.slots = make_slots(mixer, mixer_options, places)
 
     def net(self, x: Tensor) -> Tensor:
+        return self.layers(x, dict(self.slots.items()))
+
+    def layers(self, x: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
+        """All layers, with mixers by the name of their level; sizes must be multiples of `self.multiple`."""
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(F.avg_pool2d(x, 2) if level else x)  # (B, width 2^l, H / 2^l, W / 2^l) at level l
-            if str(level) in self.slots:
-                x = x + self.slots[str(level)](x)  # InstanceNorm has normalised x
+            if str(level) in slots:
+                x = x + slots[str(level)](x)  # InstanceNorm has normalised x
             skips.append(x)
         x = skips.pop()
         for expand, block in zip(self.expand, self.up, strict=True):

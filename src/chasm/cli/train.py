@@ -32,6 +32,8 @@ def train(
 
     - cc359_x8: the paper's main setting, CC359, x8, HiFi-Mamba
 
+    - fastmri_x4: multi-coil fastMRI k-space, x4, VarNet
+
     - brats_x4: tumour segmentation from x4 undersampled BraTS slices, U-Net
 
     - ade20k_x4: 4x image reconstruction of ADE20K photographs, U-Net

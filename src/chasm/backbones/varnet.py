@@ -1,0 +1,141 @@
+"""End-to-end variational network (Sriram et al., MICCAI 2020): unrolled reconstruction in k-space.
+
+    K_0 = measured k-space;  K_{t+1} = K_t - eta_t mask (K_t - K_0) - F(S U_t(sum_coils conj(S) F^-1(K_t)))
+    U_t(image) = std * U-Net((image - mean) / std) + mean
+
+Intrinsic: every cascade has its own U-Net and weight eta; mean and standard deviation are those of each image, for real
+and imaginary part apart; the U-Net of the fastMRI baseline without shortcut and without global residual; zero padding
+on both sides to a multiple of 16. Twelve cascades of width 18 and depth 4. The slots are those of the U-Net host, in
+every cascade.
+
+Readings: sensitivities come with the measurement (`chasm.mri.estimate_maps` in the tasks); the public code learns them
+with one more network. Its last step, the root-sum-of-squares of the coils, is a sum weighted by the sensitivities here,
+which keeps the phase. Its eta_0 has no effect, because K_0 is what was measured, and is left out.
+29,452,067 parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from chasm.backbones.base import Backbone, Size, make_slots, padded_size, register_backbone
+from chasm.backbones.measurement import Measurement
+from chasm.backbones.unet import UNet
+
+MULTIPLE = 16  # the least number that padded sizes are multiples of, whatever the depth
+SMALLEST_STD = 1e-6  # of the image's root mean square: an imaginary part of rounding errors is not blown up
+
+
+class Refinement(nn.Module):
+    """The U-Net of one cascade on normalised images: (B, 2, H, W) -> same."""
+
+    def __init__(self, unet: UNet) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def padded(self, size: Sequence[int]) -> Size:
+        """The size that the U-Net sees."""
+        return padded_size(size, max(MULTIPLE, self.unet.multiple), self.unet.smallest)
+
+    def forward(self, image: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
+        H, W = image.shape[-2:]
+        mean = image.mean((2, 3), keepdim=True)
+        rms = torch.linalg.vector_norm(image, dim=(1, 2, 3), keepdim=True) / (2 * H * W) ** 0.5
+        std = torch.maximum(image.std((2, 3), keepdim=True), SMALLEST_STD * rms + torch.finfo(image.dtype).tiny)
+        height, width = self.padded((H, W))
+        top, left = (height - H) // 2, (width - W) // 2
+        x = F.pad((image - mean) / std, (left, width - W - left, top, height - H - top))
+        x = self.unet.layers(x, slots)[..., top : top + H, left : left + W]
+        return std * x + mean
+
+
+@register_backbone("varnet")
+class VarNet(Backbone):
+    """model(x, mask=mask): x is the zero-filled image (B, 2, H, W), the mask set where k-space was measured.
+
+    Args:
+        mixer: in the slots; None or "identity" leaves them empty.
+        mixer_options: of the mixer.
+        in_channels: 2.
+        out_channels: 2.
+        size: of the images the mixers are made for.
+        cascades: the number of refinements, each followed by data consistency.
+        width: channels at the first level of each U-Net; some mixers need a multiple of 4, as FFC does.
+        depth: poolings of each U-Net.
+        levels: those of each U-Net with a slot.
+    """
+
+    def __init__(
+        self,
+        mixer: str | None = "identity",
+        mixer_options: Mapping[str, Any] | None = None,
+        in_channels: int = 2,
+        out_channels: int = 2,
+        size: Size = (256, 256),
+        *,
+        cascades: int = 12,
+        width: int = 18,
+        depth: int = 4,
+        levels: Sequence[int] = (2, 3, 4),
+    ) -> None:
+        super().__init__(in_channels, out_channels)
+        if (in_channels, out_channels) != (2, 2):
+            raise ValueError(
+                f"VarNet maps a complex image to one (2 -> 2 channels), got {in_channels} -> {out_channels}: "
+                "use the unet or vit backbone"
+            )
+        if cascades < 1:
+            raise ValueError(f"VarNet needs 1 or more cascades, got {cascades}")
+        plain: dict[str, Any] = {"dec_shortcut": False, "global_residual": False}
+        refinements = [
+            Refinement(UNet(None, size=size, width=width, depth=depth, levels=levels, **plain)) for _ in range(cascades)
+        ]
+        self.refinements = nn.ModuleList(refinements)
+        self.eta = nn.Parameter(torch.ones(cascades - 1))
+        self.levels = tuple(levels)
+
+        H, W = refinements[0].padded(size)
+        self.slots = make_slots(
+            mixer,
+            mixer_options,
+            {
+                self._place(cascade, level): (width * 2**level, (H >> level, W >> level))
+                for cascade in range(cascades)
+                for level in levels
+            },
+        )
+
+    def _place(self, cascade: int, level: int) -> int:
+        return 100 * cascade + level
+
+    def slots_of(self, cascade: int) -> dict[str, nn.Module]:
+        """Level -> mixer of one cascade."""
+        slots = dict(self.slots.items())
+        return {str(level): slots[str(self._place(cascade, level))] for level in self.levels} if slots else {}
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the refinements in place, without the Fourier transforms between them.
+
+        All of them share one graph; in training the first, whose input needs no gradient, has its own.
+        """
+        for refinement in self.refinements:
+            refinement.compile(*args, **kwargs)
+
+    def run(
+        self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        measurement = Measurement.of(x, mask, maps, measured)
+        return measurement.reduce(self.restore(measurement)), x.new_zeros(())
+
+    def restore(self, measurement: Measurement) -> Tensor:
+        """The k-space of every coil after all cascades: complex (B, M, H, W)."""
+        start = k = torch.where(measurement.mask, measurement.kspace, 0)
+        for cascade, refinement in enumerate(self.refinements):
+            refined = measurement.expand(refinement(measurement.reduce(k), self.slots_of(cascade)))
+            if cascade:
+                k = k - self.eta[cascade - 1] * torch.where(measurement.mask, k - start, 0)
+            k = k - refined
+        return k
