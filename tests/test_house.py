@@ -84,6 +84,14 @@ def test_public_names_are_importable() -> None:
         _ = chasm.CHASMM
 
 
+def test_packages_that_the_documents_name_need_no_import_of_their_own() -> None:
+    code = "import chasm; print(chasm.backbones.base.Backbone.__name__, chasm.data.open_dataset.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["Backbone", "open_dataset"]
+    for name in chasm._PACKAGES:
+        assert getattr(chasm, name).__name__ == f"chasm.{name}"
+
+
 def test_three_lines_put_a_mixer_into_a_network() -> None:
     import torch
 

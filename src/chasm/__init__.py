@@ -30,6 +30,9 @@ _PUBLIC = {
     "export_onnx": "chasm.surgery.onnx",
 }
 
+# Packages that are there as `chasm.data` and so on without an import of their own.
+_PACKAGES = {"backbones", "data", "mixers", "mri", "ops", "reconstruct", "studies", "surgery", "tasks", "train"}
+
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
@@ -51,10 +54,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"chasm.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'chasm' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_PACKAGES})

@@ -47,6 +47,15 @@ def test_unknown_names_and_options_suggest_near_ones():
         create_backbone("unet", mixer="gfnett")
 
 
+def test_one_number_is_a_square_image():
+    options = {"mixer": "gfnet", "width": 8, "depth": 1, "levels": [0]}
+    one, two = (create_backbone("unet", size=size, **options) for size in (32, (32, 32)))
+    assert one.slots["0"].filter.shape == two.slots["0"].filter.shape
+    for size in (0, (32,), (32, 32, 32), 2.5, "32"):
+        with pytest.raises(ValueError, match="expected a positive whole number, or"):
+            create_backbone("unet", size=size)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_input_shape_is_one_clear_line(name):
     with pytest.raises(ValueError, match=r"expects \(B, 2, H, W\), got \(1, 3, 16, 16\)"):

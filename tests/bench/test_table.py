@@ -158,6 +158,10 @@ def test_names_are_checked() -> None:
             table.make_plan(CPU, LIMITS, **options)  # type: ignore[arg-type]
 
 
+def test_other_spellings_of_a_dtype() -> None:
+    assert table.make_plan(CPU, LIMITS, dtypes=["fp32", "bfloat16"]).dtypes == ["float32", "bf16"]
+
+
 def test_tf32_is_set_and_put_back() -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

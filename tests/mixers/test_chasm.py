@@ -7,6 +7,7 @@ import pickle
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -621,6 +622,7 @@ def test_repr_names_the_variant() -> None:
         ({"axes": "ch", "ndim": 1}, r"axes='ch' is not a composition of cl"),
         ({"axes": 5}, r"axes=5"),
         ({"basis": "shard"}, r"unknown basis='shard': did you mean 'shared'\?"),
+        ({"basis": "None"}, r"basis='None' is text: write None in Python, null in YAML"),
         ({"gain": "positve"}, r"unknown gain='positve': did you mean 'positive'\?"),
         ({"form": "circulent"}, r"unknown form='circulent': did you mean 'circulant'\?"),
         ({"ndim": 4}, r"unknown ndim=4: known: 1, 2, 3"),
@@ -663,6 +665,22 @@ def test_bad_input_is_one_line(ndim: int, x: Tensor, message: str) -> None:
             with pytest.raises(ValueError, match=message) as info:
                 call(x)
             assert "\n" not in str(info.value)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    mixer = CHASM(np.int64(4), size=(np.int32(8), np.int64(6)))
+    assert mixer(torch.zeros(1, 4, 8, 6)).shape == (1, 4, 8, 6)
+    assert CHASM(4, bins=np.int64(3)).gain_table["ch"].shape == (3, 4)
+
+
+def test_operators_take_a_size_as_numbers_or_as_a_tuple() -> None:
+    mixer = CHASM(4, size=8)
+    x = torch.zeros(1, 4, 8, 6)
+    for given in ((8, 6), ((8, 6),), (x.shape[2:],), (np.int64(8), 6)):
+        assert mixer.operators(*given)["cw"].gains.shape == (4, 4)
+    for wrong in ((8,), (8, 6, 4), ((8, 6), 4), (8, 0), ("8x6",)):
+        with pytest.raises(ValueError, match="expected 2 positive whole numbers"):
+            mixer.operators(*wrong)
 
 
 def test_an_unknown_option_is_refused() -> None:

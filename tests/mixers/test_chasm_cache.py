@@ -306,11 +306,11 @@ def test_copies_do_not_share_constants() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["once", "another thread builds meanwhile"])
 def test_a_write_during_a_build_in_another_thread_is_seen(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
     mixer = moved(CHASM(C, size=SIZE)).eval()
-    x, build = features(), mixer.operators
+    x, build = features(), mixer._operators
     built, go = threading.Event(), threading.Event()
 
-    def slow(*spatial: int) -> Any:
-        made = build(*spatial)
+    def slow(spatial: tuple[int, ...]) -> Any:
+        made = build(spatial)
         built.set()
         assert go.wait(60)
         return made
@@ -319,12 +319,12 @@ def test_a_write_during_a_build_in_another_thread_is_seen(monkeypatch: pytest.Mo
     def call() -> None:
         mixer(x)
 
-    monkeypatch.setattr(mixer, "operators", slow)
+    monkeypatch.setattr(mixer, "_operators", slow)
     thread = threading.Thread(target=call)
     thread.start()
     assert built.wait(60)
     edit_in_place(mixer)
-    monkeypatch.setattr(mixer, "operators", build)
+    monkeypatch.setattr(mixer, "_operators", build)
     if again:
         call()
     go.set()
@@ -435,6 +435,17 @@ def test_after_the_context_bases_are_built_again() -> None:
         edit_in_place(mixer)
         with torch.no_grad():
             torch.testing.assert_close(mixer(x), fresh(mixer)(x))
+
+
+def test_a_second_backward_in_one_context_is_named() -> None:
+    mixer = CHASM(C, size=SIZE)
+    with batched_bases(mixer):
+        mixer(features()).sum().backward()
+        with pytest.raises(RuntimeError, match=r"second backward pass within one chasm\.batched_bases"):
+            mixer(features()).sum().backward()
+    with batched_bases(mixer):  # what autograd allows stays allowed
+        mixer(features()).sum().backward(retain_graph=True)
+        mixer(features()).sum().backward()
 
 
 def test_a_failure_while_building_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@
 arguments are keywords: HiFi-Mamba uses them for data consistency, U-Net and ViT where `data_consistency` is set.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from chasm.backbones.measurement import Measurement
-from chasm.common.registry import Registry
+from chasm.common.registry import Registry, is_count
 from chasm.mixers import create_slot
 
 Size = tuple[int, int]
@@ -170,22 +170,25 @@ def create_backbone(
     mixer_options: Mapping[str, Any] | None = None,
     in_channels: int = 2,
     out_channels: int = 2,
-    size: Size = (256, 256),
+    size: int | Size = (256, 256),
     **options: Any,
 ) -> Backbone:
     """Build a host with a mixer in its slots: ``chasm.create_backbone("unet", mixer="chasm")``.
 
-    `size` is the image size the tables of the mixers are made for; the host runs at any other. The identity
-    mixer, or None, is the Baseline. ``chasm.list_backbones()`` names the hosts; options are theirs. To build
-    on another device, use ``with torch.device(...)``.
+    `size` is the image size the tables of the mixers are made for, one number for a square; the host runs at any
+    other. The identity mixer, or None, is the Baseline. ``chasm.list_backbones()`` names the hosts; options are
+    theirs. To build on another device, use ``with torch.device(...)``.
     """
+    pair = tuple(size) if isinstance(size, Iterable) else (size, size)
+    if len(pair) != 2 or not all(map(is_count, pair)):
+        raise ValueError(f"size={size!r}: expected a positive whole number, or (H, W)")
     backbone: Backbone = BACKBONES.create(
         name,
         mixer=mixer,
         mixer_options=mixer_options,
         in_channels=in_channels,
         out_channels=out_channels,
-        size=tuple(size),
+        size=pair,
         **options,
     )
     return backbone

@@ -51,6 +51,7 @@ MODES = {
 }
 MOVED_MAPS = {"core": 4, "eval": 5, "step": 12}  # through memory, for the floor
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+DTYPE_SPELLINGS = {"fp32": "float32", "f32": "float32", "float": "float32", "bfloat16": "bf16"}
 # Allowed relative errors of output and gradients. Rivals and the paper-literal block get more: torch's float32 matrix
 # exponential is less exact, and one rounding can flip the gradient of a ReLU.
 MAX_CHASM_ERRORS = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 5e-2)}
@@ -118,7 +119,7 @@ def make_plan(
         device: device to measure on.
         limits: peak rates of the device; measured if None.
         shapes: of the inputs.
-        dtypes: from `DTYPES`.
+        dtypes: from `DTYPES`, or other spellings of these.
         modes: from `MODES`.
         mixers: names of mixers.
         forms: "auto" or names of `chasm.ops.FORMS`.
@@ -132,6 +133,7 @@ def make_plan(
         ValueError: if a name is unknown, or needs a GPU on a CPU.
     """
     gpu = device.type == "cuda"
+    dtypes = [DTYPE_SPELLINGS.get(name, name) for name in dtypes or []]
     for kind, names, known in (
         ("dtype", dtypes, list(DTYPES)),
         ("mode", modes, list(MODES)),

@@ -40,6 +40,15 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(map(repr, similar))}?" if similar else f"known: {', '.join(names)}"
 
 
+def is_count(value: Any) -> bool:
+    """Return True for a whole number of 1 or more, of Python or NumPy.
+
+    >>> is_count(3), is_count(0), is_count(2.0), is_count(True)
+    (True, False, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
 class Registry:
     """Classes of one kind by name: those registered here, and those that installed packages bring.
 

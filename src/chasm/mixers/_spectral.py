@@ -4,12 +4,14 @@ Precision: a transform, and whatever multiplies its result, runs in float32 (flo
 autocast off; the mixer hands back its input's dtype.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from chasm.common.precision import full_precision as full_precision
+from chasm.common.registry import is_count
 from chasm.common.tracing import is_traced
 
 
@@ -25,10 +27,10 @@ def is_empty(x: Tensor, channels: int) -> bool:
 
 def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
     """Return two positive integers, for sizes and mode counts; one number stands for two that are equal."""
-    pair = (value, value) if isinstance(value, int) else value
-    if len(pair) != 2 or min(pair) < 1:
+    pair = tuple(value) if isinstance(value, Iterable) else (value, value)
+    if len(pair) != 2 or not all(map(is_count, pair)):
         raise ValueError(f"expected {name} as two positive integers or one for both, got {value!r}")
-    return pair[0], pair[1]
+    return int(pair[0]), int(pair[1])
 
 
 def wide(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.common.precision import autocast_dtype
-from chasm.common.registry import suggest
+from chasm.common.registry import is_count, suggest
 from chasm.common.tracing import is_transformed
 from chasm.mixers._cache import Cache
 from chasm.mixers._wrapper import POINTWISE, in_format_of, joined_layers
@@ -114,8 +114,9 @@ class CHASM(Mixer):
         _one_of("basis", basis, ("shared", "identity", "untied", None))
         _one_of("gain", gain, ("positive", "signed", "complex"))
         _one_of("form", form, ("auto", *ops.FORMS))
-        if not isinstance(channels, int) or channels < 1:
+        if not is_count(channels):
             raise ValueError(f"expected a whole number of channels, 1 or more, got channels={channels!r}")
+        channels = int(channels)
         if not (isinstance(step_scale, int | float) and 0 < step_scale < math.inf):
             raise ValueError(f"expected a positive step_scale, got {step_scale!r}: 1 is the paper's parameterisation")
         if basis == "untied" and gain == "complex":
@@ -177,8 +178,23 @@ class CHASM(Mixer):
         scale, start = self.step_scale, 1.0 if self.gain == "signed" else ops.UNIT_GAIN
         return AxisParameters(stepped(theta, scale), stepped(table, scale, start), stepped(phase, scale))
 
-    def operators(self, *spatial: int) -> dict[str, AxisOperator]:
-        """Return basis and gains of every axis in use, for features of this spatial size. Differentiable."""
+    def operators(self, *spatial: int | tuple[int, ...]) -> dict[str, AxisOperator]:
+        """Return basis and gains of every axis in use, for features of one spatial size. Differentiable.
+
+        Args:
+            *spatial: the spatial size, as numbers or as one tuple: `operators(64, 48)` or `operators(x.shape[2:])`.
+
+        Returns:
+            Axis name ("ch", "cw") -> its dimension in x, U (C, C), or None for the identity, and the gains (K, C).
+
+        Example:
+            >>> found = CHASM(8, size=16).operators(16, 16)
+            >>> found["ch"].U.shape, found["ch"].gains.shape
+            (torch.Size([8, 8]), torch.Size([9, 8]))
+        """
+        return self._operators(_spatial(spatial, self.ndim))
+
+    def _operators(self, spatial: tuple[int, ...]) -> dict[str, AxisOperator]:
         bases = self._bases(spatial)
         found = {}
         for axis in self.gain_table:
@@ -266,7 +282,7 @@ class CHASM(Mixer):
         return found
 
     def _made(self, shape: torch.Size, form: str, dtype: torch.dtype) -> list[Chain]:
-        operators = self.operators(*shape[2:])
+        operators = self._operators(shape[2:])
         return [Chain(form, dtype, [operators[axis] for axis in chain]) for chain in self.chains]
 
     def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
@@ -321,9 +337,8 @@ def batched_bases(model: nn.Module) -> Iterator[None]:
             groups[theta.shape, theta.dtype, theta.device].append((mixer, axis, theta))
     bases: dict[CHASM, dict[str, Tensor]] = defaultdict(dict)
     for members in groups.values():
-        for (mixer, axis, _), U in zip(
-            members, ops.orthogonal_basis(torch.stack([t for *_, t in members])), strict=True
-        ):
+        batch = _OneBackward.apply(ops.orthogonal_basis(torch.stack([theta for *_, theta in members])))
+        for (mixer, axis, _), U in zip(members, batch, strict=True):
             bases[mixer][axis] = U
     try:
         for mixer in mixers:
@@ -332,6 +347,26 @@ def batched_bases(model: nn.Module) -> Iterator[None]:
     finally:
         for mixer in mixers:
             mixer._cache.given = None
+
+
+class _OneBackward(torch.autograd.Function):
+    """The identity; a second backward pass through it says which context is in the way."""
+
+    @staticmethod
+    def forward(ctx: Any, bases: Tensor) -> Tensor:
+        ctx.save_for_backward(bases.new_empty(0))
+        return bases.view_as(bases)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        try:
+            _ = ctx.saved_tensors  # freed by the first backward pass, unless it had retain_graph=True
+        except RuntimeError:
+            raise RuntimeError(
+                "a second backward pass within one chasm.batched_bases: the bases are built once and their graph is "
+                "freed by the first backward pass: open a context for each, or add the losses and go back once"
+            ) from None
+        return gradient
 
 
 def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
@@ -357,9 +392,19 @@ def _is_versioned(theta: Tensor) -> bool:
 
 
 def _one_of(name: str, value: Any, allowed: Any) -> None:
-    if value not in allowed:
-        known = [str(a) for a in allowed]
-        raise ValueError(f"unknown {name}={value!r}: {suggest(str(value), known)}")
+    if value in allowed:
+        return
+    if value == "None" and None in allowed:
+        raise ValueError(f"{name}='None' is text: write None in Python, null in YAML")
+    raise ValueError(f"unknown {name}={value!r}: {suggest(str(value), [str(a) for a in allowed])}")
+
+
+def _spatial(given: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
+    """(64, 48) of operators(64, 48) and of operators((64, 48))."""
+    values = tuple(given[0]) if len(given) == 1 and isinstance(given[0], Iterable) else given
+    if len(values) != ndim or not all(map(is_count, values)):
+        raise ValueError(f"expected {ndim} positive whole numbers, one per spatial axis, got {given!r}")
+    return tuple(map(int, values))
 
 
 def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
@@ -377,9 +422,9 @@ def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
 def _bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
     def per_axis(name: str, value: Any) -> tuple[int, ...]:
         values = tuple(value) if isinstance(value, Iterable) else (value,) * ndim
-        if len(values) != ndim or any(type(v) is not int or v < 1 for v in values):
+        if len(values) != ndim or not all(map(is_count, values)):
             raise ValueError(f"{name}={value!r}: expected a positive whole number, or {ndim} of them, one per axis")
-        return values
+        return tuple(map(int, values))
 
     if bins is not None:
         return per_axis("bins", bins)
