@@ -200,7 +200,7 @@ print(sorted(name for name in sys.modules if name.startswith(("chasm.ops", "chas
 
 
 # Packages whose public functions and classes are documented in full. Commands describe their options with help=.
-DOCUMENTED = ("common", "surgery", "reconstruct", "data", "mixers", "ops/forms", "tasks", "train", "bench")
+DOCUMENTED = ("common", "surgery", "reconstruct", "data", "mixers", "ops/forms", "tasks", "train", "bench", "studies")
 
 
 def undocumented(file: Path) -> list[str]:

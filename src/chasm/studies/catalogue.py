@@ -10,7 +10,7 @@ from chasm.studies.paper import Quote
 
 @dataclass(frozen=True)
 class Grid:
-    """Every setting in every host with everything in `arms`."""
+    """The cells of a study: each setting in each host with each arm, for each seed."""
 
     settings: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -20,9 +20,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
+    """A table or ablation: which settings, hosts and arms run, and the numbers that the paper prints for them."""
+
     name: str
     title: str
-    source: str  # where in the paper, or that it is ours
+    source: str  # the table of the paper, or that the paper does not have it
     question: str
     grids: tuple[Grid, ...]
     quotes: dict[tuple[str, str, str], dict[str, Quote]]  # (setting, host, arm) -> metric -> what the paper prints
@@ -176,12 +178,17 @@ STUDIES = {study.name: study for study in _LIST}
 
 
 def get_study(name: str) -> Study:
+    """Return a study by its name.
+
+    Raises:
+        ValueError: if the name is unknown; the message suggests near ones.
+    """
     study: Study = lookup("study", name, STUDIES)
     return study
 
 
 def paper_extras(study: Study) -> dict[str, Any]:
-    """What the paper prints beside the cells: the falsification table, gains, and the largest spread of a setting."""
+    """Return what the paper prints beside the cells: the falsification table, gains, and the largest spreads."""
     settings = {s for grid in study.grids for s in grid.settings}
     extras: dict[str, Any] = {}
     if study.name == "random-mask":

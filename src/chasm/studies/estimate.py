@@ -1,7 +1,7 @@
-"""What a study will cost, before it is started: a few training steps of each model on the machine at hand.
+"""An estimate of what a study will cost, from a few training steps of each model on this machine.
 
-Measured: seconds of a training step and of a scored batch, on random images. Counted: runs, steps, bytes of
-checkpoints. Models the time limit leaves no room for get the mean of those measured in the same host.
+The seconds of a training step and of a scored batch are measured on random images. Runs, steps and bytes of
+checkpoints are counted. Models that do not fit into the time limit get the mean of the other models of their host.
 """
 
 import time
@@ -21,34 +21,68 @@ from chasm.train.config import RunConfig
 from chasm.train.run import build_model
 from chasm.train.step import add_gradients
 
-VALIDATIONS = 20  # per run, unless the config says otherwise
+DEFAULT_VALIDATIONS = 20  # per run, unless the config says otherwise
 
 
 @dataclass(frozen=True)
 class Probe:
-    step: float  # seconds of a training step
-    forward: float  # seconds of a scored batch
+    """The cost of one model.
+
+    Attributes:
+        step: seconds of a training step.
+        forward: seconds of a scored batch.
+        parameters: number of parameters.
+        measured: False if the numbers are the mean of other models.
+    """
+
+    step: float
+    forward: float
     parameters: int
     measured: bool = True
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """The cost of a study.
+
+    Attributes:
+        runs: number of runs.
+        steps: steps of all runs; None if the number of slices is not known.
+        hours: device hours of all runs; None if the number of slices is not known.
+        wall_hours: hours with `gpus` devices and one run on each.
+        disk: bytes of all run folders.
+        gpus: number of devices.
+        device: name of the device that was measured.
+        probes: cost of each model, by setting, host and arm.
+        notes: lines that say what was assumed.
+    """
+
     runs: int
-    steps: int | None  # of all runs; None where the number of slices is not known
-    hours: float | None  # of one device
-    wall_hours: float | None  # on `gpus` devices, one run on each
-    disk: int  # bytes
+    steps: int | None
+    hours: float | None
+    wall_hours: float | None
+    disk: int
     gpus: int
     device: str
-    probes: dict[tuple[str, str, str], Probe]  # (setting, host, arm)
+    probes: dict[tuple[str, str, str], Probe]
     notes: list[str]
 
 
 def probe(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float = 2.0) -> Probe:
-    """Time the model of a config on random images: at least one step after a warm-up, then as many as fit."""
+    """Time the model of a config on random images.
+
+    Args:
+        config: names the model and its task.
+        modalities: channels of a raw image.
+        size: height and width of the images.
+        device: device to measure on.
+        seconds: how long to measure; at least one step runs after a warm-up step.
+
+    Returns:
+        Seconds for a full batch.
+    """
     t = config.train
-    # A CPU takes as long as there are images, and one is quicker to wait for; small ones are mostly overhead.
+    # On a CPU the time of large images is proportional to the batch, so one image is enough.
     batch = 1 if device.type == "cpu" and size > 64 else t.batch
     task = config.task.create()
     model = build_model(config, task, (modalities, size, size)).to(device)
@@ -91,7 +125,18 @@ def _time(work: Callable[[], None], device: torch.device, seconds: float) -> flo
 def estimate(
     plan: Plan, gpus: int = 1, limit: float = 60.0, device: torch.device | str | None = None, seconds: float = 2.0
 ) -> Estimate:
-    """Probe the models of a plan for about `limit` seconds in all, and add up."""
+    """Probe the models of a plan, and add up the cost of its runs.
+
+    Args:
+        plan: the study's runs.
+        gpus: number of devices that will run it.
+        limit: seconds to probe all models.
+        device: device to measure on; a GPU if there is one by default.
+        seconds: seconds to probe one model.
+
+    Returns:
+        The estimate.
+    """
     plan = assume_choices(plan)
     runs = [*plan.selection_runs, *plan.runs]
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -106,7 +151,7 @@ def estimate(
         n = t.steps if t.steps is not None else None if counts is None else round((t.epochs or 0) * counts[0] / t.batch)
         steps.append(n)
         if n is not None:
-            validations = n // t.val_every if t.val_every else min(VALIDATIONS, n)
+            validations = n // t.val_every if t.val_every else min(DEFAULT_VALIDATIONS, n)
             scored = validations * counts[1] + counts[2] if counts else 0
             hours.append((n * found.step + scored / t.batch * found.forward) / 3600)
         copies = 3 + bool(t.ema)  # weights, two moments, and the average
@@ -124,10 +169,10 @@ def _probes(
     wanted: dict[tuple[str, str, str], PlannedRun] = {}
     for cell in plan.runs:
         wanted.setdefault((cell.setting, cell.host, cell.arm), cell)
-    by_model: dict[Any, Probe] = {}  # settings that differ in the mask alone share a model
+    by_model: dict[Any, Probe] = {}  # settings that differ only in their mask share a model
     found: dict[tuple[str, str, str], Probe] = {}
     late, started = [], time.monotonic()
-    # CHASM and the Baseline of every host first: they stand for the others when time runs out.
+    # CHASM and the baseline of each host come first: when time runs out, the others get their mean.
     for place, cell in sorted(wanted.items(), key=lambda item: item[0][2] not in ("chasm", "baseline")):
         size, modalities = image_size(SETTINGS[cell.setting], plan.scale), _modalities(cell, plan.scale)
         model = (cell.host, cell.arm, size, modalities, cell.config.task.name)
@@ -139,8 +184,8 @@ def _probes(
             by_model[model] = probe(cell.config, modalities, size, device, seconds)
         found[place] = by_model[model]
     for place, _ in late:
-        near = [p for k, p in found.items() if k[:2] == place[:2] and p.measured]
-        mean = [sum(getattr(p, f) for p in near) / len(near) for f in ("step", "forward", "parameters")]
+        measured = [p for k, p in found.items() if k[:2] == place[:2] and p.measured]
+        mean = [sum(getattr(p, f) for p in measured) / len(measured) for f in ("step", "forward", "parameters")]
         found[place] = Probe(mean[0], mean[1], round(mean[2]), measured=False)
     if late:
         notes.append(
@@ -158,7 +203,7 @@ def _modalities(cell: PlannedRun, scale: str) -> int:
 
 
 def _slices(plan: Plan, setting: str, notes: list[str]) -> tuple[int, int, int] | None:
-    """Slices for training, validation and test: counted where the data is at hand."""
+    """Return the number of slices for training, validation and test, counted if the data is there."""
     data = next(c.config.data for c in plan.runs if c.setting == setting)
     if data.name == "embedded" or data.path is not None:
         train, val, test = (

@@ -1,7 +1,7 @@
 """Where the cells of a study run: on this machine, several at once, or over a Ray cluster.
 
-An executor takes jobs and yields (key, outcome) as they end: "done", "failed", "running" (someone else has it) or
-"interrupted". Closing the generator stops what is under way; a stopped run has saved its place.
+An executor takes jobs and yields (key, outcome) as each ends: "done", "failed", "running" (another process works on the
+cell) or "interrupted". Closing the generator stops the cells that are running; each saves a checkpoint first.
 """
 
 import json
@@ -20,11 +20,11 @@ from chasm.studies.state import failed
 from chasm.studies.worker import PROGRAM, Job
 from chasm.train.run import STOP_SIGNALS
 
-PATIENCE = 60  # seconds a stopped run gets to save
+MAX_SAVE_SECONDS = 60  # a stopped run that takes longer is killed
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may be set to, one entry per GPU; asked without starting CUDA here."""
+    """Return a value of CUDA_VISIBLE_DEVICES for each GPU, without starting CUDA in this process."""
     import torch
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -36,14 +36,14 @@ def visible_gpus() -> list[str]:
 def environment_of(slot: int, at_once: int, gpus: Sequence[str], threads: int | None = None) -> dict[str, str]:
     """Return the environment variables of the worker in a slot.
 
-    Threads that wait for each other sleep instead of spinning, unless the caller's environment says otherwise: on a
-    core that another process keeps busy, a spinning thread holds up the very thread it waits for.
+    Threads that wait for each other sleep instead of spinning, unless the caller's environment says otherwise. On a
+    core that another process uses, a spinning thread would delay the thread that it waits for.
 
     Args:
         slot: the number of the slot, from 0.
-        at_once: how many workers run at once.
-        gpus: values of CUDA_VISIBLE_DEVICES, dealt out in turn.
-        threads: of the worker; None for its share of the cores.
+        at_once: number of workers that run at once.
+        gpus: values of CUDA_VISIBLE_DEVICES, which the slots take in turn.
+        threads: threads of the worker; None for its share of the cores.
     """
     count = str(threads or max(1, (os.cpu_count() or 1) // at_once))
     found = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
@@ -60,14 +60,14 @@ def local(
     threads: int | None = None,
     on_poll: Callable[[], None] = lambda: None,
 ) -> Generator[tuple[str, str], None, None]:
-    """Run each cell in a process of its own, and yield (key, outcome) as they end.
+    """Run each cell in its own process, and yield (key, outcome) as each ends.
 
     Args:
-        jobs: the cells, started in this order.
-        at_once: how many run at once.
-        gpus: values of CUDA_VISIBLE_DEVICES, dealt out in turn; several workers may share one. None for all there are.
-        threads: of each worker; None for its share of the cores.
-        on_poll: called many times a second while workers run, to show how far they are.
+        jobs: the cells, in the order in which they start.
+        at_once: number of workers that run at once.
+        gpus: values of CUDA_VISIBLE_DEVICES, which the workers take in turn; several may share one. None for all GPUs.
+        threads: threads of each worker; None for its share of the cores.
+        on_poll: called many times a second while workers run, to show their progress.
     """
     gpus = visible_gpus() if gpus is None else gpus
     waiting, running = list(reversed(jobs)), dict[int, _Process]()
@@ -78,7 +78,7 @@ def local(
                     job = waiting.pop()
                     try:
                         running[slot] = _Process(job, environment_of(slot, at_once, gpus, threads))
-                    except OSError:  # its folder cannot be made or written: `state` says so
+                    except OSError:  # the folder cannot be created or written; `state` says so
                         yield job["key"], "failed"
             for slot, process in list(running.items()):
                 outcome = process.poll()
@@ -90,13 +90,13 @@ def local(
     finally:
         for process in running.values():
             process.stop()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + MAX_SAVE_SECONDS
         for process in running.values():
             process.end(deadline)
 
 
 class _Process:
-    """A worker; what it prints goes to output.txt of its cell, for the case that it dies without a word."""
+    """A worker process. Its output goes to output.txt in the folder of its cell, in case it dies."""
 
     def __init__(self, job: Job, environment: dict[str, str]) -> None:
         self.job = job
@@ -110,11 +110,11 @@ class _Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # a Ctrl-C is for us: we stop the workers in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the workers
             )
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it died at once: `poll` says how
-            self.process.stdin.write(json.dumps(job).encode() + b"\n")  # left open: its end says that we are gone
+        with suppress(BrokenPipeError):  # it died at once; `poll` says why
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")  # stays open: the worker stops when it closes
 
     def poll(self) -> str | None:
         code = self.process.poll()
@@ -149,15 +149,18 @@ class _Process:
 def on_ray(
     jobs: Sequence[Job], address: str | None = None, cpus: float = 1, gpus: float = 0
 ) -> Generator[tuple[str, str], None, None]:
-    """Run each cell as a Ray task, in a process of its own as `local` does, and yield (key, outcome) as they end.
+    """Run each cell as a Ray task, in its own process as `local` does, and yield (key, outcome) as each ends.
 
-    The folder of the runs, and the data, must be at the same path on every machine.
+    The folder of the runs and the data must have the same paths on all machines.
 
     Args:
         jobs: the cells.
-        address: of a cluster; None for one on this machine.
-        cpus: CPUs of a cell, which are its threads, too.
-        gpus: GPUs of a cell; a fraction lets several share one.
+        address: address of a cluster; None to start one on this machine.
+        cpus: CPUs of a cell, and the number of its threads.
+        gpus: GPUs of a cell; a fraction lets several cells share one.
+
+    Raises:
+        ValueError: if Ray is not installed.
     """
     try:
         import ray
@@ -186,7 +189,7 @@ def on_ray(
             for reference in waiting:
                 ray.cancel(reference)
             if waiting:  # a cancelled task ends when its cell has saved
-                ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE + 10)
+                ray.wait(waiting, num_returns=len(waiting), timeout=MAX_SAVE_SECONDS + 10)
         finally:
             if started:
                 ray.shutdown()

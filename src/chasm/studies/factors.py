@@ -1,7 +1,8 @@
-"""The words studies are written in: settings (data and task), hosts, and what goes into their slots; at three scales.
+"""The factors of a study: settings (data and task), hosts, and arms (what is in their slots), at three scales.
 
-`tiny` runs in seconds on data drawn on the spot, and shows that the machinery works. `proxy` takes the paper's hosts
-to the proxy bundle; `full` is the paper's protocol on its datasets. Sizes and steps of tiny and proxy are ours.
+`tiny` runs in seconds on generated data, and shows that the machinery works. `proxy` trains the paper's hosts on the
+proxy bundle. `full` is the paper's protocol on its datasets. The paper does not define sizes and steps of tiny and
+proxy.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from chasm.mixers import MIXERS
 from chasm.train.config import Part
 
 SCALES = ("tiny", "proxy", "full")
-MULTIPLIERS: tuple[float, ...] = (1, 10, 30, 100)  # of the spectral step size: the first grid of every mixer
+MULTIPLIERS: tuple[float, ...] = (1, 10, 30, 100)  # times lr: the spectral step sizes that every mixer tries first
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,14 @@ class Setting:
     draw: int | None = None  # seed of a random mask; None: the mask's own default
 
     @property
-    def selecting_metric(self) -> str:
+    def selection_metric(self) -> str:
         """The score that selects weights and step sizes on validation."""
         return "dice" if "dice" in self.metrics else self.metrics[0]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What reads a dataset of the paper at full scale, and what stands in for it at the others."""
+    """A dataset of the paper: its reader at full scale, and what replaces it at the other scales."""
 
     title: str
     reader: str  # of `chasm.open_dataset`, at full scale
@@ -83,11 +84,11 @@ SETTINGS = {s.name: s for s in _settings()}
 
 @dataclass(frozen=True)
 class Host:
+    """A backbone with its options; an empty dictionary means the paper's."""
+
     label: str
     backbone: str
-    options: dict[str, Any] = field(
-        default_factory=dict
-    )  # at proxy and full scale; empty: the paper's (readings in its file)
+    options: dict[str, Any] = field(default_factory=dict)  # at proxy and full scale
     tiny: dict[str, Any] = field(default_factory=dict)
 
 
@@ -106,12 +107,12 @@ HOSTS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """What goes into the slots. Without spectral parameters all multipliers give the same run: one stands for all."""
+    """What is in the slots. An arm without spectral parameters runs once, since multipliers do not change it."""
 
     label: str
     mixer: Part
     spectral: bool = True
-    budget: bool = False  # options chosen so that its parameters come near CHASM's in the same slots
+    budget: bool = False  # choose options so that the number of parameters is close to CHASM's
 
 
 def _chasm(label: str, **options: Any) -> Arm:
@@ -152,7 +153,11 @@ ARMS: dict[str, Arm] = {
 
 
 def get_arm(name: str) -> Arm:
-    """An arm of the studies, or any other registered mixer as it comes."""
+    """Return an arm of the studies, or a registered mixer with its default options.
+
+    Raises:
+        ValueError: if the name is unknown; the message suggests near ones.
+    """
     if name not in ARMS and name in MIXERS.list():
         spectral = bool(MIXERS.get(name).spectral_parameters)  # type: ignore[attr-defined]
         return Arm(name, Part(name=name), spectral=spectral)
@@ -162,17 +167,40 @@ def get_arm(name: str) -> Arm:
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
+    """Return the value of a name.
+
+    Args:
+        kind: what the name stands for, for the message.
+        name: key to look up.
+        known: values by name.
+
+    Raises:
+        ValueError: if the name is unknown; the message suggests near ones.
+    """
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}: {suggest(name, known)}")
     return known[name]
 
 
 def image_size(setting: Setting, scale: str) -> int:
+    """Return the height and width of the images.
+
+    Args:
+        setting: the setting.
+        scale: one of `SCALES`.
+    """
     return {"tiny": 32, "proxy": 256, "full": DATASETS[setting.dataset].size}[scale]
 
 
 def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str]) -> dict[str, Any]:
-    """What all runs of a setting in a host have in common: everything but the slot, its step size and the seed."""
+    """Return the part of the recipe that all runs of a setting in a host share: all but the slot, step size and seed.
+
+    Args:
+        setting: the setting.
+        host: the host.
+        scale: one of `SCALES`.
+        paths: folders of datasets, by the key of `needed_path`.
+    """
     dataset = DATASETS[setting.dataset]
     data: dict[str, Any]
     if scale == "tiny":
@@ -200,5 +228,10 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
 
 
 def needed_path(setting: Setting, scale: str) -> str | None:
-    """The key of `--path KEY=FOLDER` that a setting reads from."""
+    """Return the key of `--path KEY=FOLDER` that a setting needs, or None.
+
+    Args:
+        setting: the setting.
+        scale: one of `SCALES`.
+    """
     return {"tiny": None, "proxy": "proxy", "full": setting.dataset}[scale]

@@ -1,4 +1,4 @@
-"""How far a cell is: read from its folder alone, so that any process on any machine sees the same."""
+"""The state of a cell, read from its folder alone, so that processes on all machines agree."""
 
 import os
 import time
@@ -16,12 +16,27 @@ STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 
 
 def working_on(folder: Path) -> AbstractContextManager[None]:
-    """Hold the cell: BusyError while another process works on it."""
+    """Lock a cell inside this context.
+
+    Args:
+        folder: of the cell.
+
+    Raises:
+        BusyError: if another process works on it.
+    """
     return locked(folder / "lock")
 
 
 def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
-    """(one of STATES, what went wrong)."""
+    """Return the state of a cell.
+
+    Args:
+        folder: of the cell.
+        config: config that the cell should have.
+
+    Returns:
+        One of `STATES`, and what went wrong, if anything.
+    """
     if holds_work(folder) and (folder / "config.yaml").is_file():
         other = differences(load_recipe(folder / "config.yaml"), config)
         if other:
@@ -45,7 +60,15 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
 
 
 def failed(folder: Path, error: BaseException | str) -> str:
-    """Record a failure: one line, and the traceback in a file of its own. Returns the line."""
+    """Record a failure in failed.json, and the traceback in traceback.txt.
+
+    Args:
+        folder: of the cell.
+        error: what went wrong.
+
+    Returns:
+        The failure in one line.
+    """
     if isinstance(error, BaseException):
         line = f"{type(error).__name__}: {' '.join(str(error).split())}" if str(error) else type(error).__name__
         write_text(folder / "traceback.txt", "".join(traceback.format_exception(error)))
@@ -56,7 +79,10 @@ def failed(folder: Path, error: BaseException | str) -> str:
 
 
 def has_diverged(folder: Path) -> bool:
-    """True if the run failed because its loss, gradient or weights were not finite: trying again would not help."""
+    """Return True if the run failed because its loss, gradient or weights were not finite.
+
+    Such a run would fail again.
+    """
     try:
         return str(read_json(folder / "failed.json")["error"]).startswith(f"{NonFiniteError.__name__}:")
     except (OSError, ValueError, KeyError):
@@ -64,5 +90,6 @@ def has_diverged(folder: Path) -> bool:
 
 
 def clear_failure(folder: Path) -> None:
+    """Remove the record of a failure."""
     for name in ("failed.json", "traceback.txt"):
         (folder / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Spread over cases and seeds, and paired differences with bootstrap intervals.
 
-Two mixers are compared on the same cases: the difference of each case is what varies, not the case's difficulty. With
-several seeds, cases and seeds are both resampled: the interval is about new cases and new runs.
+Two mixers are compared case by case, so that the difficulty of a case cancels. With several seeds both cases and seeds
+are resampled, so that the interval covers new cases and new runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,29 +10,29 @@ from dataclasses import dataclass
 import numpy as np
 
 DRAWS = 4000
-# Digits a score is printed with; a difference has one more, and one that is zero in those is no win or loss.
+# Digits of a printed score. A difference has one digit more, and counts as zero if it prints as zero.
 DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3}
-FEWEST = 6  # cases for a verdict: with fewer, all of them pointing one way is no rarer than 1 in 20 by chance
+MIN_CASES = 6  # for a verdict: fewer cases all point one way by chance more than once in 20
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference, and where 95 % of its resampled values lie."""
+    """A mean difference, and the limits of the central 95 % of its resampled values."""
 
     mean: float
     low: float
     high: float
     cases: int
     seeds: int
-    digits: int | None = None  # after the point, as printed; None: all
+    digits: int | None = None  # digits after the point when printed; None for all
 
     @property
     def verdict(self) -> str:
-        """ "win" or "loss" when the interval excludes zero and the printed mean is not zero, else "level".
+        """ "win" or "loss" if the interval excludes zero and the printed mean is not zero, otherwise "level".
 
-        No verdict on too few cases.
+        With fewer than `MIN_CASES` cases it is "too few cases".
         """
-        if self.cases < FEWEST:
+        if self.cases < MIN_CASES:
             return "too few cases"
         if self.digits is not None and round(self.mean, self.digits) == 0:
             return "level"
@@ -40,7 +40,15 @@ class Interval:
 
 
 def spread(values: Sequence[float], *, sample: bool = False) -> tuple[float, float]:
-    """Mean and standard deviation: of these values, or (`sample`) of what they were drawn from."""
+    """Return mean and standard deviation.
+
+    Args:
+        values: the values.
+        sample: estimate the deviation of the population that the values were drawn from.
+
+    >>> spread([1.0, 3.0]), spread([1.0, 3.0], sample=True)
+    ((2.0, 1.0), (2.0, 1.4142135623730951))
+    """
     x = np.asarray(values, dtype=float)
     if sample and x.size < 2:
         return float(x.mean()), float("nan")
@@ -48,7 +56,7 @@ def spread(values: Sequence[float], *, sample: bool = False) -> tuple[float, flo
 
 
 def printed_digits(metric: str) -> int:
-    """Of a difference in this metric."""
+    """Return the digits after the point of a printed difference in a metric."""
     return DECIMALS.get(metric, 3) + 1
 
 
@@ -60,9 +68,20 @@ def difference(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Ours minus theirs, paired by case; one mapping of case -> score per seed, in the same order of seeds.
+    """Compare two mixers case by case.
 
-    With a metric, the verdict is about what is printed of it.
+    Args:
+        ours: for each seed the scores by case.
+        theirs: scores of the other mixer for the same seeds and cases.
+        metric: name of the score; a difference that prints as zero is then "level".
+        draws: number of bootstrap draws.
+        seed: of the draws.
+
+    Returns:
+        The mean of ours - theirs, with its interval.
+
+    Raises:
+        ValueError: if seeds or cases differ.
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"a paired difference needs the same seeds on both sides, got {len(ours)} and {len(theirs)}")
@@ -80,7 +99,16 @@ def difference(
 
 
 def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-    """Means of (seeds, cases) with both axes drawn again with replacement: (draws,)."""
+    """Return bootstrap means: seeds and cases are both drawn with replacement.
+
+    Args:
+        d: differences, (seeds, cases).
+        draws: number of draws.
+        seed: of the draws.
+
+    Returns:
+        One mean per draw, (draws,).
+    """
     rng = np.random.default_rng(seed)
     s, c = d.shape
     means = []
@@ -92,13 +120,18 @@ def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray
 
 
 def _blocks(draws: int, cases: int) -> list[int]:
-    """Draws in pieces of at most a million numbers: a test set may have many thousand cases."""
+    """Split the draws into blocks of at most a million numbers, for test sets of many thousand cases."""
     size = max(1, min(draws, 1_000_000 // cases))
     return [size] * (draws // size) + [draws % size] * bool(draws % size)
 
 
 def interval(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The central part of the resampled values."""
+    """Return the limits of the central part of resampled values.
+
+    Args:
+        means: resampled values.
+        level: size of the central part.
+    """
     tail = 100 * (1 - level) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
@@ -107,10 +140,16 @@ def interval(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 def drop(
     structured: np.ndarray, random: np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float, float]:
-    """1 - random gain / structured gain, in per cent, and its interval; gains are (seeds, cases) on the same cases.
+    """Return 1 - random gain / structured gain in per cent, and the limits of its interval.
 
-    The same cases and seeds are drawn for both gains. The interval is infinite where the structured gain may be zero;
-    where there is none the drop has no meaning (a loss divided by a loss) and is nan.
+    Both gains use the same draws of cases and seeds. The interval is infinite if the structured gain may be zero. The
+    drop is NaN if the mean structured gain is not positive, since it would divide one loss by another.
+
+    Args:
+        structured: gains under the structured mask, (seeds, cases).
+        random: gains under the random mask for the same seeds and cases.
+        draws: number of bootstrap draws.
+        seed: of the draws.
     """
     value = 100 * (1 - float(random.mean() / structured.mean())) if structured.mean() > 0 else float("nan")
     below = resampled(structured, draws=draws, seed=seed)

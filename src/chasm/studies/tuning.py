@@ -75,7 +75,7 @@ def _scores(plan: Plan, selection: Selection, root: Path) -> dict[float, float |
         run = plan.selection_run(selection, multiplier)
         folder = plan.folder(root, run)
         if state(folder, run.config)[0] == "done":
-            value = read_json(folder / "metrics.json")["best_val"].get(SETTINGS[selection.setting].selecting_metric)
+            value = read_json(folder / "metrics.json")["best_val"].get(SETTINGS[selection.setting].selection_metric)
             scores[multiplier] = value if value is not None and math.isfinite(value) else None
         elif has_diverged(folder):
             scores[multiplier] = None

@@ -1,7 +1,7 @@
-"""One cell, run to its end: what every executor calls, here or on another machine.
+"""The worker of every executor: it runs one cell of a study.
 
-As a program it reads the job from its standard input and lives no longer than that stays open: when whoever started it
-is gone, however that came about, it saves and stops.
+As a program it reads its job from standard input, and saves and stops when standard input closes. A worker therefore
+never outlives the process that started it, even if that process is killed.
 """
 
 import json
@@ -24,11 +24,22 @@ from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
 PROGRAM = "import sys; from chasm.studies.worker import main; sys.exit(main())"
-Job = dict[str, Any]  # plain values, so that it can travel: see make_job
+Job = dict[str, Any]  # made by make_job, of plain values that JSON can hold
 
 
 def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", size: int = 0) -> Job:
-    """Return what a worker needs to run a cell: to train it, or to count its costs for images of `size` x `size`."""
+    """Describe a cell for a worker.
+
+    Args:
+        key: name of the cell.
+        folder: folder of its run.
+        config: what to train or to count.
+        kind: "train", or "cost" to count multiply-adds and parameters.
+        size: for "cost": height and width of the images.
+
+    Returns:
+        The job.
+    """
     return {
         "key": key,
         "folder": str(folder.resolve()),
@@ -41,7 +52,14 @@ def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", siz
 
 
 def run_cell(job: Job) -> str:
-    """Train (or count) and leave the result in the cell's folder; "done", "failed" or "running" (by someone else)."""
+    """Train or count, and write the results to the cell's folder.
+
+    Args:
+        job: from `make_job`.
+
+    Returns:
+        "done", "failed", or "running" if another process works on the cell.
+    """
     folder = Path(job["folder"])
     try:
         with working_on(folder):
@@ -65,10 +83,17 @@ def run_cell(job: Job) -> str:
 
 
 def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
-    """Multiply-adds (in G) of the model for one complex image, and parameters (in M); on no device: shapes suffice.
+    """Count multiply-adds of the model for one complex image, and parameters, from shapes alone.
 
-    `gmacs_paper`: by the rule the paper's table seems to follow [reading], CHASM as its equations are written. `core`:
-    one mixer at 96 channels on a 128x128 map, as in the paper's Core Params; complex numbers once, and as two.
+    Args:
+        config: names backbone and mixer.
+        size: height and width of the image.
+
+    Returns:
+        The content of metrics.json. In its "costs", ``gmacs_paper`` counts as the paper's table seems to [reading],
+        with CHASM as its equations are written, ``gmacs`` counts what runs, and ``core_mparams`` are the parameters of
+        one mixer with 96 channels on a 128x128 map, as the paper's Core Params: complex numbers count once, or twice
+        in ``core_mparams_real``.
     """
     from chasm.backbones import create_backbone
     from chasm.mixers import create_mixer
@@ -83,7 +108,7 @@ def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
 
     x, mask = torch.empty(1, 2, *size, device="meta"), torch.ones(1, 1, 1, size[1], device="meta")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that a scan is slow matters to nobody here
+        warnings.simplefilter("ignore", UserWarning)  # about slow scans, which do not run here
         host = model()
         cost = count(host, x, mask=mask)
         literal = count(model(form="reference"), x, mask=mask) if config.mixer.name == "chasm" else cost
@@ -104,6 +129,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
+    """Run the job on standard input, and return the exit code."""
     job = json.loads(sys.stdin.readline())
     sys.argv = job["command"]
     threading.Thread(target=_end_with_parent, daemon=True).start()
