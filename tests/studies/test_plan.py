@@ -8,8 +8,9 @@ import torch
 
 from chasm.mixers import MIXERS
 from chasm.studies import STUDIES, collect, load_plan, make_plan
+from chasm.studies.agreement import FACTORS
 from chasm.studies.factors import ARMS, MULTIPLIERS
-from chasm.studies.plan import FACTORS, PROTOCOLS, missing_paths, part_of, save_plan
+from chasm.studies.plan import PROTOCOLS, missing_paths, part_of, save_plan
 from chasm.studies.records import ArmInfo
 from chasm.studies.tuning import assume_choices
 from chasm.surgery.param_groups import param_groups

@@ -42,7 +42,7 @@ def compare(
         pairs += [(FOCUS, arm) for arm in arms if FOCUS in arms and arm not in (FOCUS, BASE)]
         for metric in metrics[place[0]]:
             for arm, against in pairs:
-                ours, theirs = _paired(members[*place, arm], members[*place, against], metric)
+                ours, theirs = paired_scores(members[*place, arm], members[*place, against], metric)
                 if not ours or any(set(a) != set(b) for a, b in zip(ours, theirs, strict=True)):
                     continue  # no seed in common, or tested on other cases
                 d = difference(ours, theirs, metric)
@@ -89,7 +89,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsif
             strongest = max(others, key=lambda row: row.scores[metric].mean)
             members = [[by_key[key] for key in row.runs] for row in (focus, strongest)]
             rivals.append(strongest.arm)
-            sides.append(_paired(members[0], members[1], metric))
+            sides.append(paired_scores(members[0], members[1], metric))
         if len(sides) < 2 or not all(ours for ours, _ in sides):
             continue
         structured, random = (
@@ -106,7 +106,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsif
     return found
 
 
-def _paired(
+def paired_scores(
     ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str
 ) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Return case to score of both sides, for the seeds that both have."""

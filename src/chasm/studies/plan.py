@@ -13,6 +13,7 @@ from pathlib import Path
 from chasm.common.files import read_json, write_json
 from chasm.common.registry import suggest
 from chasm.mixers import MIXERS
+from chasm.studies.agreement import FACTORS
 from chasm.studies.budget import near_budget
 from chasm.studies.catalogue import Study, get_study
 from chasm.studies.factors import (
@@ -29,7 +30,6 @@ from chasm.studies.factors import (
 from chasm.train.config import RunConfig, Training, load_recipe
 
 PROTOCOLS = ("default", "matched", "tuned")
-FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")  # may differ between runs of a setting in a host
 POINT = ("setting", "host", "arm", "multiplier", "seed")
 SELECTION_STEPS = 1000
 SELECTION_SEED = 0

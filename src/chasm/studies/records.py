@@ -3,6 +3,7 @@
 `Results.to_json` is what report.json holds: the fields by their names, and null for values that are not finite.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -70,6 +71,8 @@ class Environment(_FromJson):
     modified: bool | None = None
     command: str = ""
     seed: int | None = None
+    with_files: dict[str, str] = field(default_factory=dict)  # files of --with, to the SHA-256 of their content
+    plugins: dict[str, str] = field(default_factory=dict)  # "group: name" to package and version
 
 
 @dataclass
@@ -197,6 +200,14 @@ class Falsification:
     paper: dict[str, float] | None = None
 
 
+def data_kind(runs: Iterable[RunRecord]) -> str:
+    """Return "proxy data" or "embedded data" where runs were tested on other data than their settings name."""
+    sources = {run.metrics.source for run in runs if run.metrics and run.metrics.cases}
+    if any("proxy" in source for source in sources):
+        return "proxy data"
+    return "embedded data" if any(source.startswith("embedded") for source in sources) else ""
+
+
 @dataclass
 class StudyInfo:
     """What a study is about."""
@@ -290,14 +301,7 @@ class Results:
 
     def data_kind(self, setting: str | None = None) -> str:
         """Return "proxy data" or "embedded data" where the numbers are not on the dataset that the setting names."""
-        sources = {
-            run.metrics.source
-            for run in self.runs
-            if run.metrics and run.metrics.cases and setting in (None, run.setting)
-        }
-        if any("proxy" in source for source in sources):
-            return "proxy data"
-        return "embedded data" if any(source.startswith("embedded") for source in sources) else ""
+        return data_kind([run for run in self.runs if setting in (None, run.setting)])
 
     def place_name(self, setting: str, host: str) -> str:
         """Return the title of a setting in a host, with the kind of data where that needs to be said."""

@@ -84,7 +84,8 @@ def read_metrics(path: Path) -> Metrics:
 def read_environment(path: Path) -> Environment | None:
     """Read environment.json of a run; None where there is none that can be read."""
     try:
-        return Environment.from_json(read_json(path))
+        content = read_json(path)
+        return Environment.from_json(content | {"with_files": content.get("with", {})})
     except (OSError, ValueError):
         return None
 

@@ -19,7 +19,7 @@ from chasm.common.extensions import load, loaded
 from chasm.common.files import write_json
 from chasm.common.locks import BusyError
 from chasm.studies.state import clear_failure, failed, working_on
-from chasm.train.config import RunConfig, load_recipe
+from chasm.train.config import Part, RunConfig, load_recipe
 from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "core_mparams", "core_mparams_real")
@@ -96,7 +96,6 @@ def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
         in ``core_mparams_real``.
     """
     from chasm.backbones import create_backbone
-    from chasm.mixers import create_mixer
     from chasm.surgery.count import count, count_parameters
 
     def model(**form: str) -> Any:
@@ -112,7 +111,7 @@ def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
         host = model()
         cost = count(host, x, mask=mask)
         literal = count(model(form="reference"), x, mask=mask) if config.mixer.name == "chasm" else cost
-    core = count_parameters(create_mixer(config.mixer.name, 96, (128, 128), device="meta", **config.mixer.options))
+    core = core_parameters(config.mixer)
     slots = count_parameters(host.slots)
     return {
         "status": "done",
@@ -120,6 +119,14 @@ def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
         "macs": cost.total,
         "parameters": {"model": cost.params, "slots_complex_once": slots[0], "slots_real": slots[1]},
     }
+
+
+def core_parameters(mixer: Part) -> tuple[int, int]:
+    """Return the parameters of one mixer at 96 channels on a 128x128 map: complex numbers once, and as two."""
+    from chasm.mixers import create_mixer
+    from chasm.surgery.count import count_parameters
+
+    return count_parameters(create_mixer(mixer.name, 96, (128, 128), device="meta", **mixer.options))
 
 
 def _end_with_parent() -> None:

@@ -209,9 +209,14 @@ def differences(stored: RunConfig, wanted: RunConfig) -> str:
     >>> differences(stored, wanted)
     'train.steps (is 500, not 6)'
     """
-    a, b = (_flat(config.model_dump(mode="json")) for config in (stored, wanted))
+    a, b = flat_config(stored), flat_config(wanted)
     pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in dict.fromkeys((*a, *b))}
     return ", ".join(f"{k} (is {is_!r}, not {not_!r})" for k, (is_, not_) in pairs.items() if is_ != not_)
+
+
+def flat_config(config: RunConfig) -> dict[str, Any]:
+    """Return every value of a config by its dotted key: "train.steps"."""
+    return _flat(config.model_dump(mode="json"))
 
 
 def _flat(value: Any, place: str = "") -> dict[str, Any]:

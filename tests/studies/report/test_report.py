@@ -20,7 +20,7 @@ from chasm.studies.plan import make_plan
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, Results, Score
 from chasm.studies.report import figures, learned, report_runs, sections, write_report
 from chasm.studies.report import text as formatting
-from chasm.studies.report.figures import _box, colours
+from chasm.studies.report.figures import colours, find_box
 from chasm.studies.report.pareto import Point, pareto_figure
 from chasm.studies.results import collect
 
@@ -406,7 +406,7 @@ def test_what_the_paper_prints_beside_the_arms_is_shown(tmp_path: Path) -> None:
 def test_the_box_lies_where_the_weight_is() -> None:
     weight = np.zeros((40, 60))
     weight[20:24, 50:54] = 1
-    y, x, n = _box(weight)
+    y, x, n = find_box(weight)
     assert weight[y : y + n, x : x + n].sum() == weight.sum()
 
 

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field
 
+SOURCE = "source"  # title of the column that tells the paper's lines from ours; a name left of it holds for both
+
 
 @dataclass(frozen=True)
 class TableCell:
     """One cell of a table."""
 
     text: str
-    kind: str = ""  # best, paper, win or loss
+    kind: str = ""  # best, paper, name, win or loss
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class TableRow:
 
     cells: list[TableCell]
     kind: str = ""  # focus or reference
+    starts_block: bool = False  # a line is drawn above it
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Table:
     rows: list[TableRow]
     note: str = ""
     is_text: bool = False  # text rather than numbers: everything to the left
+    groups: list[tuple[str, int]] = field(default_factory=list)  # titles above the columns, with how many each spans
+    file: str = ""  # written beside the page under this name, as LaTeX and CSV
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,16 @@ def source(figure: "Figure", kind: str = "svg") -> str:
     return f"data:{mime};base64,{base64.b64encode(encoded(figure, kind)).decode()}"
 
 
+def png_source(content: bytes) -> str:
+    """Return the data URI of a PNG file."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
 def encoded(figure: "Figure", kind: str) -> bytes:
-    """The content of an SVG or PNG file."""
+    """The content of an SVG, PDF or PNG file; the same numbers give the same bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    figure.savefig(buffer, format=kind, dpi=150, metadata=undated.get(kind))
     return buffer.getvalue()
 
 
@@ -75,7 +81,7 @@ def axis_style(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str) -> str:
+def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str) -> "Figure":
     """Draw paired differences with their intervals, one line each; filled where the interval excludes zero.
 
     Args:
@@ -101,7 +107,7 @@ def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str)
     focus = labels[comparisons[0].arm]
     ax.set_xlabel(f"{focus} minus the other, {unit} (95 % interval)", fontsize=9.5)
     axis_style(ax, "x")
-    return source(figure)
+    return figure
 
 
 def _legend(figure: "Figure", entries: int) -> None:
@@ -183,19 +189,19 @@ def panel(
         The picture as a data URI, and whether it shows labels.
     """
     labelled = target.dtype.kind in "ui"
-    name, plain = reference[0], _image(reference[1])
+    name, plain = reference[0], as_image(reference[1])
     if labelled:
         truth, shown = target, {"target": _overlay(plain, target)}
         errors = {label: (y != truth).astype(float) for label, y in outputs.items()}
         shown |= {name: plain} | {label: _overlay(plain, y) for label, y in outputs.items()}
         where, top = truth > 0, 1.0
     else:
-        image = _image(target)
-        shown = {"target": image, name: plain} | {label: _image(y) for label, y in outputs.items()}
-        errors = {label: _error(y, image) for label, y in shown.items() if label != "target"}
+        image = as_image(target)
+        shown = {"target": image, name: plain} | {label: as_image(y) for label, y in outputs.items()}
+        errors = {label: error_map(y, image) for label, y in shown.items() if label != "target"}
         own = [np.percentile(errors[label], 99.7) for label in outputs] or [np.percentile(errors[name], 99.7)]
         where, top = errors[name], max(float(max(own)), 1e-3)
-    box = _box(np.asarray(where, dtype=float))
+    box = find_box(np.asarray(where, dtype=float))
     wide = max(6, math.ceil(len(shown) / math.ceil(len(shown) / STRIP)))  # strips of nearly equal length
     strips = [list(shown)[i : i + wide] for i in range(0, len(shown), wide)]
     h, w = plain.shape[:2]
@@ -257,13 +263,14 @@ def _class_colour(value: int) -> str:
     return _LABELS[(value - 1) % len(_LABELS)]
 
 
-def _image(x: np.ndarray) -> np.ndarray:
+def as_image(x: np.ndarray) -> np.ndarray:
     """(H, W) or (3, H, W) -> what imshow takes, in [0, 1]."""
     x = np.clip(np.asarray(x, dtype=np.float32), 0, 1)
     return np.asarray(x.transpose(1, 2, 0)) if x.ndim == 3 else x
 
 
-def _error(image: np.ndarray, target: np.ndarray) -> np.ndarray:
+def error_map(image: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the absolute error of each pixel, mean over colours."""
     error = np.abs(image - target)
     return np.asarray(error.mean(-1) if error.ndim == 3 else error)
 
@@ -279,7 +286,7 @@ def _overlay(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return rgb
 
 
-def _box(weight: np.ndarray) -> tuple[int, int, int]:
+def find_box(weight: np.ndarray) -> tuple[int, int, int]:
     """Top, left and side of the square, 3/10 of the image, that holds the most weight."""
     n = max(int(0.3 * min(weight.shape)), 1)
     total = np.pad(weight, ((1, 0), (1, 0))).cumsum(0).cumsum(1)

@@ -16,6 +16,7 @@ from chasm.common.tables import markdown_table
 from chasm.studies.records import Results
 from chasm.studies.report import sections
 from chasm.studies.report.elements import Picture, Section, Table
+from chasm.studies.report.exports import csv_table, flat_columns, latex_table
 from chasm.studies.report.harmonisation import harmonisation
 from chasm.studies.report.place import place_section
 from chasm.studies.report.runs import as_results
@@ -52,14 +53,29 @@ def write_report(
     folder = Path(folder).expanduser()
     page = folder if folder.suffix == ".html" else folder / "report.html"
     report = _report(results, None if root is None else Path(root).expanduser(), command)
-    write_text(page, _html(report))
-    write_text(page.with_suffix(".md"), _markdown(report))
+    write_page(report, page, prefix=f"{page.stem}-")
     write_text(page.with_suffix(".csv"), _csv(sections.score_lines(results)))
     write_text(page.with_name(f"{page.stem}-differences.csv"), _csv([asdict(c) for c in results.comparisons]))
-    pictures = (item for section in report.sections for item in section.items if isinstance(item, Picture))
-    for name, content in (pair for picture in pictures for pair in picture.files.items()):
-        write_bytes(page.with_name(f"{page.stem}-{name}"), content)
     return page
+
+
+def write_page(report: ReportPage, page: Path, prefix: str = "") -> None:
+    """Write a page as HTML and Markdown, and beside it the files of its pictures and tables.
+
+    Args:
+        report: what to show.
+        page: the HTML file.
+        prefix: of the names of the files of pictures.
+    """
+    write_text(page, _html(report))
+    write_text(page.with_suffix(".md"), _markdown(report))
+    for item in (item for section in report.sections for item in section.items):
+        if isinstance(item, Picture):
+            for name, content in item.files.items():
+                write_bytes(page.with_name(prefix + name), content)
+        elif item.file:
+            write_text(page.with_name(f"{item.file}.tex"), latex_table(item) + "\n")
+            write_text(page.with_name(f"{item.file}.csv"), csv_table(item))
 
 
 def report_runs(
@@ -142,7 +158,8 @@ def _markdown(report: ReportPage) -> str:
 def _markdown_table(table: Table) -> list[str]:
     lines = [f"**{table.title}**", ""] if table.title else []
     rows = [[f"**{c.text}**" if c.kind == "best" else c.text for c in row.cells] for row in table.rows]
-    lines.append(markdown_table(table.columns, rows, right=[] if table.is_text else table.columns[1:]))
+    columns = flat_columns(table)
+    lines.append(markdown_table(columns, rows, right=[] if table.is_text else columns[1:]))
     return [*lines, "", *([table.note, ""] if table.note else [])]
 
 

@@ -12,6 +12,7 @@ from chasm.studies.comparisons import BASE, FOCUS
 from chasm.studies.records import ArmResult, Results, RunRecord, Score
 from chasm.studies.report import figures, text
 from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.examples import read_example
 from chasm.studies.report.pareto import Point, pareto_figure
 
 
@@ -41,7 +42,7 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
             "the interval excludes zero. Green: CHASM ahead; red: CHASM behind; open: level, or too few cases."
         )
         forest = figures.forest(ours, labels, text.metric_name(first))
-        section.items.append(Picture(forest, "CHASM against each other mixer", caption))
+        section.items.append(Picture(figures.source(forest), "CHASM against each other mixer", caption))
     differences = [_differences(results, setting, host, metric) for metric in metrics]
     section.items += [table for table in differences if table.rows]
     points = [_point(results, row, first) for row in rows]
@@ -188,42 +189,26 @@ def _curve(root: Path, run: RunRecord, metric: str) -> figures.Curve | None:
 
 def _panel(results: Results, setting: str, rows: Sequence[ArmResult], root: Path) -> Picture | None:
     """Draw the middle one of the slices that every run saved, with the first seed of each method."""
-    outputs, notes, first, name = {}, {}, None, ""
+    outputs, notes, first = {}, {}, None
     for row in rows:
-        path = root / results.runs_of(row)[0].folder / "examples.npz"
-        if not path.is_file():
+        example = read_example(root / results.runs_of(row)[0].folder)
+        if example is None:
             continue
-        with np.load(path, allow_pickle=False) as examples:
-            i = len(examples["slices"]) // 2
-            images = {k: examples[k][i] for k in ("target", "reference", "output")}
-            slice_name = str(examples["slices"][i])
-        if first is None:
-            first, name = images, slice_name
-        if slice_name == name:
-            label = results.label(row)
-            outputs[label] = images["output"]
-            notes[label] = _slice_score(images["output"], images["target"])
+        first = first or example
+        if example.slice_name == first.slice_name:
+            outputs[results.label(row)] = example.output
+            notes[results.label(row)] = example.score
     if first is None:
         return None
     plain = next((r.name for r in results.references if r.setting == setting), "input")
     if plain != "input":
-        notes[plain] = _slice_score(first["reference"], first["target"])
-    source, is_labelled = figures.panel(first["target"], (plain, first["reference"]), outputs, notes)
+        notes[plain] = first.reference_score
+    source, is_labelled = figures.panel(first.target, (plain, first.reference), outputs, notes)
     rule = "where the target has labels" if is_labelled else f"where the {plain} image errs most"
     scale = "wrong pixels" if is_labelled else "absolute, one scale"
     kind = results.data_kind(setting)
     caption = (
-        f"Test slice {name}{f' ({kind})' if kind else ''}, first seed. Below each image: the box {rule}, and the error "
-        f"({scale}). Numbers: of this slice alone{', all classes as one' if is_labelled else ''}."
+        f"Test slice {first.slice_name}{f' ({kind})' if kind else ''}, first seed. Below each image: the box {rule}, "
+        f"and the error ({scale}). Numbers: of this slice alone{', all classes as one' if is_labelled else ''}."
     )
     return Picture(source, "target, reference and each method with zoomed boxes and errors", caption)
-
-
-def _slice_score(output: np.ndarray, target: np.ndarray) -> str:
-    if target.dtype.kind in "ui":
-        a, b = output > 0, target > 0
-        total = int(a.sum() + b.sum())
-        return f"Dice {2 * int((a & b).sum()) / total if total else 1:.3f}"
-    error = float(np.square(output.astype(np.float64) - target).mean())
-    peak = float(target.max()) or 1.0
-    return f"{10 * np.log10(peak**2 / error):.2f} dB" if error > 0 else "equal"

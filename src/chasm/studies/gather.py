@@ -1,0 +1,80 @@
+"""The finished runs of every study that was started in some folders, for a page that spans studies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chasm.studies.catalogue import STUDIES
+from chasm.studies.comparisons import paired_scores
+from chasm.studies.plan import load_plan
+from chasm.studies.records import ArmResult, RunRecord
+from chasm.studies.results import collect
+from chasm.studies.statistics import Interval, difference
+
+
+@dataclass(frozen=True)
+class FoundRow:
+    """One arm in a setting and host, and where its runs are."""
+
+    study: str
+    row: ArmResult
+    runs: list[RunRecord]
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the first seed."""
+        return self.root / self.runs[0].folder
+
+
+class FoundRows:
+    """Rows of several studies by setting, host and arm.
+
+    Args:
+        rows: in order of preference.
+    """
+
+    def __init__(self, rows: Sequence[FoundRow]) -> None:
+        self.rows = list(rows)
+
+    def get(self, study: str, setting: str, host: str, arm: str) -> FoundRow | None:
+        """Return a row of the study, else the first of another one that ran the same; None if no run is finished."""
+        here = [r for r in self.rows if (r.row.setting, r.row.host, r.row.arm) == (setting, host, arm)]
+        cost = STUDIES[study].kind
+        here = [r for r in here if STUDIES[r.study].kind == cost]
+        return next((r for r in here if r.study == study), here[0] if here else None)
+
+
+def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRows:
+    """Read the finished runs of all studies in some folders.
+
+    Args:
+        folders: as given to `chasm study run --out`. Where two have the same run, the first one counts.
+        scale: of the studies.
+        protocol: of the studies.
+
+    Raises:
+        FileNotFoundError: if a folder is not there.
+    """
+    rows = []
+    for root in map(Path, folders):
+        if not root.is_dir():
+            raise FileNotFoundError(f"{root}: not a folder: give the folders of 'chasm study run --out'")
+        for name in STUDIES:
+            try:
+                plan = load_plan(root, name, scale, protocol)
+            except FileNotFoundError:
+                continue
+            results = collect(plan, root)
+            rows += [FoundRow(name, row, results.runs_of(row), root) for row in results.rows]
+    return FoundRows(rows)
+
+
+def paired_difference(ours: FoundRow | None, theirs: FoundRow | None, metric: str) -> Interval | None:
+    """Return the mean paired difference of two rows, None unless they share seeds and test cases."""
+    if ours is None or theirs is None:
+        return None
+    a, b = paired_scores(ours.runs, theirs.runs, metric)
+    if not a or any(set(x) != set(y) or set(x) != set(a[0]) for x, y in zip(a, b, strict=True)):
+        return None
+    return difference(a, b, metric)

@@ -1,0 +1,119 @@
+"""A table of a report as files for a manuscript: LaTeX with booktabs, and CSV."""
+
+import csv
+import io
+import re
+
+from chasm.studies.report.elements import SOURCE, Table, TableCell
+
+SPREAD = " ± "
+_SYMBOLS = {
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "×": r"$\times$",
+    "→": r"$\rightarrow$",
+    "Δ": r"$\Delta$",
+    "−": "$-$",
+    "–": "--",
+    "†": r"$^\dagger$",
+    "ℓ": r"$\ell$",
+    "“": "``",
+    "”": "''",
+}
+_PATTERN = re.compile("|".join(map(re.escape, _SYMBOLS)))
+
+
+def latex_table(table: Table) -> str:
+    """Return a table environment that needs the package booktabs.
+
+    >>> from chasm.studies.report.elements import TableRow
+    >>> rows = [TableRow([TableCell("CHASM"), TableCell("28.68 ± 0.74", "best")])]
+    >>> print(latex_table(Table("CC359 ×8", ["Mixer", "PSNR"], rows, file="table-1")))
+    % needs \\usepackage{booktabs}
+    \\begin{table}
+    \\centering
+    \\caption{CC359 $\\times$8}
+    \\label{tab:table-1}
+    \\begin{tabular}{lr}
+    \\toprule
+    Mixer & PSNR \\\\
+    \\midrule
+    CHASM & \\textbf{28.68}{\\tiny$\\pm$0.74} \\\\
+    \\bottomrule
+    \\end{tabular}
+    \\end{table}
+    """
+    alignment = "l" + ("l" if table.is_text else "r") * (len(table.columns) - 1)
+    lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{_escaped(table.title)}}}"]
+    lines += [rf"\label{{tab:{table.file}}}", rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
+    if table.groups:
+        lines += _group_lines(table.groups)
+    lines += [_line([_escaped(column) for column in table.columns]), r"\midrule"]
+    for i, row in enumerate(table.rows):
+        lines += [r"\midrule"] * (row.starts_block and i > 0)
+        lines.append(_line([_cell(cell) for cell in row.cells]))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
+
+
+def csv_table(table: Table) -> str:
+    """Return the cells as CSV. A column with spreads becomes two, a dash an empty cell, and names are repeated.
+
+    >>> from chasm.studies.report.elements import TableRow
+    >>> values = {"CHASM": "28.68 ± 0.74", "GFNet": "–"}
+    >>> rows = [TableRow([TableCell(name), TableCell(value)]) for name, value in values.items()]
+    >>> print(csv_table(Table("", ["Mixer", "PSNR"], rows)), end="")
+    Mixer,PSNR,PSNR std
+    CHASM,28.68,0.74
+    GFNet,,
+    """
+    columns = flat_columns(table)
+    with_spread = [any(SPREAD in row.cells[i].text for row in table.rows) for i in range(len(columns))]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([t for c, two in zip(columns, with_spread, strict=True) for t in ([c, f"{c} std"] if two else [c])])
+    names = table.columns.index(SOURCE) if SOURCE in table.columns else 0
+    above = [TableCell("")] * names
+    for row in table.rows:
+        values: list[str] = []
+        above = [cell if cell.text else previous for cell, previous in zip(row.cells, above, strict=False)]
+        for cell, two in zip([*above, *row.cells[names:]], with_spread, strict=True):
+            mean, _, spread = cell.text.partition(SPREAD)
+            values += [_plain(mean), _plain(spread)] if two else [_plain(cell.text)]
+        writer.writerow(values)
+    return buffer.getvalue()
+
+
+def flat_columns(table: Table) -> list[str]:
+    """Return the titles of the columns, each with that of its group in front."""
+    above = [title for title, width in table.groups for _ in range(width)] or [""] * len(table.columns)
+    return [" ".join(filter(None, pair)) for pair in zip(above, table.columns, strict=True)]
+
+
+def _plain(text: str) -> str:
+    return "" if text == "–" else text.replace("−", "-")
+
+
+def _group_lines(groups: list[tuple[str, int]]) -> list[str]:
+    cells, rules, first = [], [], 1
+    for title, width in groups:
+        cells.append(rf"\multicolumn{{{width}}}{{c}}{{{_escaped(title)}}}")
+        if title:
+            rules.append(rf"\cmidrule(lr){{{first}-{first + width - 1}}}")
+        first += width
+    return [_line(cells), " ".join(rules)]
+
+
+def _line(cells: list[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def _cell(cell: TableCell) -> str:
+    mean, _, spread = cell.text.partition(SPREAD)
+    text = rf"\textbf{{{_escaped(mean)}}}" if cell.kind == "best" else _escaped(mean)
+    return text + rf"{{\tiny$\pm${_escaped(spread)}}}" if spread else text
+
+
+def _escaped(text: str) -> str:
+    return _PATTERN.sub(lambda match: _SYMBOLS[match[0]], text)

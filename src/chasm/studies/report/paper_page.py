@@ -1,0 +1,147 @@
+"""The paper on one page: its claims, tables and figures, each beside what our runs say."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from chasm.studies import paper
+from chasm.studies.factors import ARMS, RIVALS, SETTINGS
+from chasm.studies.gather import FoundRows, gather, paired_difference
+from chasm.studies.records import Falsification, data_kind
+from chasm.studies.report import paper_figures, paper_tables, text
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.page import ReportPage, write_page
+from chasm.studies.statistics import Interval
+
+QUESTION = "What does the paper print, and what do runs of this package say in the same place?"
+
+
+def write_paper_page(
+    folders: Sequence[str | Path], out: str | Path, scale: str = "tiny", protocol: str = "default"
+) -> tuple[Path, int]:
+    """Write the tables and figures of the paper with the runs of all studies in some folders.
+
+    Beside the page every table is written as LaTeX (booktabs) and CSV, and every figure as PDF and PNG.
+
+    Args:
+        folders: of the runs, as given to `chasm study run --out`.
+        out: folder of the page.
+        scale: of the studies.
+        protocol: of the studies.
+
+    Returns:
+        The HTML file, and the number of finished runs that it shows or could show.
+
+    Raises:
+        FileNotFoundError: if a folder of runs is not there.
+    """
+    found = gather(folders, scale, protocol)
+    table_3a, falsified = paper_tables.falsification(found)
+    pictures = [paper_figures.qualitative(found), paper_figures.gains(found)]
+    shown = [
+        Section("Claims", items=[claims(found, falsified)]),
+        Section("Main tables", items=[paper_tables.cc359(found), paper_tables.cross_domain(found)]),
+        Section("Figures", items=[picture for picture in pictures if picture is not None]),
+        Section("Mechanism", items=[table_3a, paper_tables.basis(found), paper_tables.axes(found)]),
+        Section("Appendix", items=_appendix(found, scale)),
+    ]
+    runs = {(row.root, run.key): run for row in found.rows for run in row.runs}
+    where = " ".join(shlex.quote(str(folder)) for folder in folders)
+    page = ReportPage(
+        "CHASM: the paper and our runs",
+        QUESTION,
+        [f"scale {scale}", f"protocol {protocol}", f"{len(runs)} finished runs"],
+        _notices(found, scale),
+        [section for section in shown if section.items],
+        f"chasm report paper {where} --scale {scale} --protocol {protocol}",
+    )
+    path = Path(out).expanduser() / "paper.html"
+    write_page(page, path)
+    return path, len(runs)
+
+
+def claims(found: FoundRows, falsified: list[Falsification]) -> Table:
+    """Return what the paper concludes from its tables, and the same conclusion from our runs.
+
+    Args:
+        found: our runs.
+        falsified: CHASM's gains under structured and random masks.
+    """
+    lines = [("CHASM has the highest mean PSNR (mIoU) of its column in Tables 1 and 2", *_columns_won(found))]
+    drop = f"{paper.FALSIFICATION['mean']['drop']:.1f} % of the gain is lost, mean of four settings"
+    lines.append(("A random mask takes most of CHASM's gain (Table 3a)", drop, _drops(falsified)))
+    for arm, claim in (
+        ("chasm-identity", "A learned basis beats the identity (Table 3b)"),
+        ("chasm-untied", "A shared basis beats an untied one (Table 3b)"),
+        ("chasm-signed", "Positive gains beat signed ones (Table 3b)"),
+        ("chasm-complex", "Positive gains beat complex ones (Table 3b)"),
+    ):
+        lines.append((claim, *_against(found, "basis", arm, paper.BASIS)))
+    for arm in paper.AXES:
+        if arm != "chasm":
+            lines.append((f"CH → CW beats {ARMS[arm].label} (Table 3c)", *_against(found, "axes", arm, paper.AXES)))
+    rows = [TableRow([TableCell(c), TableCell(p, "paper"), TableCell(o)]) for c, p, o in lines]
+    note = (
+        "Ours: mean paired difference in dB with its 95 % interval over test cases and seeds, and win, loss or level "
+        "by that interval. A dash: the runs are not there."
+    )
+    return Table("", ["claim", "paper", "ours"], rows, note, is_text=True, file="claims")
+
+
+def _appendix(found: FoundRows, scale: str) -> list[Table | Picture]:
+    tables = [paper_tables.seeds(found), paper_tables.seeds_basis(found), paper_tables.flops(found, scale)]
+    return [*tables, paper_tables.protocol(found), paper_tables.taxonomy()]
+
+
+def _notices(found: FoundRows, scale: str) -> list[str]:
+    notices, kind = [], data_kind([run for row in found.rows for run in row.runs])
+    if not found.rows:
+        notices.append("No study with finished runs was found in these folders: every line of ours is a dash.")
+    if kind:
+        notices.append(
+            f"Ours is {kind}: other images than the paper's stand in for its datasets. Orders and signs can be "
+            "compared, levels cannot."
+        )
+    if scale == "tiny":
+        notices.append("Scale tiny: toy models trained for a few steps. Our numbers show that the machinery works.")
+    return notices
+
+
+def _columns_won(found: FoundRows) -> tuple[str, str]:
+    """Count the columns in which CHASM is ahead of all others: as printed, and among those we can judge."""
+    columns = [("cc359", f"cc359-x{r}", host, paper.CC359[r][host]) for r in (8, 4) for host in paper.HOSTS]
+    for setting, (study, host) in paper_tables.CROSS_DOMAIN.items():
+        columns.append((study, setting, host, paper.CROSS_DOMAIN[setting]))
+    printed = won = judged = 0
+    for study, setting, host, quotes in columns:
+        metric = SETTINGS[setting].metrics[0]
+        printed += max(quotes, key=lambda arm: quotes[arm][metric].mean) == "chasm"
+        rows = {arm: found.get(study, setting, host, arm) for arm in ("baseline", *RIVALS, "chasm")}
+        means = {arm: row.row.scores[metric].mean for arm, row in rows.items() if row is not None}
+        if "chasm" in means and len(means) > 1:
+            judged += 1
+            won += max(means, key=lambda arm: means[arm]) == "chasm"
+    ours = f"{won} of {judged} with finished runs" if judged else text.UNKNOWN
+    return f"{printed} of {len(columns)} columns", ours
+
+
+def _drops(falsified: list[Falsification]) -> str:
+    drops = [f"{SETTINGS[f.setting].title} {_drop(f)}" for f in falsified]
+    return ", ".join(drops) or text.UNKNOWN
+
+
+def _drop(f: Falsification) -> str:
+    return f"{f.drop.mean:.1f} %" if math.isfinite(f.drop.mean) else "(no gain to lose)"
+
+
+def _against(found: FoundRows, study: str, arm: str, quotes: dict[str, dict[str, paper.Quote]]) -> tuple[str, str]:
+    printed = quotes["chasm"]["psnr"].mean - quotes[arm]["psnr"].mean
+    ours, theirs = (found.get(study, "cc359-x8", "hifi-mamba", name) for name in ("chasm", arm))
+    d = paired_difference(ours, theirs, "psnr")
+    return f"{text.signed(printed, 'psnr', 0)} dB", text.UNKNOWN if d is None else _with_verdict(d)
+
+
+def _with_verdict(d: Interval) -> str:
+    limits = f"[{text.signed(d.low, 'psnr')}, {text.signed(d.high, 'psnr')}]"
+    return f"{text.signed(d.mean, 'psnr')} dB {limits}, {d.verdict}"

@@ -1,0 +1,345 @@
+"""The tables of the paper in its own layout: under each line that it prints, the same line from our runs.
+
+A dash stands for a run that is not there. Bold is the highest mean of a column, in the paper's lines and in ours.
+"""
+
+import math
+from collections.abc import Sequence
+
+from chasm.mixers import MIXERS
+from chasm.studies import paper
+from chasm.studies.agreement import disagreements
+from chasm.studies.comparisons import falsify
+from chasm.studies.factors import ARMS, HOSTS, RIVALS, SETTINGS
+from chasm.studies.gather import FoundRow, FoundRows
+from chasm.studies.paper import Quote
+from chasm.studies.records import Falsification, RunRecord, data_kind
+from chasm.studies.report import text
+from chasm.studies.report.elements import SOURCE, Table, TableCell, TableRow
+from chasm.studies.worker import core_parameters
+
+LABELS = {name: arm.label for name, arm in ARMS.items()}
+HIFI = "hifi-mamba"
+MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
+CROSS_DOMAIN = {
+    "fastmri-x8": ("fastmri", HIFI),
+    "fastmri-x4": ("fastmri", HIFI),
+    "ade20k": ("ade20k", "unet"),
+    "imagenet": ("imagenet", "unet"),
+    "brats-x4": ("brats", "unet"),
+    "brats-x8": ("brats", "unet"),
+}
+
+# Settings, host, and what the paper prints: backbone, input operator, objective.
+PROTOCOL = {
+    "fastMRI": (
+        ("fastmri-x8", "fastmri-x4"), HIFI, ("HiFi-Mamba-family", "Cartesian undersampling", "reconstruction loss"),
+    ),
+    "ADE20K": (("ade20k",), "unet", ("U-Net-style", "4× bicubic downsampling", "ℓ1")),
+    "ImageNet": (("imagenet",), "unet", ("U-Net-style", "4× bicubic downsampling", "ℓ1")),
+    "BraTS": (
+        ("brats-x4", "brats-x8"), "unet", ("U-Net segmentation", "Cartesian undersampling", "Dice-CE"),
+    ),
+}  # fmt: skip
+LOSSES = {
+    "reconstruction": "ℓ1 of magnitudes",
+    "superres": "ℓ1 of RGB",
+    "segmentation": "cross-entropy plus soft Dice, equal weights",
+}
+OPERATORS = {  # what each mixer does to a frequency by default, as far as the paper's taxonomy leaves it open
+    "gfnet": "one complex number per bin and channel: diagonal",
+    "afno": "one small network for all bins, dense within 4 blocks of channels",
+    "ffc": "one dense matrix for all bins, over real and imaginary parts",
+    "fno-d": "a dense complex matrix per kept mode",
+    "difffno": "a dense complex matrix per kept mode, gated with attention in space",
+    "fsel": "a gate per bin and channel, from one dense network of the spectrum; attention between channels",
+    "spectformer": "one complex number per bin and channel, on a coarse grid: diagonal",
+    "chasm": "one dense symmetric positive matrix per bin and axis, all with one learned basis per axis",
+}
+
+
+class _Column:
+    """One column of numbers: a metric of a setting in a host, as printed and as found."""
+
+    def __init__(
+        self, found: FoundRows, study: str, setting: str, host: str, metric: str, quotes: dict[str, dict[str, Quote]]
+    ) -> None:
+        self.metric, self.quotes = metric, quotes
+        rows = {arm: found.get(study, setting, host, arm) for arm in quotes}
+        self.rows: dict[str, FoundRow] = {arm: row for arm, row in rows.items() if row and metric in row.row.scores}
+        means = [row.row.scores[metric].mean for row in self.rows.values()]
+        self.best = max(filter(math.isfinite, means), default=math.nan) if len(means) > 1 else math.nan
+        self.best_printed = max(quote[metric].mean for quote in quotes.values())
+
+    def printed(self, arm: str) -> TableCell:
+        quote = self.quotes[arm][self.metric]
+        return TableCell(text.quote(quote, self.metric), "best" if quote.mean == self.best_printed else "")
+
+    def ours(self, arm: str, over: str = "cases") -> TableCell:
+        if arm not in self.rows:
+            return TableCell(text.UNKNOWN)
+        score = self.rows[arm].row.scores[self.metric]
+        spread = score.std_cases if over == "cases" else score.std_seeds
+        value = text.number(score.mean, self.metric)
+        value += "" if spread is None or (over == "cases" and len(score.cases) < 2) else _spread(spread, self.metric)
+        return TableCell(value, "best" if score.mean == self.best else "")
+
+    def largest_spread(self) -> TableCell:
+        spreads = [row.row.scores[self.metric].std_cases for row in self.rows.values()]
+        return TableCell(text.number(max((s for s in spreads if s is not None), default=None), self.metric))
+
+
+def cc359(found: FoundRows) -> Table:
+    """Return Table 1: CC359 at two accelerations in three hosts."""
+    rows, used = [], []
+    for r in (8, 4):
+        columns = [
+            _Column(found, "cc359", f"cc359-x{r}", host, metric, paper.CC359[r][host])
+            for host in paper.HOSTS
+            for metric in paper.IMAGE
+        ]
+        used += columns
+        for arm in paper.MIXERS:
+            front = [f"×{r}" if arm == "baseline" else "", LABELS[arm], "paper", f"{paper.CORE_PARAMETERS[arm]:.2f}M"]
+            rows.append(_line(front, [c.printed(arm) for c in columns], "paper", arm == "baseline"))
+            core = f"{core_parameters(ARMS[arm].mixer)[0] / 1e6:.3f}M"
+            rows.append(_line(["", "", "ours", core], [c.ours(arm) for c in columns], _focus(arm)))
+    return Table(
+        "Table 1. CC359: reconstruction from a fourth and an eighth of k-space",
+        ["AR", "Method", SOURCE, "Core Params", *[text.NAMES[m] for m in paper.IMAGE] * 3],
+        rows,
+        "Mean ± standard deviation over test cases. Core Params: one mixer at 96 channels, a complex number counted "
+        f"once; ours are counted for maps of 128 x 128.{_origin(used)}",
+        groups=[("", 4), *((HOSTS[host].label, 2) for host in paper.HOSTS)],
+        file="table-1",
+    )
+
+
+def cross_domain(found: FoundRows) -> Table:
+    """Return Table 2: six settings of four datasets, with the largest spread of any method."""
+    columns = {
+        (setting, metric): _Column(found, study, setting, host, metric, paper.CROSS_DOMAIN[setting])
+        for setting, (study, host) in CROSS_DOMAIN.items()
+        for metric in SETTINGS[setting].metrics
+    }
+    rows = []
+    for arm in paper.MIXERS:
+        printed = [_without_spread(c.printed(arm)) for c in columns.values()]
+        rows.append(_line([LABELS[arm], "paper"], printed, "paper", arm == "chasm"))
+        rows.append(_line(["", "ours"], [_without_spread(c.ours(arm)) for c in columns.values()], _focus(arm)))
+    largest = [TableCell(text.number(paper.LARGEST_SPREAD[setting][m], m)) for setting, m in columns]
+    rows.append(_line(["Max std.", "paper"], largest, "paper", True))
+    rows.append(_line(["", "ours"], [c.largest_spread() for c in columns.values()]))
+    return Table(
+        "Table 2. fastMRI reconstruction, natural images, and segmentation of undersampled MRI",
+        ["Mixer block", SOURCE, *("mIoU" if m == "iou" else text.NAMES[m] for _, m in columns)],
+        rows,
+        "Means over test cases; the last lines are the largest standard deviation over cases of any method."
+        + _origin(list(columns.values())),
+        groups=[("", 2), *((SETTINGS[setting].title, 2) for setting in CROSS_DOMAIN)],
+        file="table-2",
+    )
+
+
+def falsification(found: FoundRows) -> tuple[Table, list[Falsification]]:
+    """Return Table 3 (a), and what is behind its lines."""
+    wanted = [
+        found.get("random-mask", setting, HIFI, arm)
+        for s in MRI
+        for setting in (s, f"{s}-random")
+        for arm in (*RIVALS, "chasm")
+    ]
+    here = [row for row in wanted if row is not None]
+    measured = {f.setting: f for f in falsify([r.row for r in here], [run for r in here for run in r.runs])}
+    rows = []
+    for setting in MRI:
+        printed, f = paper.FALSIFICATION[setting], measured.get(setting)
+        texts = [_signed(printed["structured"]), _signed(printed["random"]), f"{printed['drop']:.1f} %"]
+        rows.append(_line([SETTINGS[setting].title, "paper"], [TableCell(t) for t in texts], "paper"))
+        rows.append(_line(["", "ours"], [TableCell(t) for t in _falsified(f)]))
+    mean = paper.FALSIFICATION["mean"]
+    texts = [_signed(mean["structured"]), _signed(mean["random"]), f"{mean['drop']:.1f} %"]
+    rows.append(_line(["Mean", "paper"], [TableCell(t) for t in texts], "paper", True))
+    rows.append(_line(["", "ours"], [TableCell(t) for t in _mean_falsified([*measured.values()])]))
+    return (
+        Table(
+            "Table 3 (a). CHASM's gain in PSNR over the strongest rival, under structured and random masks",
+            ["Setting", SOURCE, "Struct.", "Random", "Drop"],
+            rows,
+            "The strongest rival is the one with the highest test mean under each mask. †: the 95 % interval of the "
+            "paired difference includes zero, or there are too few cases. Drop: one minus random over structured, of "
+            "the mean gains in the last line; it has no meaning where the structured gain is not above zero."
+            + _note([run for row in here for run in row.runs]),
+            file="table-3a",
+        ),
+        [*measured.values()],
+    )
+
+
+def basis(found: FoundRows) -> Table:
+    """Return Table 3 (b): constraints on the spectral core."""
+    title = "Table 3 (b). Constraints on the basis, CC359 ×8 in HiFi-Mamba"
+    return _variants(found, "basis", title, paper.BASIS, "table-3b")
+
+
+def axes(found: FoundRows) -> Table:
+    """Return Table 3 (c): compositions of the two axes."""
+    title = "Table 3 (c). Compositions of the axes, CC359 ×8 in HiFi-Mamba"
+    return _variants(found, "axes", title, paper.AXES, "table-3c")
+
+
+def seeds(found: FoundRows) -> Table:
+    """Return the appendix table of stability over three seeds."""
+    rows, used = [], []
+    for setting, quotes in paper.SEEDS.items():
+        rival = next(arm for arm in quotes if arm != "chasm")
+        psnr, ssim = (_Column(found, "seeds", setting, HIFI, metric, quotes) for metric in paper.IMAGE)
+        used.append(psnr)
+        printed = [psnr.printed(rival), psnr.printed("chasm"), TableCell(_signed(paper.SEEDS_GAIN[setting]))]
+        printed += [ssim.printed(rival), ssim.printed("chasm")]
+        rows.append(_line([SETTINGS[setting].title, LABELS[rival], "paper"], printed, "paper"))
+        means = [psnr.rows[arm].row.scores["psnr"].mean for arm in (rival, "chasm") if arm in psnr.rows]
+        gain = _signed(means[1] - means[0]) if len(means) == 2 else text.UNKNOWN
+        ours = [psnr.ours(rival, "seeds"), psnr.ours("chasm", "seeds"), TableCell(gain)]
+        rows.append(_line(["", "", "ours"], [*ours, ssim.ours(rival, "seeds"), ssim.ours("chasm", "seeds")]))
+    columns = ["Setting", "Best baseline", SOURCE, "Base PSNR", "CHASM PSNR", "ΔPSNR", "Base SSIM", "CHASM SSIM"]
+    note = f"Mean ± standard deviation over seeds; without ± there is one seed.{_origin(used)}"
+    return Table("Appendix. Stability over three seeds, HiFi-Mamba", columns, rows, note, file="table-seeds")
+
+
+def seeds_basis(found: FoundRows) -> Table:
+    """Return the appendix table of the shared-basis ablation over three seeds."""
+    title = "Appendix. The shared-basis ablation over three seeds, CC359 ×8 in HiFi-Mamba"
+    return _variants(found, "seeds-basis", title, paper.SEEDS_BASIS, "table-seeds-basis", over="seeds")
+
+
+def flops(found: FoundRows, scale: str) -> Table:
+    """Return the appendix table of multiply-adds of whole models."""
+    quotes = {h: {arm: {"gmacs_paper": Quote(v)} for arm, v in arms.items()} for h, arms in paper.FLOPS.items()}
+    columns = [_Column(found, "flops", "cc359-x8", host, "gmacs_paper", quotes[host]) for host in paper.HOSTS]
+    rows = []
+    for arm in paper.MIXERS:
+        rows.append(_line([LABELS[arm], "paper"], [_plain(c.printed(arm)) for c in columns], "paper"))
+        rows.append(_line(["", "ours"], [_plain(c.ours(arm)) for c in columns], _focus(arm)))
+    note = (
+        "In G, of the model for one complex image, counted as the paper's table seems to (help(chasm.surgery.count))."
+    )
+    if scale == "tiny":
+        note += " Ours are toy models on images of 32 x 32: compare nothing with the paper's full-size models."
+    title = "Appendix. Multiply-adds of whole models (the paper says FLOPs), CC359"
+    return Table(title, ["Mixer block", SOURCE, *(HOSTS[h].label for h in paper.HOSTS)], rows, note, file="table-flops")
+
+
+def protocol(found: FoundRows) -> Table:
+    """Return the appendix table of the cross-domain protocol: what the paper says, and what our runs were."""
+    rows = []
+    for dataset, (settings, host, printed) in PROTOCOL.items():
+        rows.append(_line([dataset, "paper"], [TableCell(t) for t in printed], "paper", dataset != "fastMRI"))
+        found_rows = (found.get(CROSS_DOMAIN[s][0], s, host, arm) for s in settings for arm in paper.MIXERS)
+        run = next((row.runs[0] for row in found_rows if row is not None), None)
+        if run is None or run.config is None:
+            rows.append(_line(["", "ours"], [TableCell(text.UNKNOWN)] * 3))
+            continue
+        mask, factor = run.result.task.get("mask"), run.result.task.get("factor")
+        operator = f"{mask['kind']} Cartesian mask" if mask else f"bicubic reduction by {factor}"
+        backbone = " ".join(filter(None, (run.config.backbone.name, text.options_text(run.config.backbone.options))))
+        texts = [backbone, f"{operator}, {run.result.source}", LOSSES.get(run.config.task.name, text.UNKNOWN)]
+        rows.append(_line(["", "ours"], [TableCell(t) for t in texts]))
+    columns = ["Setting", SOURCE, "Backbone", "Input operator", "Objective"]
+    return Table("Appendix. Protocol of Table 2", columns, rows, is_text=True, file="table-protocol")
+
+
+def taxonomy() -> Table:
+    """Return the appendix table of the mixers' structure, with what the mixers of this package do."""
+    rows = []
+    for arm, operator in OPERATORS.items():
+        facts = MIXERS.get(arm).facts  # type: ignore[attr-defined]
+        printed = [facts.response, facts.channel_mixing, facts.shared_basis, facts.positive_gains]
+        rows.append(TableRow([TableCell(LABELS[arm]), *(TableCell(t, "paper") for t in printed), TableCell(operator)]))
+    columns = [
+        "Mixer",
+        "Spectral response",
+        "Channel mixing",
+        "Shared basis",
+        "Positive gains",
+        "Here, at one frequency",
+    ]
+    title = "Appendix. Taxonomy of the mixers, and the operators of this package"
+    return Table(title, columns, rows, is_text=True, file="table-taxonomy")
+
+
+def _variants(
+    found: FoundRows, study: str, title: str, quotes: dict[str, dict[str, Quote]], file: str, over: str = "cases"
+) -> Table:
+    columns = [_Column(found, study, "cc359-x8", HIFI, metric, quotes) for metric in paper.IMAGE]
+    rows = []
+    for arm in quotes:
+        label = "CH → CW" if study == "axes" and arm == "chasm" else LABELS[arm]
+        rows.append(_line([label, "paper"], [c.printed(arm) for c in columns], "paper"))
+        rows.append(_line(["", "ours"], [c.ours(arm, over) for c in columns], _focus(arm)))
+    note = f"Mean ± standard deviation over {over}.{_origin(columns)}"
+    return Table(title, ["Variant", SOURCE, *(text.NAMES[m] for m in paper.IMAGE)], rows, note, file=file)
+
+
+def _line(front: Sequence[str], cells: Sequence[TableCell], kind: str = "", starts_block: bool = False) -> TableRow:
+    if kind == "paper":
+        cells, kind = [TableCell(c.text, c.kind or "paper") for c in cells], ""
+    return TableRow([*(TableCell(name, "name") for name in front), *cells], kind, starts_block)
+
+
+def _focus(arm: str) -> str:
+    return "focus" if arm == "chasm" else ""
+
+
+def _plain(cell: TableCell) -> TableCell:
+    return TableCell(cell.text)
+
+
+def _without_spread(cell: TableCell) -> TableCell:
+    return TableCell(cell.text.partition(" ± ")[0], cell.kind)
+
+
+def _spread(value: float, metric: str) -> str:
+    return f" ± {text.number(value, metric)}"
+
+
+def _signed(value: float) -> str:
+    return text.signed(value, "psnr", 0)
+
+
+def _falsified(f: Falsification | None) -> list[str]:
+    if f is None:
+        return [text.UNKNOWN] * 3
+    gains = [_signed(g.mean) + ("" if g.verdict in ("win", "loss") else "†") for g in (f.structured, f.random)]
+    return [*gains, f"{f.drop.mean:.1f} %" if math.isfinite(f.drop.mean) else text.UNKNOWN]
+
+
+def _mean_falsified(measured: list[Falsification]) -> list[str]:
+    """Return the line of means; dashes unless all four settings are there, since it would be a mean of others."""
+    if len(measured) < len(MRI):
+        return [text.UNKNOWN] * 3
+    structured, random = (sum(getattr(f, side).mean for f in measured) / len(MRI) for side in ("structured", "random"))
+    drop = f"{100 * (1 - random / structured):.1f} %" if structured > 0 else text.UNKNOWN
+    return [_signed(structured), _signed(random), drop]
+
+
+def _origin(columns: Sequence[_Column]) -> str:
+    return _note([run for column in columns for row in column.rows.values() for run in row.runs])
+
+
+def _note(runs: list[RunRecord]) -> str:
+    """Say what a reader must know about the runs behind a table: other data, and runs that should not be compared."""
+    if not runs:
+        return " None of our runs is finished."
+    found, kind = [], data_kind(runs)
+    if kind:
+        found.append(f"Ours: {kind}, so compare orders and signs, not levels.")
+    places = dict.fromkeys((run.setting, run.host) for run in runs)
+    lines: dict[str, list[str]] = {}
+    for setting, host in places:
+        here = {run.key: run for run in runs if (run.setting, run.host) == (setting, host)}
+        for line in disagreements([*here.values()]):
+            lines.setdefault(line, []).append(f"{SETTINGS[setting].title} in {HOSTS[host].label}")
+    for line, where in lines.items():
+        found.append(f"{line}." if len(where) == len(places) else f"{line} ({'; '.join(where)}).")
+    return "".join(f" {line[0].upper()}{line[1:]}" for line in found)
