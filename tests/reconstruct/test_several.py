@@ -25,7 +25,7 @@ from chasm.train.run import load_run
 def test_several_inputs_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fails does not stop the others; each has its name in its files, also where names are alike."""
     run, loaded = make_run(tmp_path / "run"), []
-    monkeypatch.setattr("chasm.reconstruct.run.load_run", lambda *a, load=load_run: loaded.append(1) or load(*a))
+    monkeypatch.setattr("chasm.reconstruct.settings.load_run", lambda *a, load=load_run: loaded.append(1) or load(*a))
     for name in ("a/one.h5", "a/two.h5", "b/one.h5"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         writers.write_fastmri(tmp_path / name, slices=2, seed=len(loaded))

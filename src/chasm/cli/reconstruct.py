@@ -25,26 +25,43 @@ OPTION = (
     "What to take from the files, as KEY=VALUE: axes=SCHW (what the dimensions of an array are: slices, coils, rows, "
     "columns), prewhiten=false, plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
 )
+RUN = (
+    "Run folder, as 'chasm train' left it; or, without training: tv (compressed sensing with total variation), sense "
+    "(regularised SENSE, for several coils), zero-filled. A folder of such a name is ./tv."
+)
+STRENGTH = (
+    "Regularisation of tv (default 0.003, in units of the largest zero-filled value; try 0.001 to 0.03: more removes "
+    "noise and fine detail) or sense (default 0.01, relative to the squared sensitivities; more damps noise)."
+)
+ACCELERATION = (
+    "Undersample fully sampled data this much, instead of the run's mask. Without it tv, sense and zero-filled take "
+    "fully sampled k-space as it is, and images at 4."
+)
 MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how undersampled k-space was measured."
 
 
 def reconstruct(
     sources: list[Path] = typer.Argument(..., metavar="INPUT", help=INPUT),
-    run: Path = typer.Option(..., "--run", help="Run folder, as 'chasm train' left it."),
+    run: str = typer.Option(..., "--run", metavar="RUN", help=RUN),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
     kind: str | None = typer.Option(
         None, "--as", help="What complex arrays (.npy, .npz) are: image (default) or kspace."
     ),
     mask: Path | None = typer.Option(None, help=MASK),
+    acceleration: float | None = typer.Option(None, help=ACCELERATION),
+    strength: float | None = typer.Option(None, help=STRENGTH),
     option: list[str] = typer.Option([], "--option", "-O", help=OPTION),
     force: bool = typer.Option(False, "--force", help="Replace files that no earlier reconstruction wrote."),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
-    """Reconstruct scans with a trained run, and write a volume and a side-by-side picture of each.
+    """Reconstruct scans with a trained run, or without training, and write a volume and a side-by-side picture of each.
 
     Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself. Undersampled k-space
     (with its mask in the file, or --mask) is reconstructed as it is, and scored if the file has a reconstruction.
+
+    Data consistency needs no target: it says how far the k-space of the image is from the measured samples, in units of
+    their noise. About 1 is as good as it gets; much more contradicts the measurement; much less follows the noise.
 
     An input that fails does not stop the others.
     """
@@ -52,6 +69,7 @@ def reconstruct(
 
     from chasm import reconstruct as logic
 
+    settings = logic.Settings(kind, mask, acceleration, parse_options(option), strength)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
     with ProgressBar() as bar:
@@ -60,9 +78,7 @@ def reconstruct(
             sources,
             run,
             out,
-            kind=kind,
-            mask=mask,
-            options=parse_options(option),
+            settings,
             device=place,
             force=force,
             on_slice=on_slice,
@@ -97,3 +113,4 @@ def _print(outcome: "Outcome", source: Path | None) -> None:
             if scores:
                 values = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())
                 typer.echo(f"  {name}: {values} ({outcome.protocol})")
+        typer.echo(f"  data consistency: {volume.consistency}")

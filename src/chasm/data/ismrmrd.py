@@ -64,20 +64,27 @@ def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     subject = header.subjectInformation
     noise: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
-    lines = _lines(file, mode in ("separate", "external"), noise, left_out)
+    dwell: dict[str, float] = {}
+    lines = _lines(file, mode in ("separate", "external"), noise, left_out, dwell)
     encoding = _encoding(encodings[0])
     scans = assemble(lines, encoding, file, patient=patient_name(getattr(subject, "patientID", None)))
     samples = np.concatenate(noise, axis=1) if noise else None
     notes = [f"left out: {', '.join(f'{n} {kind} lines' for kind, n in left_out.items())}"] if left_out else []
     if len(encodings) > 1:
         notes.append(f"only the first of {counted(len(encodings), 'encoding')} was read")
+    bandwidth = getattr(header.acquisitionSystemInformation, "relativeReceiverNoiseBandwidth", None) or 1.0
     for scan in scans.values():
         scan.noise, scan.notes = samples, notes + scan.notes
+        if samples is not None and min(dwell.values()) > 0:
+            power = float(np.square(np.abs(samples)).mean()) / scan.averages
+            scan.noise_level = float(np.sqrt(power * dwell["noise"] / dwell["image"] / bandwidth))
     return scans
 
 
-def _lines(file: Path, drop_calibration: bool, noise: list[np.ndarray], left_out: Counter[str]) -> Iterator[Line]:
-    """Yield the lines of images; append noise, and count what is left out."""
+def _lines(
+    file: Path, drop_calibration: bool, noise: list[np.ndarray], left_out: Counter[str], dwell: dict[str, float]
+) -> Iterator[Line]:
+    """Yield the lines of images; append noise, count what is left out, and set the time of a sample of each."""
     import ismrmrd
 
     kinds = {getattr(ismrmrd, flag): kind for flag, kind in _LEFT_OUT.items() if hasattr(ismrmrd, flag)}
@@ -87,6 +94,7 @@ def _lines(file: Path, drop_calibration: bool, noise: list[np.ndarray], left_out
             for readout in acquisitions[start : start + _CHUNK]:
                 head = readout.getHead()
                 if readout.is_flag_set(ismrmrd.ACQ_IS_NOISE_MEASUREMENT):
+                    dwell["noise"] = float(head.sample_time_us)
                     noise.append(require_finite(np.array(readout.data), file, "noise"))
                     require_fits(file, "noise", (len(noise), *noise[-1].shape), 8)
                     continue
@@ -98,6 +106,7 @@ def _lines(file: Path, drop_calibration: bool, noise: list[np.ndarray], left_out
                 if kind:
                     left_out[kind] += 1
                     continue
+                dwell["image"] = float(head.sample_time_us)
                 yield _line(readout, head, file, readout.is_flag_set(ismrmrd.ACQ_IS_REVERSE))
 
 

@@ -201,7 +201,7 @@ class KSpace(KSpaceDataset):
         case, k = self.locate(i)
         scan = self.scan(case)
         mask = None if scan.mask is None else torch.from_numpy(scan.mask)
-        return RawSlice(torch.from_numpy(np.array(scan.kspace[k])), mask, scan.size, case.name, k)
+        return RawSlice(torch.from_numpy(np.array(scan.kspace[k])), mask, scan.size, case.name, k, scan.noise_level)
 
     def read(self, case: Case, k: int) -> Slice:
         scan = self.scan(case)

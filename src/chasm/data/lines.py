@@ -163,7 +163,9 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     places = [volume.places[k] for k in order]
     voxel = encoding.voxel
     geometry = None if voxel is None else slice_geometry(places, voxel, size, (middle[0], middle[1]), kept)
-    return KSpaceScan(np.ascontiguousarray(kspace, np.complex64), size, geometry, mask=mask, notes=notes, **facts)
+    repeats = float(np.mean([volume.count[k][volume.count[k] > 0].mean() for k in order]))
+    filled = np.ascontiguousarray(kspace, np.complex64)
+    return KSpaceScan(filled, size, geometry, mask=mask, notes=notes, averages=repeats, **facts)
 
 
 def _refuse_gaps_along_partitions(measured: np.ndarray, file: Path) -> None:

@@ -72,6 +72,7 @@ class RawSlice:
         size: (H, W) of the image to reconstruct: the k-space may cover a larger field of view.
         case: the case it belongs to.
         index: the number of the slice within the case.
+        noise: root-mean-square of the noise of one sample, if it was measured.
     """
 
     kspace: Tensor
@@ -79,6 +80,7 @@ class RawSlice:
     size: tuple[int, int]
     case: str
     index: int
+    noise: float | None = None
 
 
 SOMEWHERE = 2  # NIfTI's code for a coordinate system that is not the scanner's

@@ -24,6 +24,9 @@ class KSpaceScan:
         noise: (coils, samples) complex64, measured without a signal, if there is any.
         mask: (W,) bool, True for the measured columns, if the file says; arrays do not.
         notes: what was done to the data, and what was left out.
+        averages: how often a line was measured, on average.
+        noise_level: root-mean-square of the noise of one sample, over all coils, if it was measured. Prewhitening keeps
+            it.
     """
 
     kspace: np.ndarray
@@ -33,6 +36,8 @@ class KSpaceScan:
     noise: np.ndarray | None = None
     mask: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
+    averages: float = 1.0
+    noise_level: float | None = None
 
     @property
     def columns(self) -> np.ndarray:

@@ -1,5 +1,6 @@
 """MRI physics: centred Fourier transform, sampling masks, coil operators. Knows nothing of models."""
 
+from chasm.mri.classical import sense as sense
 from chasm.mri.classical import total_variation as total_variation
 from chasm.mri.coils import estimate_maps as estimate_maps
 from chasm.mri.coils import rss as rss

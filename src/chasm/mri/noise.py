@@ -1,4 +1,6 @@
-"""Noise of receiver coils: coils that share noise are made independent before they are combined (prewhitening)."""
+"""Noise of receiver coils: how strong it is, and how coils that share noise are made independent (prewhitening)."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -38,6 +40,39 @@ def whitening_matrix(noise: Tensor) -> Tensor:
         eye = torch.eye(coils, dtype=factor.dtype, device=factor.device)
         matrix: Tensor = power.sqrt() * torch.linalg.solve_triangular(factor, eye, upper=False)
         return matrix.to(torch.complex64)
+
+
+def edge_noise(kspace: Tensor) -> float:
+    """Return the root-mean-square of the noise of one sample, from the samples that are farthest from the centre.
+
+    They are those of the outermost eighth of the rows and the outermost half of the columns. Their median is taken,
+    which few strong values do not change. Where the signal reaches the edge of k-space this is more than the noise.
+
+    Args:
+        kspace: (1, Q, H, W), zero frequency in the middle, exactly zero where nothing was measured.
+
+    Returns:
+        The root of the mean over coils of E |n|^2; 0 if nothing was measured.
+
+    Example:
+        >>> noise = 3 * torch.randn(1, 2, 64, 64, dtype=torch.complex64)
+        >>> abs(edge_noise(noise) - 3) < 0.3
+        True
+    """
+    power = kspace[0].abs().square()
+    filled = (power > 0).any(0)
+
+    def outermost(used: Tensor, fraction: float) -> Tensor:
+        at = used.nonzero()[:, 0]
+        order = (at - len(used) // 2).abs().argsort(descending=True, stable=True)
+        return at[order[: math.ceil(len(at) * fraction)]]
+
+    rows, columns = outermost(filled.any(1), 1 / 8), outermost(filled.any(0), 1 / 2)
+    if not len(rows):
+        return 0.0
+    edge = power[:, rows][:, :, columns].flatten(1)
+    # the median of an exponential distribution is log 2 times its mean
+    return math.sqrt(float((edge.median(1).values / math.log(2)).mean()))
 
 
 def prewhiten(kspace: Tensor, noise: Tensor) -> Tensor:

@@ -1,13 +1,17 @@
-"""Reconstruct scans with a trained run.
+"""Reconstruct scans with a trained run, or with a method that needs no training.
 
+settings.py what the user may choose, and the run or method
 inputs.py   opens files and folders
 columns.py  tells which columns of k-space were measured
+likeness.py compares a scan with the training data of a run
 slices.py   runs the model on one slice
+trust.py    says what can be known of the result without ground truth
 outputs.py  decides the names of the files
 volumes.py  writes them
 run.py      puts these together
 """
 
 from chasm.reconstruct.run import Outcome, Volume, as_json, reconstruct, reconstruct_each
+from chasm.reconstruct.settings import Settings
 
-__all__ = ["Outcome", "Volume", "as_json", "reconstruct", "reconstruct_each"]
+__all__ = ["Outcome", "Settings", "Volume", "as_json", "reconstruct", "reconstruct_each"]

@@ -51,3 +51,8 @@ def measured_columns(kspace: Tensor, path: Path, mask: Path | None, notes: list[
     if empty:
         raise ValueError(f"{mask}: keeps columns that are empty in the data ({len(empty)}, first {empty[0]})")
     return chosen
+
+
+def filled_columns(kspace: Tensor) -> Mask:
+    """Return the columns of k-space (..., H, W) that hold anything: all of them, but for zero-padding."""
+    return mask_from_array(np.asarray(is_filled(kspace).any(0)))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data import CC359, FastMRI, FileDataset, Folder, KSpace, KSpaceDataset, RawSlice, fault, open_dataset
 from chasm.data.fastmri import STORED, column_mask
@@ -17,9 +16,8 @@ from chasm.data.filled import between, is_filled, looks_like_kspace
 from chasm.data.formats import FORMATS, is_readable
 from chasm.data.kspace import HDF5, kspace_format
 from chasm.mri import Mask, mask_from_array
-from chasm.reconstruct.columns import measured_columns
+from chasm.reconstruct.columns import filled_columns, measured_columns
 
-KINDS = ("kspace", "image")
 MIN_SCORED = 7  # pixels each way: the window of SSIM
 ONE_COIL = (
     "the run was trained on magnitudes: one coil is simulated from the root-sum-of-squares image, and the measured "
@@ -86,6 +84,7 @@ def open_scan(
     mask: Path | None = None,
     options: Mapping[str, Any] | None = None,
     images: Mapping[str, Any] | None = None,
+    whole: bool = False,
 ) -> Scan:
     """Open a file or folder for reconstruction.
 
@@ -97,9 +96,8 @@ def open_scan(
         mask: a file with the mask that undersampled k-space was measured with.
         options: of the reader, as the user gave them.
         images: options of the reader of images, where `options` does not give others.
+        whole: whether fully sampled k-space is reconstructed as it was measured, and not undersampled first.
     """
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"--as {kind}: {suggest(kind, KINDS)}")
     form = _format(path)
     if form != "folder" and kind == "image":
         raise ValueError(f"{path}: holds k-space, not images: leave out --as image")
@@ -107,11 +105,11 @@ def open_scan(
     if options and form not in ("folder", "kspace"):
         raise ValueError(f"{path}: this format takes no option {next(iter(options))!r}: leave it out")
     if form == "fastmri":
-        scan = _open_fastmri(path, phase, target, mask)
+        scan = _open_fastmri(path, phase, target, mask, whole)
     elif form == "cc359":
-        scan = _open_cc359(path, phase, mask)
+        scan = _open_cc359(path, phase, mask, whole)
     elif form == "kspace" or kind == "kspace":
-        scan = _open_kspace(path, phase, mask, options)
+        scan = _open_kspace(path, phase, mask, options, whole)
     else:
         scan = _open_folder(path, kind, {**(images or {}), **options})
     h, w = scan.data[len(scan.data) // 2].image.shape[-2:]
@@ -139,10 +137,13 @@ def _format(path: Path) -> str:
     return forms.get(kind, "folder")
 
 
-def _open_cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
+def _open_cc359(path: Path, phase: bool, mask: Path | None, whole: bool) -> Scan:
     data = CC359(path, "all", skip=0, combine="coils")
     notes: list[str] = []
-    measured = measured_columns(data.raw_slice(len(data) // 2).kspace, path, mask, notes)
+    middle = data.raw_slice(len(data) // 2).kspace
+    measured = measured_columns(middle, path, mask, notes)
+    if measured is None and whole:
+        return Scan(data, "CC359 k-space, fully sampled", filled_columns(middle), False, notes)
     if measured is None:
         several = len(data.raw_slice(0).kspace) > 1
         notes += [ONE_COIL] if several and not phase else []
@@ -150,14 +151,17 @@ def _open_cc359(path: Path, phase: bool, mask: Path | None) -> Scan:
     return Scan(data, "CC359 k-space, as measured", measured, False, notes, mask is None)
 
 
-def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Scan:
+def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None, whole: bool) -> Scan:
     files = H5Files()
     handle = files[path]
     kspace = h5_field(handle, path, "kspace", (3, 4), complex_=True)
     notes: list[str] = []
+    complete = False
     if "mask" not in handle:
         middle = torch.from_numpy(h5_slice(kspace, len(kspace) // 2, path, "kspace"))
         measured = measured_columns(middle, path, mask, notes)
+        if measured is None and whole:
+            complete, measured = True, filled_columns(middle)
     elif mask is None:
         measured = mask_from_array(column_mask(handle, path, kspace.shape[-1]))
     else:
@@ -180,8 +184,9 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None) -> Sc
         read_as = f"{coils} {STORED.get(stored, 'k-space')}, fully sampled"
         notes += [ONE_COIL] if kspace.ndim == 4 and not phase else []
     else:
-        read_as = f"{coils} k-space, as measured" + (f", scored by {STORED[stored]}" if stored in STORED else "")
-    guessed = "mask" not in handle and mask is None
+        how = "fully sampled" if complete else "as measured"
+        read_as = f"{coils} k-space, {how}" + (f", scored by {STORED[stored]}" if stored in STORED else "")
+    guessed = "mask" not in handle and mask is None and not complete
     files.close()
     return Scan(data, read_as, measured, measured is None or stored in STORED, notes, guessed)
 
@@ -207,11 +212,12 @@ def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     return Scan(data, read_as, notes=notes)
 
 
-def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, Any]) -> Scan:
+def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, Any], whole: bool) -> Scan:
     """Open k-space in a format of `chasm.data.kspace`. Every volume has a mask of its own."""
     data: KSpace = open_dataset("kspace", path, split="all", undersampled=True, **options)
     notes: list[str] = []
     masks: dict[str, Mask | None] = {}
+    complete: dict[str, Mask] = {}
     guessed = False
     for case, rows in data.rows_by_case().items():
         raw = data.raw_slice(rows[len(rows) // 2])
@@ -224,6 +230,8 @@ def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, 
         else:
             gaps = between(raw.mask.numpy()) & ~raw.mask.numpy()
             masks[case] = mask_from_array(raw.mask.numpy()) if gaps.any() else None
+        if masks[case] is None and whole:
+            complete[case] = filled_columns(raw.kspace)
         if (masks[case] is None) != (next(iter(masks.values())) is None):
             raise fault(
                 file, "kspace", "some volumes are undersampled and others are not: give the files one at a time"
@@ -233,8 +241,9 @@ def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, 
     coils = len(first.kspace)
     what = "k-space" if kind == "array" and coils == 1 else f"{kind} k-space of {counted(coils, 'coil')}"
     measured = {case: chosen for case, chosen in masks.items() if chosen is not None}
-    if measured:
-        return Scan(data, f"{what}, as measured", next(iter(measured.values())), False, notes, guessed, measured)
+    if measured or complete:
+        how, measured = ("as measured", measured) if measured else ("fully sampled", complete)
+        return Scan(data, f"{what}, {how}", next(iter(measured.values())), False, notes, guessed, measured)
     if not phase:
         data.combine = "rss"
         notes += [ONE_COIL] if coils > 1 else []

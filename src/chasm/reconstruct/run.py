@@ -1,10 +1,11 @@
-"""Reconstruct scans with a trained run: k-space or magnitude images in, a volume and a side-by-side picture out.
+"""Reconstruct scans with a trained run, or without training: k-space or images in, a volume and a picture out.
 
 One slice at a time goes through the network, and a volume is written as it is made, so neither has to fit into memory.
 (Scores of the `fastmri` protocol need the whole volume, and keep it.) There are two kinds of input:
 
 - Fully sampled data (CC359, fastMRI, images) is undersampled by the run's mask, or by a mask file, exactly as in
-  training. The full data is the target, and the scores are those of the run's protocol.
+  training. The full data is the target, and the scores are those of the run's protocol. A method without training has
+  no mask: it reconstructs fully sampled k-space as it is, unless a mask or an acceleration is asked for.
 - Of undersampled k-space (fastMRI's test files) only the measured columns are available. It is scored only if a
   reconstruction is stored beside it. The scale is the maximum of the zero-filled image (a reading: training scales by
   the target).
@@ -13,7 +14,7 @@ One slice at a time goes through the network, and a volume is written as it is m
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,14 @@ from chasm.common.files import json_safe, write_json
 from chasm.common.text import counted
 from chasm.data.base import existing
 from chasm.reconstruct.inputs import Scan, open_scan
+from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import OutputFiles, name_outputs, plan_outputs, refuse_to_overwrite, suffix_of
+from chasm.reconstruct.settings import Settings, is_method, load, with_task
 from chasm.reconstruct.slices import Reconstructor
+from chasm.reconstruct.trust import Consistency, SliceConsistency
 from chasm.reconstruct.volumes import SliceResult, side_by_side, write_volume
 from chasm.tasks import Meter
-from chasm.train import Run, load_run
+from chasm.train import Run
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
 UNKNOWN_VOXELS = "voxel sizes are unknown: 1 mm written"
@@ -47,6 +51,7 @@ class Volume:
         picture: the side-by-side picture.
         slices: their number.
         replaced: whether an earlier file of this name was replaced.
+        consistency: how well the volume explains what was measured.
         scores: metric -> value of the reconstruction; empty if there is no target.
         reference: the same for the zero-filled image.
     """
@@ -56,6 +61,7 @@ class Volume:
     picture: Path
     slices: int
     replaced: bool
+    consistency: Consistency
     scores: dict[str, float] = field(default_factory=dict)
     reference: dict[str, float] = field(default_factory=dict)
 
@@ -88,39 +94,33 @@ def reconstruct(
     run: str | Path,
     out: str | Path | None = None,
     *,
-    kind: str | None = None,
-    mask: str | Path | None = None,
-    options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     force: bool = False,
     on_slice: Callable[[int, int], None] = lambda done, total: None,
+    **settings: Any,
 ) -> Outcome:
-    """Reconstruct every slice of a scan with a trained run.
+    """Reconstruct every slice of a scan with a trained run, or with a method that needs none.
 
-    Beside the volume a picture is written, and a JSON record with the scores.
+    Beside the volume a picture is written, and a JSON record with the scores and the data consistency.
 
     Args:
         source: k-space in a format of `chasm.data.kspace`, or a file or folder of images. Several cases go to one file
             each, with the case's name added; PNG and TIFF slices directly in a folder are one case.
-        run: the run folder.
+        run: the run folder, or "tv", "sense" or "zero-filled".
         out: the file to write; the suffix says the format: HDF5, NIfTI or PNG. Default: NAME-reconstructed.h5.
-        kind: what complex arrays are: "image" (default) or "kspace".
-        mask: a mask file: instead of the run's mask, or the one that undersampled k-space was measured with.
-        options: what to take from the files: axes of an array, plane or volume of NIfTI. Default: as the run was
-            trained.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
         on_slice: called after every slice with (slices done, slices in all).
+        settings: attributes of `Settings`.
 
     Raises:
         ValueError: with one line, when an argument or the data is wrong.
         OSError: with one line, when a file cannot be read or written, or memory does not suffice.
     """
     on_each = lambda _, done, total: on_slice(done, total)  # noqa: E731
-    each = reconstruct_each(
-        [source], run, out, kind=kind, mask=mask, options=options, device=device, force=force, on_slice=on_each
+    _, outcome = next(
+        reconstruct_each([source], run, out, Settings(**settings), device=device, force=force, on_slice=on_each)
     )
-    _, outcome = next(each)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -130,10 +130,8 @@ def reconstruct_each(
     sources: Sequence[str | Path],
     run: str | Path,
     out: str | Path | None = None,
+    settings: Settings | None = None,
     *,
-    kind: str | None = None,
-    mask: str | Path | None = None,
-    options: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
     force: bool = False,
     on_slice: Callable[[Path, int, int], None] = lambda source, done, total: None,
@@ -142,11 +140,9 @@ def reconstruct_each(
 
     Args:
         sources: the scans, each as for `reconstruct`.
-        run: the run folder; it is loaded once.
+        run: the run folder or the method; it is loaded once.
         out: with several sources, the name of each is added to it.
-        kind: as for `reconstruct`.
-        mask: as for `reconstruct`.
-        options: as for `reconstruct`.
+        settings: what the user chose.
         device: as for `reconstruct`.
         force: as for `reconstruct`.
         on_slice: called after every slice with (source, slices done, slices in all).
@@ -154,7 +150,7 @@ def reconstruct_each(
     Yields:
         Each source with its outcome, or with its error.
     """
-    device = _usable(device)
+    device, settings = _usable(device), settings or Settings()
     paths = list(dict.fromkeys(existing(source) for source in sources))
     if out is None:
         outs = [Path(f"{_name(path)}-reconstructed.h5") for path in paths]
@@ -166,48 +162,56 @@ def reconstruct_each(
         suffix_of(file)  # refuses an unknown format before the work begins
         if n > 1:
             raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
-    trained = load_run(run, device)
-    if trained.config.task.name != "reconstruction":
-        raise ValueError(
-            f"{trained.folder}: trained for {trained.config.task.name}: give a run of a reconstruction task"
-        )
-    inputs = [*(trained.folder / name for name in RUN_FILES), *(path for path in paths if path.is_file())]
-    if mask is not None:
-        inputs.append(existing(mask))
-        trained = _with_mask(trained, inputs[-1])
+    loaded = load(run, settings, device)
+    inputs = [path for path in paths if path.is_file()] + ([settings.mask_file] if settings.mask_file else [])
+    if not is_method(loaded):
+        inputs += [loaded.folder / name for name in RUN_FILES]
     written: set[Path] = set()
     for path, file in zip(paths, outs, strict=True):
         try:
-            scan = _open(path, trained, kind, mask, dict(options or {}))
-            yield path, _reconstruct(scan, trained, path, file, device, inputs, written, force, partial(on_slice, path))
+            scan, fitting = _open(path, loaded, settings)
+            yield path, _reconstruct(scan, fitting, path, file, device, inputs, written, force, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
         except (torch.OutOfMemoryError, MemoryError):
             yield path, OSError(f"{path}: out of memory on {device}: try --device cpu, or a machine with more")
 
 
-def _open(path: Path, trained: Run, kind: str | None, mask: str | Path | None, options: dict[str, Any]) -> Scan:
-    magnitudes = not getattr(trained.task, "complex", False)
-    data = trained.config.data
+def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
+    """Open a scan, and return it with the run; a method without training takes complex images and magnitudes."""
+    magnitudes = not getattr(run.task, "complex", False)
+    data = run.config.data
     target = data.options.get("target", "rss")
     trained_on = {k: v for k, v in data.options.items() if k in ("plane", "volume") and data.name == "folder"}
-    where = existing(mask) if mask else None
     scan = open_scan(
-        path, phase=not magnitudes, target=target, kind=kind, mask=where, options=options, images=trained_on
+        path,
+        phase=not magnitudes,
+        target=target,
+        kind=settings.kind,
+        mask=settings.mask_file,
+        options=settings.options,
+        images=trained_on,
+        whole=is_method(run) and settings.mask is None and settings.acceleration is None,
     )
+    if scan.measured is not None and settings.acceleration is not None:
+        raise ValueError(f"{path}: undersampled as it was measured: leave out --acceleration")
     if scan.measured is None and not magnitudes and not scan.data[len(scan.data) // 2].image.is_complex():
+        if is_method(run):
+            return scan, with_task(run, complex=False)
         raise ValueError(f"{path}: magnitudes, and the run was trained on complex images: give those, or another run")
     if scan.measured is not None and magnitudes:
         scan.notes.append(
             "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "
             "expect lower scores than those of the run"
         )
-    return scan
+    if not is_method(run) and (unlike := unlike_training(scan, run)):
+        scan.notes.append(unlike)
+    return scan, run
 
 
 def _reconstruct(
     scan: Scan,
-    trained: Run,
+    run: Run,
     path: Path,
     out: Path,
     device: torch.device,
@@ -218,7 +222,7 @@ def _reconstruct(
 ) -> Outcome:
     """Reconstruct all cases of a scan. Neither `inputs` nor files `written` for other scans are replaced."""
     started = time.monotonic()
-    work = Reconstructor(scan, trained, device)
+    work = Reconstructor(scan, run, device)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
     refuse_to_overwrite(outputs.values(), inputs + scan.data.files(), force)
@@ -245,8 +249,8 @@ def _reconstruct(
         scan.notes.append(f"still there from an earlier call: {counted(len(left), 'slice')}, first {left[0]}")
     return Outcome(
         volumes,
-        trained.task.protocol.name,
-        trained.task.protocol.meaning,
+        run.task.protocol.name,
+        run.task.protocol.meaning,
         scan.read_as,
         work.sampling,
         scan.notes,
@@ -261,6 +265,7 @@ def _write_case(
     meters = (Meter(protocol), Meter(protocol))
     pictured_rows = {rows[int(i)] for i in np.linspace(0, len(rows) - 1, PICTURED_SLICES + 2)[1:-1].round()}
     pictured: dict[int, SliceResult] = {}
+    consistencies: list[SliceConsistency] = []
     shape: tuple[int, ...] = ()
 
     def images() -> Iterator[np.ndarray]:
@@ -276,6 +281,7 @@ def _write_case(
             if result.image.shape != shape:
                 differs = f"{case} slice {i}: {result.image.shape} differs from {shape}"
                 raise ValueError(f"{differs}: a volume has one shape: give such files one at a time")
+            consistencies.append(result.consistency)
             if row in pictured_rows:
                 pictured[i] = result
             on_slice(i + 1)
@@ -292,6 +298,7 @@ def _write_case(
         scores, reference = (m.per_case().get(case, {}) for m in meters)
         if meters[0].blank:
             scan.notes.append(f"{case}: {counted(meters[0].blank, 'blank slice')} not scored")
+    consistency = Consistency.of(consistencies)
     side_by_side(files.picture, case, pictured)
     record = {
         "case": case,
@@ -303,11 +310,12 @@ def _write_case(
         "meaning": protocol.meaning,
         "scores": scores or None,
         "zero-filled": reference or None,
+        "data consistency": asdict(consistency),
         "notes": scan.notes,
         "files": [file.name for file in files.all],
     }
     write_json(files.record, record)
-    return Volume(case, files.volume, files.picture, len(rows), replaced, scores, reference)
+    return Volume(case, files.volume, files.picture, len(rows), replaced, consistency, scores, reference)
 
 
 def _usable(device: torch.device | str) -> torch.device:
@@ -323,12 +331,6 @@ def _name(path: Path) -> str:
     """The name without the suffix of its format; other dots belong to it."""
     path = path.resolve()
     return path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0] or path.name
-
-
-def _with_mask(run: Run, mask: Path) -> Run:
-    options = {**run.config.task.options, "sampling": {"kind": "file", "file": str(mask)}}
-    part = run.config.task.model_copy(update={"options": options})
-    return Run(run.model, part.create(), run.config, run.folder)
 
 
 def as_json(outcomes: dict[Path, Outcome | ValueError | OSError]) -> str:

@@ -1,6 +1,6 @@
-"""What a trained run makes of one slice of a scan."""
+"""What a run, or a method without training, makes of one slice of a scan."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,13 +8,51 @@ from torch import Tensor
 
 from chasm.common.precision import tf32
 from chasm.data.files import crop_or_pad
-from chasm.mri import Operator, estimate_maps, fft2c, ifft2c, to_channels, to_complex
+from chasm.data.filled import is_filled
+from chasm.mri import Mask, Operator, estimate_maps, fft2c, ifft2c, to_channels, to_complex
+from chasm.mri.noise import edge_noise
 from chasm.reconstruct.inputs import Scan
+from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
 from chasm.reconstruct.volumes import SliceResult
-from chasm.tasks import Meter
+from chasm.tasks import Meter, TaskBatch
 from chasm.tasks.metrics import FastMRI, Rows
 from chasm.tasks.reconstruction import min_max
 from chasm.train import Run
+
+MAX_CALIBRATION = 32  # columns of a full k-space that coil sensitivities are taken from
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured of one slice, scaled as the model takes it.
+
+    Attributes:
+        input: the zero-filled image, real and imaginary channels (1, 2M, H, W).
+        operator: the mask and the coil sensitivities.
+        y: the measured k-space (1, Q, H, W).
+        low: (1, M, 1, 1): the image in the units of the data is `scale` times this one, plus `low`.
+        scale: (1, M, 1, 1).
+        noise: of one sample, in the units of the data.
+        noise_from: where that is known from.
+    """
+
+    input: Tensor
+    operator: Operator
+    y: Tensor
+    low: Tensor
+    scale: Tensor
+    noise: float
+    noise_from: str
+
+    @property
+    def physics(self) -> dict[str, Tensor | None]:
+        """The keywords that every model takes."""
+        several = self.operator.maps is not None
+        return {"mask": self.operator.mask, "maps": self.operator.maps, "measured": self.y if several else None}
+
+    def in_units(self, image: Tensor) -> Tensor:
+        """Return an image in the units of the data."""
+        return image * self.scale + self.low
 
 
 class Reconstructor:
@@ -50,15 +88,14 @@ class Reconstructor:
         """Fully sampled data: undersampled, prepared and scored as in training."""
         task, s = self.run.task, self.scan.data[row]
         batch = task.prepare(s.image[None].to(self.device), None, [s.case])
-        with tf32(self.run.config.train.tf32):
-            output = self.run.model(batch.input, **batch.physics).float()
+        measurement = _from_batch(batch)
+        output = self._apply(measurement)
         meters[0].add(task.scores(output, batch), [s.case])
         meters[1].add(task.scores(batch.input, batch), [s.case])
-        image, zero_filled = (batch.in_units(to_complex(x).abs()) for x in (output, batch.input))
-        return SliceResult(_array(image), _array(zero_filled), _array(batch.in_units(batch.target)))
+        return self._finish(measurement, output, batch.in_units(batch.target))
 
     def _measured(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
-        """Undersampled data: only the measured columns are available.
+        """Data as it was measured.
 
         The readout is cropped to the image first, which the mask allows because it is the same in every row.
         """
@@ -67,21 +104,49 @@ class Reconstructor:
         mask = chosen.tensor(self.device)
         coils = crop_or_pad(ifft2c(raw.kspace[None].to(self.device)), (H, raw.kspace.shape[-1]))
         y = mask * fft2c(coils)
-        maps = estimate_maps(y, chosen.center) if y.shape[1] > 1 else None
-        plain = Operator(mask, maps).adjoint(y)
-        scale = plain.abs().amax()
+        A = Operator(mask, estimate_maps(y, _calibration(chosen)) if y.shape[1] > 1 else None)
+        plain = A.adjoint(y)
+        scale = plain.abs().amax((-2, -1), keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
-        measured = None if maps is None else y / scale
-        with tf32(self.run.config.train.tf32):
-            output = self.run.model(to_channels(plain / scale), mask=mask, maps=maps, measured=measured).float()
-        image, plain = (crop_or_pad(x, (H, W)) for x in (to_complex(output).abs() * scale, plain.abs()))
-        result = SliceResult(_array(image), _array(plain))
+        noise, noise_from = raw.noise, FROM_SCAN
+        if noise is None:  # cropping blurs the edge of a readout that is padded with zeros
+            padded = not is_filled(raw.kspace).any(1).all()
+            noise, noise_from = edge_noise(raw.kspace[None] if padded else y), FROM_EDGE
+        low = torch.zeros_like(scale)
+        measurement = Measurement(to_channels(plain / scale), A, y / scale, low, scale, noise, noise_from)
+        output = self._apply(measurement)
         if not self.scan.scored:
-            return result
+            return self._finish(measurement, output, size=(H, W))
         target = self.scan.data[row].image[None].to(self.device)
-        for meter, x in zip(meters, (image, plain), strict=True):
-            meter.add(self._scores(x, target), [raw.case])
-        return replace(result, target=_array(crop_or_pad(target, (H, W))))
+        for meter, x in zip(meters, (output, measurement.input), strict=True):
+            image = crop_or_pad(to_complex(x).abs() * scale, (H, W))
+            meter.add(self._scores(image, target), [raw.case])
+        return self._finish(measurement, output, target, (H, W))
+
+    def _apply(self, measurement: Measurement) -> Tensor:
+        """Run the model: real and imaginary channels (1, 2M, H, W)."""
+        with tf32(self.run.config.train.tf32):
+            output: Tensor = self.run.model(measurement.input, **measurement.physics).float()
+        return output
+
+    def _finish(
+        self, m: Measurement, output: Tensor, target: Tensor | None = None, size: tuple[int, int] | None = None
+    ) -> SliceResult:
+        """Return arrays of `size` in the units of the data, and how well the image explains the measured samples."""
+        x = to_complex(output)
+        misfit = (m.operator.forward(x) - m.y) * m.scale
+        H, W = size or (x.shape[-2], x.shape[-1])
+
+        def array(image: Tensor) -> np.ndarray:
+            return _array(crop_or_pad(image, (H, W)))
+
+        return SliceResult(
+            array(m.in_units(x.abs())),
+            array(m.in_units(to_complex(m.input).abs())),
+            None if target is None else array(target),
+            array(m.operator.adjoint(misfit).abs()),
+            SliceConsistency.of(misfit, m.y * m.scale, m.operator.mask, m.noise, m.noise_from),
+        )
 
     def _scores(self, image: Tensor, target: Tensor) -> Rows:
         """Scores of an image (1, 1, H, W) against a stored one, where they overlap, scaled as the protocol asks."""
@@ -94,6 +159,27 @@ class Reconstructor:
                 low, scale = torch.zeros_like(low), low + scale  # from zero to the maximum
             image, target = (image - low) / scale, (target - low) / scale
         return task.protocol.rows(image, target)
+
+
+def _from_batch(batch: TaskBatch) -> Measurement:
+    """Return what a batch of one slice says was measured."""
+    assert batch.mask is not None
+    assert batch.low is not None
+    assert batch.scale is not None
+    # of one coil the zero-filled image holds all that was measured
+    y = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
+    operator = Operator(batch.mask, batch.maps)
+    noise = edge_noise(y * batch.scale)
+    return Measurement(batch.input, operator, y, batch.low, batch.scale, noise, FROM_EDGE)
+
+
+def _calibration(mask: Mask) -> tuple[int, int]:
+    """Return the columns that coil sensitivities are taken from: of a full k-space only the middle of the centre."""
+    first, end = mask.center
+    if mask.lines > end - first or end - first <= MAX_CALIBRATION:
+        return first, end
+    middle = mask.width // 2
+    return max(first, middle - MAX_CALIBRATION // 2), min(end, middle + MAX_CALIBRATION // 2)
 
 
 def _array(x: Tensor) -> np.ndarray:

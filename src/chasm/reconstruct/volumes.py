@@ -14,15 +14,26 @@ import numpy as np
 from chasm.common.files import unwritable, write_atomic
 from chasm.data.records import SOMEWHERE, Geometry
 from chasm.reconstruct.outputs import OutputFiles
+from chasm.reconstruct.trust import SliceConsistency
 
 
 @dataclass
 class SliceResult:
-    """One reconstructed slice, (H, W) arrays in the units of the data; `target` if there is one to compare with."""
+    """One reconstructed slice, (H, W) arrays in the units of the data.
+
+    Attributes:
+        image: the magnitude.
+        zero_filled: of the zero-filled image.
+        target: the image to compare with, if there is one.
+        residual: what of the measured samples the image does not explain, as an image.
+        consistency: the same in numbers.
+    """
 
     image: np.ndarray
     zero_filled: np.ndarray
-    target: np.ndarray | None = None
+    target: np.ndarray | None
+    residual: np.ndarray
+    consistency: SliceConsistency
 
 
 def write_volume(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geometry | None = None) -> None:

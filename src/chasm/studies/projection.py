@@ -72,7 +72,8 @@ def project_run(
         harmonise_slots(run.model)
         write_text(out / "config.yaml", dump(config))
         shape = read_json(run.folder / "environment.json")["image_shape"]
-        write_json(out / "environment.json", environment(config, device, shape))
+        facts = environment(config, device, shape) | {"training_data": run.training_data}
+        write_json(out / "environment.json", facts)
         save_tensors(out / "weights.safetensors", run.model.state_dict())
         harmonised = load_run(out, device)  # as everyone else will read it
         save_examples(harmonised, data, device)

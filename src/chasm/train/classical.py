@@ -1,6 +1,7 @@
-"""Compressed sensing, evaluated like a trained run: with the same data, mask, scores and examples."""
+"""Methods without training (total variation, SENSE, zero-filled), called and evaluated like a trained run."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +9,67 @@ import torch
 from torch import Tensor, nn
 
 from chasm.common.files import read_json, write_json
-from chasm.mri import Operator, fft2c, to_channels, to_complex, total_variation
+from chasm.common.registry import suggest
+from chasm.mri import Operator, fft2c, sense, to_channels, to_complex, total_variation
 from chasm.train.config import RunConfig
 from chasm.train.evaluation import measure, save_examples
 from chasm.train.run import Run, open_split
 
 
-class TotalVariation(nn.Module):
-    """Calls `chasm.mri.total_variation` with the arguments of a backbone: zero-filled channels in, channels out."""
+@dataclass(frozen=True)
+class Method:
+    """A method without training.
 
-    def __init__(self) -> None:
+    Attributes:
+        summary: what it does, for people.
+        strength: its regularisation unless another is asked for; None if it has none.
+    """
+
+    summary: str
+    strength: float | None
+
+
+METHODS = {
+    "tv": Method("compressed sensing with total variation", 3e-3),
+    "sense": Method("regularised SENSE, for several coils", 1e-2),
+    "zero-filled": Method("the unmeasured columns stay empty, coils are combined", None),
+}
+
+
+class Classical(nn.Module):
+    """A method of `METHODS` with the call of a backbone: zero-filled channels in, channels out.
+
+    Args:
+        name: the method.
+        strength: of its regularisation. Default: that of the method.
+
+    Raises:
+        ValueError: when the name is unknown, or the strength cannot be used.
+    """
+
+    def __init__(self, name: str = "tv", strength: float | None = None) -> None:
         super().__init__()
+        if name not in METHODS:
+            raise ValueError(f"unknown method {name!r}: {suggest(name, METHODS)}")
+        default = METHODS[name].strength
+        if strength is not None and default is None:
+            raise ValueError(f"{name} has no regularisation: leave out the strength")
+        if strength is not None and not 0 < strength < float("inf"):
+            raise ValueError(f"the strength of {name} must be greater than 0, got {strength:g} (default {default:g})")
+        self.name, self.strength = name, default if strength is None else strength
         self.slots = nn.ModuleDict()
 
     def forward(self, x: Tensor, *, mask: Tensor, maps: Tensor | None = None, measured: Tensor | None = None) -> Tensor:
-        # With one coil the zero-filled image contains all measured lines.
+        if self.strength is None:
+            return x
+        # Of one coil the zero-filled image holds all that was measured.
         y = mask * fft2c(to_complex(x)) if measured is None else measured
-        return to_channels(total_variation(Operator(mask, maps), y))
+        A = Operator(mask, maps)
+        if self.name == "tv":
+            return to_channels(total_variation(A, y, self.strength))
+        if maps is None:
+            raise ValueError("sense combines the images of several coils, and here is one: use tv, or zero-filled")
+        return to_channels(sense(A, y, self.strength))
 
 
 def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
@@ -42,7 +87,7 @@ def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
         done: dict[str, Any] = read_json(folder / "metrics.json")
         return done
     device, start = torch.device("cpu"), time.monotonic()
-    run, data = Run(TotalVariation(), config.task.create(), config, folder), open_split(config, "test")
+    run, data = Run(Classical("tv"), config.task.create(), config, folder), open_split(config, "test")
     metrics = measure(run, data, device) | {"seconds": round(time.monotonic() - start, 2)}
     save_examples(run, data, device)
     write_json(folder / "metrics.json", metrics)

@@ -35,6 +35,7 @@ from chasm.train.run import (
     batches,
     build_model,
     check_weights,
+    describe_training_data,
     environment,
     load_run,
     open_split,
@@ -396,6 +397,7 @@ class Trainer:
         """Record where the run started, and where it was resumed if the machine or the code changed."""
         path = self.folder / "environment.json"
         now = environment(self.config, self.device, self.shape) | {"tf32": self.t.tf32}
+        now["training_data"] = describe_training_data(self.data["train"])
         if self.step > 0 and path.is_file():
             first = read_json(path)
             last = (first.get("resumed") or [first])[-1]

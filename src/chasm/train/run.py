@@ -2,14 +2,14 @@
 
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from chasm.backbones import create_backbone
@@ -38,12 +38,13 @@ def heeded_signals() -> list[signal.Signals]:
 
 @dataclass
 class Run:
-    """A model ready to use, with the task and config it was trained under."""
+    """A model ready to use, with the task and config it was trained under, and what it knows of its training data."""
 
     model: nn.Module
     task: Task
     config: RunConfig
     folder: Path
+    training_data: dict[str, Any] = field(default_factory=dict)  # as `describe_training_data` returned it
 
 
 def open_split(config: RunConfig, split: str) -> SliceDataset:
@@ -212,7 +213,8 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     config = load_recipe(folder / "config.yaml")
     task = config.task.create()
     # (M, H, W) of the raw images the run was built for
-    shape = read_json(folder / "environment.json").get("image_shape")
+    facts = read_json(folder / "environment.json")
+    shape = facts.get("image_shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape)):
         raise ValueError(f"{folder / 'environment.json'}: image_shape: expected three numbers, got {shape!r}")
     with torch.random.fork_rng(devices=[]):  # building the model seeds the generator
@@ -226,7 +228,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
         model.load_state_dict(stored)
     except RuntimeError as e:  # torch's message has many lines
         raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
-    return Run(model.to(device).eval(), task, config, folder)
+    return Run(model.to(device).eval(), task, config, folder, facts.get("training_data") or {})
 
 
 def check_weights(folder: Path) -> None:
@@ -251,6 +253,34 @@ def check_weights(folder: Path) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def describe_training_data(data: SliceDataset, slices: int = 32) -> dict[str, Any]:
+    """Return what a later reconstruction compares its input with.
+
+    Args:
+        data: the training split.
+        slices: how many are looked at, spread over the split.
+
+    Returns:
+        "shape" (M, H, W), "complex", and "brightness": the smallest and largest mean of a slice, as a fraction of its
+        maximum. (The scale itself does not matter: every slice is scaled before it reaches the model.)
+    """
+    rows = torch.linspace(0, len(data) - 1, min(slices, len(data))).round().int().tolist()
+    images = [data[row].image for row in rows]
+    found = [value for image in images if (value := brightness(image)) is not None]
+    return {
+        "shape": list(images[0].shape),
+        "complex": images[0].is_complex(),
+        "brightness": [min(found), max(found)] if found else None,
+    }
+
+
+def brightness(image: Tensor) -> float | None:
+    """Return the mean of the magnitude of (M, H, W), all M combined, as a fraction of its maximum; None if blank."""
+    magnitude = image.abs().float().square().sum(0).sqrt()
+    top = float(magnitude.max())
+    return float(magnitude.mean()) / top if top > 0 else None
 
 
 def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""What a user may choose about a reconstruction, and the run or method that does it."""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chasm.common.registry import suggest
+from chasm.data.base import existing
+from chasm.mri import Sampling
+from chasm.train import Run, RunConfig, load_run
+from chasm.train.classical import METHODS, Classical
+
+KINDS = ("kspace", "image")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose.
+
+    Attributes:
+        kind: what complex arrays are: "image" (default) or "kspace".
+        mask: a mask file: instead of the run's mask, or the one that undersampled k-space was measured with.
+        acceleration: of the mask that undersamples full data, instead of the run's.
+        options: what to take from the files: axes of an array, plane or volume of NIfTI. Default: as the run was
+            trained.
+        strength: of the regularisation, for a method without training. Default: that of the method.
+    """
+
+    kind: str | None = None
+    mask: str | Path | None = None
+    acceleration: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    strength: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise ValueError(f"--as {self.kind}: {suggest(self.kind, KINDS)}")
+        if self.mask is not None and self.acceleration is not None:
+            raise ValueError("--mask says which columns are kept: leave out --acceleration")
+
+    @property
+    def mask_file(self) -> Path | None:
+        """The mask file, which exists."""
+        return None if self.mask is None else existing(self.mask)
+
+
+def is_method(run: Run) -> bool:
+    """Return True for a method without training."""
+    return isinstance(run.model, Classical)
+
+
+def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
+    """Load a run, or make one of a method without training, with the mask that the settings ask for.
+
+    Args:
+        run: a run folder, or a name of `METHODS`. A folder of that name is "./tv".
+        settings: what the user chose.
+        device: where the model runs.
+    """
+    if str(run) in METHODS:
+        config = RunConfig.model_validate({"name": str(run), "train": {"steps": 1}})
+        model = Classical(str(run), settings.strength).to(device).eval()
+        loaded = with_task(Run(model, config.task.create(), config, Path(str(run))), complex=True)
+    elif settings.strength is not None:
+        raise ValueError(
+            f"--strength belongs to {' and '.join(m for m in METHODS if METHODS[m].strength)}: leave it out"
+        )
+    else:
+        if not (Path(run).expanduser() / "config.yaml").is_file():
+            choices = f"give a run folder, or {', '.join(METHODS)}, which need no training"
+            raise FileNotFoundError(f"{Path(run) / 'config.yaml'}: not there: {choices}")
+        loaded = load_run(run, device)
+        if loaded.config.task.name != "reconstruction":
+            problem = f"trained for {loaded.config.task.name}: give a run of a reconstruction task"
+            raise ValueError(f"{loaded.folder}: {problem}")
+    sampling = loaded.task.sampling  # type: ignore[attr-defined]
+    if settings.mask_file is not None:
+        return with_task(loaded, sampling=Sampling("file", file=str(settings.mask_file)))
+    if settings.acceleration is not None:
+        kind = Sampling().kind if sampling.kind == "file" else sampling.kind
+        return with_task(loaded, sampling=Sampling(kind, settings.acceleration, seed=sampling.seed))
+    return loaded
+
+
+def with_task(run: Run, **attributes: Any) -> Run:
+    """Return the run with a task that has other attributes. Its config stays that of the training."""
+    task = copy(run.task)
+    for name, value in attributes.items():
+        setattr(task, name, value)
+    return replace(run, task=task)

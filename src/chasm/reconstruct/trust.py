@@ -1,0 +1,102 @@
+"""What can be known about a reconstruction without ground truth.
+
+An image explains what was measured if the k-space that it would give, A x, differs from the measured samples y by no
+more than their noise. The residual is the root-mean-square of A x - y over the measured samples of all coils:
+
+- about 1 x the noise: the image agrees with the measurement as well as it can;
+- much more: the image contradicts the measurement, or the model of the coils is wrong;
+- much less: the image follows the noise, as a zero-filled image always does.
+
+It says nothing about what was not measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan, sqrt
+
+from torch import Tensor
+
+FROM_EDGE = "the edge of k-space"  # an upper bound, where the signal reaches the edge
+FROM_SCAN = "the noise scan"
+
+
+@dataclass(frozen=True)
+class SliceConsistency:
+    """How well the image of a slice explains its measured samples; root-mean-squares in the units of the data.
+
+    Attributes:
+        residual: of the difference.
+        signal: of the samples.
+        noise: of the noise of one sample.
+        noise_from: where that is known from.
+    """
+
+    residual: float
+    signal: float
+    noise: float
+    noise_from: str
+
+    @classmethod
+    def of(cls, misfit: Tensor, y: Tensor, mask: Tensor, noise: float, noise_from: str) -> "SliceConsistency":
+        """Measure a slice.
+
+        Args:
+            misfit: k-space of the image less what was measured, (1, Q, H, W), zero where nothing was measured.
+            y: what was measured, of the same shape.
+            mask: ones where there are samples, broadcast to that shape.
+            noise: of one sample.
+            noise_from: where that is known from.
+        """
+        samples = float(mask.expand(y.shape).sum())
+        residual, signal = (sqrt(float(k.abs().square().sum()) / samples) for k in (misfit, y))
+        return cls(residual, signal, noise, noise_from)
+
+    @property
+    def against_noise(self) -> float:
+        """The residual in units of the noise; not a number if there is none."""
+        return self.residual / self.noise if self.noise > 0 else nan
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """How well a volume explains what was measured.
+
+    Attributes:
+        residual: of the volume, as a fraction of the signal.
+        against_noise: the residual in units of the noise.
+        noise: of one sample, in the units of the data.
+        noise_from: where that is known from.
+        slices: `against_noise` of every slice.
+    """
+
+    residual: float
+    against_noise: float
+    noise: float
+    noise_from: str
+    slices: list[float]
+
+    @classmethod
+    def of(cls, slices: Sequence[SliceConsistency]) -> "Consistency":
+        """Sum up a volume.
+
+        Args:
+            slices: all of it.
+        """
+        residual, signal, noise = (
+            sqrt(sum(getattr(s, name) ** 2 for s in slices) / len(slices)) for name in ("residual", "signal", "noise")
+        )
+        return cls(
+            residual / signal if signal > 0 else nan,
+            residual / noise if noise > 0 else nan,
+            noise,
+            slices[0].noise_from,
+            [s.against_noise for s in slices],
+        )
+
+    def __str__(self) -> str:
+        if not self.noise > 0:
+            return f"residual {self.residual:.2g} of the signal (no noise can be told from {self.noise_from})"
+        text = f"residual {self.against_noise:.2g} x the noise, which is {self.noise:.2g} ({self.noise_from})"
+        text += f", and {self.residual:.2g} of the signal"
+        worst = max(range(len(self.slices)), key=lambda i: (self.slices[i] == self.slices[i], self.slices[i]))
+        return text + (f"; largest in slice {worst}: {self.slices[worst]:.2g} x" if len(self.slices) > 1 else "")

@@ -1,0 +1,114 @@
+"""What is known without ground truth: data consistency against the noise, and data unlike the training data."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+import writers
+from runs import brains, call, columns, make_run
+
+from chasm.data import KSpaceScan, open_dataset, write_scan
+from chasm.reconstruct import reconstruct
+from chasm.train.run import describe_training_data
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+SIZE = (64, 64)
+
+
+def noise(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Complex noise of variance 1."""
+    return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)) / np.sqrt(2)
+
+
+def write_noisy(file: Path, sigma: float, scan: bool = False) -> None:
+    """Two slices of one coil with noise of this strength in k-space, and a noise scan."""
+    rng = np.random.default_rng(0)
+    images = brains(2, SIZE) / np.abs(brains(2, SIZE)).max()
+    k = writers.centred_fft(images)[:, None] + sigma * noise(rng, 2, 1, *SIZE)
+    k = (k * columns(SIZE[1])).astype(np.complex64)
+    samples = (sigma * noise(rng, 1, 20_000)).astype(np.complex64) if scan else None
+    write_scan(KSpaceScan(k, SIZE, noise=samples, mask=columns(SIZE[1]).astype(bool)), file)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_noise_level_is_known(tmp_path: Path, scan: bool) -> None:
+    for sigma in (0.05, 0.2):
+        write_noisy(tmp_path / "scan.mrd", sigma, scan)
+        found = reconstruct(tmp_path / "scan.mrd", "tv", tmp_path / "out.h5").volumes[0].consistency
+        assert found.noise == pytest.approx(sigma, rel=0.03 if scan else 0.3)
+        assert found.noise_from == ("the noise scan" if scan else "the edge of k-space")
+
+
+def test_the_residual_says_what_the_image_does_not_explain(tmp_path: Path) -> None:
+    """Zero-filling follows the noise exactly, light smoothing follows most of it, strong smoothing contradicts it."""
+    write_noisy(tmp_path / "scan.mrd", 0.1, scan=True)
+
+    def residual(run: str, **settings: float) -> float:
+        return reconstruct(tmp_path / "scan.mrd", run, tmp_path / "out.h5", **settings).volumes[0].consistency
+
+    assert residual("zero-filled").against_noise < 1e-3
+    light, strong = residual("tv").against_noise, residual("tv", strength=1.0).against_noise
+    assert 0.05 < light < 1.2
+    assert strong > 1.5
+    found = residual("tv", strength=1.0)
+    assert len(found.slices) == 2
+    assert found.against_noise == pytest.approx(np.sqrt(np.mean(np.square(found.slices))), rel=1e-6)
+
+
+def test_it_is_printed_and_recorded(tmp_path: Path) -> None:
+    write_noisy(tmp_path / "scan.mrd", 0.1, scan=True)
+    found = call(tmp_path / "scan.mrd", "--run", "tv", "-o", tmp_path / "out.h5")
+    (line,) = (line for line in found.output.splitlines() if "data consistency" in line)
+    assert " x the noise, which is 0.1 (the noise scan), and " in line
+    assert "largest in slice" in line
+    record = json.loads((tmp_path / "out.json").read_text())["data consistency"]
+    assert record["noise_from"] == "the noise scan"
+    assert len(record["slices"]) == 2
+
+
+def test_a_trained_run_reports_it_too(tmp_path: Path) -> None:
+    np.save(tmp_path / "scan.npy", np.abs(brains(2, SIZE)))
+    run = make_run(tmp_path / "run")
+    found = reconstruct(tmp_path / "scan.npy", run, tmp_path / "out.h5").volumes[0].consistency
+    assert found.residual < 1e-5  # zero weights give the zero-filled image
+    np.save(tmp_path / "blank.npy", np.zeros((1, *SIZE)))
+    found = call(tmp_path / "blank.npy", "--run", run, "-o", tmp_path / "out.h5")
+    assert "no noise can be told from the edge of k-space" in found.output
+
+
+def test_data_unlike_the_training_data_is_said_in_one_line(tmp_path: Path) -> None:
+    run, like = make_run(tmp_path / "run", SIZE[0], complex=True), brains(1, SIZE)
+    usual = float(np.abs(like).mean() / np.abs(like).max())
+    facts = {
+        "image_shape": [1, *SIZE],
+        "training_data": {"shape": [1, *SIZE], "complex": True, "brightness": [usual / 2, 2 * usual]},
+    }
+    (run / "environment.json").write_text(json.dumps(facts))
+
+    def notes(image: np.ndarray, *words: object) -> list[str]:
+        np.save(tmp_path / "scan.npy", image)
+        found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.h5", *words)
+        assert found.exit_code == 0, found.output
+        return [line for line in found.output.splitlines() if "unlike the training data" in line]
+
+    assert notes(like) == []
+    assert notes(1000 * like) == []  # every slice is scaled
+    (line,) = notes(np.sqrt(np.abs(brains(1, (64, 48)))) + 1j, "--acceleration", 8)
+    assert "64 x 48 pixels (trained on 64 x 64), acceleration 8 (trained on 4), a mean of 0." in line
+    coils = writers.centred_fft(like[:, None] * np.ones((3, 1, 1))) * columns(64)
+    write_scan(KSpaceScan(coils.astype(np.complex64), SIZE), tmp_path / "scan.mrd")
+    found = call(tmp_path / "scan.mrd", "--run", run, "-o", tmp_path / "out.h5")
+    assert "less of the run: 3 coils (trained on 1)\n" in found.output
+
+
+def test_training_records_what_its_data_is_like() -> None:
+    data = open_dataset("embedded", split="train", size=32)
+    facts = describe_training_data(data)
+    assert facts["shape"] == [1, 32, 32]
+    assert facts["complex"] is data[0].image.is_complex()
+    low, high = facts["brightness"]
+    assert 0 < low < high < 1
