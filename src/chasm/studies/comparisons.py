@@ -109,7 +109,13 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsif
 def paired_scores(
     ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str
 ) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Return case to score of both sides, for the seeds that both have."""
+    """Return case to score of both sides, for the seeds that both have.
+
+    Args:
+        ours: finished runs of one arm.
+        theirs: finished runs of another.
+        metric: the score.
+    """
     a, b = per_seed(ours, metric), per_seed(theirs, metric)
     seeds = sorted(set(a) & set(b))
     return [a[seed] for seed in seeds], [b[seed] for seed in seeds]

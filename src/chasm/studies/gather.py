@@ -38,10 +38,16 @@ class FoundRows:
         self.rows = list(rows)
 
     def get(self, study: str, setting: str, host: str, arm: str) -> FoundRow | None:
-        """Return a row of the study, else the first of another one that ran the same; None if no run is finished."""
+        """Return a row of the study, else the first of another one that ran the same; None if no run is finished.
+
+        Args:
+            study: whose row is preferred.
+            setting: name of the setting.
+            host: name of the host.
+            arm: name of the arm.
+        """
         here = [r for r in self.rows if (r.row.setting, r.row.host, r.row.arm) == (setting, host, arm)]
-        cost = STUDIES[study].kind
-        here = [r for r in here if STUDIES[r.study].kind == cost]
+        here = [r for r in here if STUDIES[r.study].kind == STUDIES[study].kind]
         return next((r for r in here if r.study == study), here[0] if here else None)
 
 
@@ -71,7 +77,13 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
 
 
 def paired_difference(ours: FoundRow | None, theirs: FoundRow | None, metric: str) -> Interval | None:
-    """Return the mean paired difference of two rows, None unless they share seeds and test cases."""
+    """Return the mean paired difference of two rows, None unless they share seeds and test cases.
+
+    Args:
+        ours: the row that is compared.
+        theirs: the row it is compared with.
+        metric: the score.
+    """
     if ours is None or theirs is None:
         return None
     a, b = paired_scores(ours.runs, theirs.runs, metric)
