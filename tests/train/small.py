@@ -88,12 +88,12 @@ def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, torch.T
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    """Bit for bit: weights, optimiser, random state, best so far, log, scores. Times may differ."""
+    """Bit for bit: weights, optimiser, random state, best so far, log, scores. Times and settings may differ."""
     (tensors, record), (others, other) = checkpoint(a), checkpoint(b)
     assert tensors.keys() == others.keys()
     for name, value in tensors.items():
         assert torch.equal(value, others[name]), name
-    times: dict[str, Any] = {"seconds": 0, "record_sha256": ""}  # the checksum is of the record with its time
+    times: dict[str, Any] = {"seconds": 0, "fingerprint": {}, "record_sha256": ""}  # a checksum of the whole record
     assert {**record, **times} == {**other, **times}
     for name in ("log.jsonl", "log.csv", "weights.safetensors", "examples.npz"):
         assert (a / name).read_bytes() == (b / name).read_bytes(), name

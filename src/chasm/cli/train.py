@@ -1,6 +1,7 @@
 """`chasm train` and `chasm eval`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def train(
     To use several processes, on GPUs or on a CPU: torchrun --nproc_per_node 2 -m chasm train RECIPE
     ('accelerate launch --cpu' starts only one).
     """
+    # Before torch is imported: a thread that spins while it waits takes a busy core from the thread it waits for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
     from chasm.train import load_recipe
     from chasm.train import train as run
     from chasm.train.config import dump

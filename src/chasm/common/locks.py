@@ -1,12 +1,20 @@
 """One lock: a file that one process holds at a time, released by the system however that process ends."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chasm.common.files import unwritable
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 class BusyError(ValueError):
@@ -18,11 +26,69 @@ class BusyError(ValueError):
 _held: set[Path] = set()
 
 
-@contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Hold a lock file, made with its folder if needed, while the block runs.
+class Lock:
+    """A lock file that this process holds: a record lock, which forked processes do not inherit.
 
-    It is a record lock, which forked processes do not inherit: data loaders may outlive a killed run.
+    Data loaders may outlive a killed run, so what they inherit must not keep the lock. Where there are no record locks
+    (Windows), filelock holds the file instead; processes are not forked there.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._take()
+
+    def _take(self) -> None:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            if fcntl is None:
+                self._foreign = _filelock(self.file)
+                return
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as e:
+            raise unwritable(self.file, e) from None
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            raise _busy(self.file) from None
+        self._descriptor = descriptor
+
+    def require_place(self) -> None:
+        """Make sure that the folder of the lock file is still the one that was locked.
+
+        A folder may be renamed while a process works in it, and another process may begin in a new folder of the same
+        name. A folder that was removed is locked again.
+
+        Raises:
+            OSError: if there is another lock file in its place.
+        """
+        if fcntl is None:
+            return  # Windows renames no folder with an open file
+        held = os.fstat(self._descriptor)
+        try:
+            there = os.stat(self.file)
+        except FileNotFoundError:
+            old = self._descriptor
+            self._take()
+            os.close(old)
+            return
+        if (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino):
+            raise OSError(
+                f"{self.file.parent}: the folder was renamed or replaced while a process worked in it: "
+                "that process stops; give the folder its name again to go on"
+            )
+
+    def release(self) -> None:
+        """Give the lock back; the file stays."""
+        if fcntl is None:
+            self._foreign.release()
+        else:
+            os.close(self._descriptor)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[Lock]:
+    """Hold a lock file, made with its folder if needed, while the block runs.
 
     Args:
         file: the lock file; it stays when the lock is released.
@@ -34,21 +100,13 @@ def locked(file: Path) -> Iterator[None]:
     name = file.resolve()
     if name in _held:
         raise _busy(file)
+    lock = Lock(file)
+    _held.add(name)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as e:
-        raise unwritable(file, e) from None
-    try:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise _busy(file) from None
-        _held.add(name)
-        yield
+        yield lock
     finally:
         _held.discard(name)
-        os.close(descriptor)
+        lock.release()
 
 
 def is_locked(file: Path) -> bool:
@@ -56,13 +114,30 @@ def is_locked(file: Path) -> bool:
     if file.resolve() in _held:
         return True
     try:
+        if fcntl is None:
+            if file.is_file():
+                _filelock(file).release()
+            return False
         with open(file, "rb") as f:
             fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
         return False
+    except BusyError:
+        return True
     except (BlockingIOError, PermissionError) as e:
         return e.filename is None  # the lock refuses; an open that fails names its file
     except OSError:
         return False
+
+
+def _filelock(file: Path) -> "FileLock":
+    from filelock import FileLock, Timeout  # torch needs it, so it is there
+
+    lock = FileLock(file, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise _busy(file) from None
+    return lock
 
 
 def _busy(file: Path) -> BusyError:

@@ -1,5 +1,6 @@
 """Where a number comes from: hardware, versions, commit and command, recorded with every result."""
 
+import hashlib
 import os
 import platform
 import shlex
@@ -55,6 +56,15 @@ def provenance(device: torch.device) -> Provenance:
         command=command(sys.argv),
         date=time.strftime("%Y-%m-%d"),
     )
+
+
+def source_digest() -> str:
+    """Return a digest of the Python files of this package: it tells apart two states of one commit, too."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def device_name(device: torch.device) -> str:

@@ -15,7 +15,7 @@ from chasm.train.config import RunConfig, differences, load_recipe
 STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 
 
-def working_on(folder: Path) -> AbstractContextManager[None]:
+def working_on(folder: Path) -> AbstractContextManager[object]:
     """Lock a cell inside this context.
 
     Args:

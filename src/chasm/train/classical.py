@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chasm.common.files import read_json, write_json
+from chasm.common.files import read_json, write_json, write_text
 from chasm.common.registry import suggest
 from chasm.mri import Operator, fft2c, sense, to_channels, to_complex, total_variation
-from chasm.train.config import RunConfig
+from chasm.train.config import RunConfig, dump
 from chasm.train.evaluation import measure, save_examples
+from chasm.train.loop import check_config
 from chasm.train.run import Run, open_split
 
 
@@ -73,7 +74,7 @@ class Classical(nn.Module):
 
 
 def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
-    """Score total variation on the test split, and write metrics and examples like a trained run.
+    """Score total variation on the test split, and write config, metrics and examples like a trained run.
 
     Args:
         config: names the data and the task.
@@ -81,8 +82,12 @@ def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
 
     Returns:
         The content of metrics.json.
+
+    Raises:
+        ValueError: if the folder holds scores under another config.
     """
     folder = Path(folder)
+    check_config(config, folder)
     if (folder / "metrics.json").is_file():
         done: dict[str, Any] = read_json(folder / "metrics.json")
         return done
@@ -90,5 +95,6 @@ def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
     run, data = Run(Classical("tv"), config.task.create(), config, folder), open_split(config, "test")
     metrics = measure(run, data, device) | {"seconds": round(time.monotonic() - start, 2)}
     save_examples(run, data, device)
+    write_text(folder / "config.yaml", dump(config))
     write_json(folder / "metrics.json", metrics)
     return metrics

@@ -209,7 +209,23 @@ def differences(stored: RunConfig, wanted: RunConfig) -> str:
     >>> differences(stored, wanted)
     'train.steps (is 500, not 6)'
     """
-    a, b = flat_config(stored), flat_config(wanted)
+    return changes(stored.model_dump(mode="json"), wanted.model_dump(mode="json"))
+
+
+def changes(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """List the keys in which two nested mappings differ, as `differences` does.
+
+    Args:
+        stored: mapping of an existing run.
+        wanted: mapping to compare it with.
+
+    Returns:
+        For example "train.steps (is 500, not 6)"; empty if they are equal.
+
+    >>> changes({"train": {"steps": 500}}, {"train": {"steps": 6}})
+    'train.steps (is 500, not 6)'
+    """
+    a, b = _flat(stored), _flat(wanted)
     pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in dict.fromkeys((*a, *b))}
     return ", ".join(f"{k} (is {is_!r}, not {not_!r})" for k, (is_, not_) in pairs.items() if is_ != not_)
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from chasm.common.files import read_json, remove_unfinished, unwritable, write_json, write_text
-from chasm.common.locks import locked
+from chasm.common.locks import Lock, locked
 from chasm.common.precision import tf32
 from chasm.data.base import SliceDataset
 from chasm.surgery.param_groups import param_groups
@@ -27,6 +27,7 @@ from chasm.tasks import TaskBatch
 from chasm.train.checkpoints import Checkpoints, holds_work, save_tensors
 from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
+from chasm.train.fingerprint import CODE, compare, fingerprint
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
 from chasm.train.processes import StopRequest, make_accelerator
@@ -70,7 +71,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorb
         NonFiniteError: if loss, gradient or weights are not finite.
     """
     folder = Path(folder).expanduser()
-    _check_config(config, folder)
+    check_config(config, folder)
     if (folder / "metrics.json").is_file():
         finished: dict[str, Any] = read_json(folder / "metrics.json")
         check_weights(folder)
@@ -78,11 +79,16 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorb
     return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
 
 
-def _check_config(config: RunConfig, folder: Path) -> None:
-    if holds_work(folder) and (folder / "config.yaml").is_file():
-        other = differences(load_recipe(folder / "config.yaml"), config)
-        if other:
+def check_config(config: RunConfig, folder: Path) -> None:
+    """Raise a ValueError if the folder holds a run with another config, or a finished one that does not say which."""
+    stored = folder / "config.yaml"
+    if not holds_work(folder):
+        return
+    if stored.is_file():
+        if other := differences(load_recipe(stored), config):
             raise ValueError(f"{folder} holds a run with another config: {other}: choose another folder, or remove it")
+    elif (folder / "metrics.json").exists():  # a checkpoint holds the config itself
+        raise ValueError(f"{stored}: not there, so the scores may be of any config: choose another folder")
 
 
 class Trainer:
@@ -113,6 +119,8 @@ class Trainer:
         self.data = {split: open_split(config, split) for split in ("train", "val", "test")}
         _check_disjoint(self.data)
         self.shape = tuple(self.data["train"][0].image.shape)
+        self.environment = environment(config, self.device, self.shape) | {"tf32": t.tf32, "processes": world}
+        self.fingerprint = fingerprint(config, self.data, self.environment)
         self.steps = t.steps or max(round((t.epochs or 0) * len(self.data["train"]) / t.batch), 1)
         self.val_every = t.val_every or max(self.steps // 20, 1)
         self.warmup = round(t.warmup * self.steps)
@@ -132,6 +140,7 @@ class Trainer:
         self.weights = folder / "weights.safetensors"  # the best on validation so far
         self.log = Log(folder, writes=self.main)
         self.skipped = 0  # steps skipped in a row
+        self.lock: Lock | None = None  # of the folder, in the main process
         self.stop_request = StopRequest(world)
         self.stopping = False  # the same in all processes
         self.board: Any = None
@@ -141,10 +150,11 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end and return the metrics."""
-        with locked(self.folder / "training.lock") if self.main else nullcontext(), tf32(self.t.tf32):
+        lock = locked(self.folder / "training.lock") if self.main else nullcontext()
+        with lock as self.lock, tf32(self.t.tf32):
             if self.main:
                 remove_unfinished(self.folder)
-            _check_config(self.config, self.folder)  # another process may have started a run before the lock
+            check_config(self.config, self.folder)  # another process may have started a run before the lock
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -154,10 +164,9 @@ class Trainer:
                 f"precision: {kind}, TF32 {'on' if self.t.tf32 else 'off'}, "
                 f"CUDA graph {'on' if self.t.cuda_graph else 'off'}"
             )
-        if self.main:
-            write_text(self.folder / "config.yaml", dump(self.config))
         self.resume()
         if self.main:
+            write_text(self.folder / "config.yaml", dump(self.config))
             self._write_environment()
         self.log.rewrite()
         if self.tensorboard:
@@ -349,10 +358,12 @@ class Trainer:
         self._check_weights()
         if not self.main:
             return
+        self._require_place()
         tensors = snapshot(self.model, self.optimizer, self.ema, self.device)
         if self.best["step"] > 0:
             tensors |= {f"best.{k}": v for k, v in load_file(self.weights).items()}
-        self.checkpoints.save(self.step, tensors, {"best": self.best, "seconds": self.seconds, "log": self.log.rows})
+        record = {"best": self.best, "seconds": self.seconds, "log": self.log.rows, "fingerprint": self.fingerprint}
+        self.checkpoints.save(self.step, tensors, record)
 
     def resume(self) -> None:
         """Continue from the newest checkpoint that is whole, if there is one."""
@@ -362,6 +373,8 @@ class Trainer:
                 (self.folder / name).unlink(missing_ok=True)
             return
         tensors, record = newest
+        for note in compare(record.get("fingerprint", self.fingerprint), self.fingerprint, self.folder):
+            self.progress.say(note)
         self.ema = restore(tensors, self.model, self.optimizer, self.ema, self.device)
         self.step, self.best, self.seconds = record["step"], record["best"], record["seconds"]
         self.log.rows = record["log"]
@@ -369,7 +382,13 @@ class Trainer:
             save_tensors(self.weights, tensors_of("best.", tensors))
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
+    def _require_place(self) -> None:
+        """Raise an OSError before anything is written, if the folder is no longer the one this run began in."""
+        if self.lock is not None:
+            self.lock.require_place()
+
     def _record(self, row: dict[str, Any]) -> None:
+        self._require_place()
         self.log.add(row)
         if self.board is not None:
             for name, value in row.items():
@@ -379,6 +398,7 @@ class Trainer:
         """Test the best weights, write examples and, last, metrics.json, which marks the run as done."""
         metrics: dict[str, Any] = {}
         if self.main:
+            self._require_place()
             run = load_run(self.folder, self.device)
             save_examples(run, self.data["test"], self.device)
             metrics = measure(run, self.data["test"], self.device)
@@ -396,15 +416,11 @@ class Trainer:
     def _write_environment(self) -> None:
         """Record where the run started, and where it was resumed if the machine or the code changed."""
         path = self.folder / "environment.json"
-        now = environment(self.config, self.device, self.shape) | {"tf32": self.t.tf32}
-        now["training_data"] = describe_training_data(self.data["train"])
+        now = self.environment | {"training_data": describe_training_data(self.data["train"])}
         if self.step > 0 and path.is_file():
             first = read_json(path)
             last = (first.get("resumed") or [first])[-1]
-            if any(
-                last.get(k) != now.get(k)
-                for k in ("python", "versions", "device", "commit", "modified", "with", "plugins")
-            ):
+            if any(last.get(k) != now.get(k) for k in (*CODE, "commit", "modified")):
                 first["resumed"] = [*first.get("resumed", []), {"step": self.step, **now}]
             now = first
         write_json(path, now)

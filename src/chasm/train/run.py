@@ -16,7 +16,7 @@ from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
 from chasm.common.extensions import loaded, plugins
 from chasm.common.files import read_json
-from chasm.common.provenance import provenance
+from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
 from chasm.data import Batch, DataError, Resident, SliceDataset, collate, open_dataset
 from chasm.mixers import MIXERS
@@ -293,6 +293,7 @@ def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...])
     """
     return {
         **asdict(provenance(device)),
+        "source": source_digest(),
         "seed": config.seed,
         "image_shape": list(shape),
         **({"with": loaded()} if loaded() else {}),
