@@ -37,12 +37,6 @@ from chasm.backbones.hifi.patches import PatchEmbed, ToImage
 from chasm.backbones.measurement import Measurement
 
 
-def in_slot(slot: nn.Module, x: Tensor) -> Tensor:
-    """x + slot(LayerNorm(x)), channels last in memory. The norm is over channels and has no parameters."""
-    normed = F.layer_norm(x.movedim(1, -1), x.shape[1:2]).movedim(-1, 1)
-    return x + slot(normed).contiguous(memory_format=torch.channels_last)
-
-
 class Group(nn.Module):
     """Blocks, then data consistency on the image the features stand for: (B, C, h, w) -> same."""
 
@@ -51,6 +45,11 @@ class Group(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.to_image = ToImage(width, patch)
         self.embed = PatchEmbed(width, patch)
+        self.slot_norm = ChannelNorm(width, elementwise_affine=False)
+
+    def in_slot(self, slot: nn.Module, x: Tensor) -> Tensor:
+        """x + slot(LayerNorm(x)), channels last in memory. The norm is over channels and has no parameters."""
+        return x + slot(self.slot_norm(x)).contiguous(memory_format=torch.channels_last)
 
     def consistency(self, x: Tensor, measurement: Measurement) -> Tensor:
         return self.embed(F.silu(measurement.enforce(self.to_image(x, measurement.size))))
@@ -74,9 +73,9 @@ class Group(nn.Module):
         block: Any
         for block, slot in zip(self.blocks, inside, strict=True):
             y, loss = call(block, x, filters)
-            x = x + block.drop_path(y if slot is None else in_slot(slot, y))
+            x = x + block.drop_path(y if slot is None else self.in_slot(slot, y))
             balance.append(loss)
-        x = x if last is None else in_slot(last, x)
+        x = x if last is None else self.in_slot(last, x)
         return x + call(self.consistency, x, measurement), torch.stack(balance).mean()
 
 
@@ -156,10 +155,12 @@ class HiFiMamba(Backbone):
         return [*slots[g * d : (g + 1) * d], None] if self.slot_per == "block" else [*[None] * d, slots[g]]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the blocks in place: all of them share one graph, and mixers keep their own kernels."""
-        for module in self.modules():
-            if isinstance(module, HiFiBlock):
-                module.compile(*args, **kwargs)
+        """Compile blocks and norms in place: all blocks share one graph, and mixers keep their own kernels."""
+        blocks = [module for module in self.modules() if isinstance(module, HiFiBlock)]
+        compiled_with_a_block = {module for block in blocks for module in block.modules()}
+        norms = [module for module in self.modules() if isinstance(module, ChannelNorm)]
+        for module in [*blocks, *(norm for norm in norms if norm not in compiled_with_a_block)]:
+            module.compile(*args, **kwargs)
 
     def run(
         self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None

@@ -4,6 +4,7 @@
                _combine_kernel     parts -> mean m and r = 1 / deviation of every sample
                _apply_kernel       y = gelu(n), n = w xhat + b, xhat = (x - m) r
     backward   _sums_kernel        with h = g gelu'(n): sums of h and of h xhat over a part, by channel
+               _total_kernel       parts -> sums over a sample, by channel
                _gradient_kernel    gx = r (w h - mean of w h - xhat * mean of w h xhat), means over a sample
 
 x is contiguous (B, P, C): P positions with their C channels. A part is a run of positions of one sample. A program
@@ -20,8 +21,11 @@ from torch import Tensor
 
 from chasm.ops.kernels.local_triton import _normal
 
-TILE = 4096  # numbers a program holds at once
-MAX_PARTS = 512  # of all samples together: enough programs to fill a large GPU several times
+# A program is one warp, so that a sum over positions stays in its registers: between warps it would take longer than
+# all else that the kernel does.
+TILE = 256  # numbers a program holds at once
+MAX_PARTS = 4096  # of all samples together: enough programs to fill a large GPU
+TOTAL_BLOCK = 32  # parts and channels that a program of `_total_kernel` holds at once
 
 
 @triton.jit
@@ -125,6 +129,18 @@ def _sums_kernel(
 
 
 @triton.jit
+def _total_kernel(sums_ptr, by_sample_ptr, C, parts, ROWS: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Grid (2 * B, blocks of channels): sums (2 * B, C) over all parts."""
+    pid, row, lane = tl.program_id(0), tl.arange(0, ROWS)[:, None], tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = lane[None, :]
+    sums_ptr += pid * parts * C
+    total = tl.zeros([ROWS, BLOCK_C], tl.float32)
+    for at in range(0, parts, ROWS):
+        total += tl.load(sums_ptr + (at + row) * C + c, mask=(at + row < parts) & (c < C), other=0.0)
+    tl.store(by_sample_ptr + pid * C + lane, tl.sum(total, 0), mask=lane < C)
+
+
+@triton.jit
 def _gradient_kernel(
     g_ptr, x_ptr, stats_ptr, weight_ptr, bias_ptr, means_ptr, gx_ptr, P, C, parts, B,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -162,10 +178,12 @@ def backward(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Ten
     B, P, C = x.shape
     grid, parts, blocks = _launch(B, P, C)
     sums = torch.empty(2, B, parts, C, device=x.device, dtype=torch.float32)
-    gx = torch.empty_like(x)
+    by_sample, gx = sums.new_empty(2, B, C), torch.empty_like(x)
     with torch.cuda.device_of(x):
         _sums_kernel[grid](g, x, statistics, weight, bias, sums, P, C, parts, **blocks)
-        by_sample = sums.sum(2)  # (2, B, C)
+        _total_kernel[2 * B, triton.cdiv(C, TOTAL_BLOCK)](
+            sums, by_sample, C, parts, ROWS=TOTAL_BLOCK, BLOCK_C=TOTAL_BLOCK
+        )
         means = torch.mv(by_sample.flatten(0, 1), weight.float()) / (P * C)
         _gradient_kernel[grid](g, x, statistics, weight, bias, means, gx, P, C, parts, B, **blocks)
     return gx, by_sample[1].sum(0), by_sample[0].sum(0)
@@ -176,4 +194,4 @@ def _launch(B: int, P: int, C: int) -> tuple[tuple[int], int, dict[str, int]]:
     block_c = triton.next_power_of_2(C)
     rows = max(1, TILE // block_c)
     parts = max(1, min(MAX_PARTS // B, triton.cdiv(P, rows)))
-    return (B * parts,), parts, {"ROWS": rows, "BLOCK_C": block_c, "num_warps": 8}
+    return (B * parts,), parts, {"ROWS": rows, "BLOCK_C": block_c, "num_warps": 1}
