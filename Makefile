@@ -24,11 +24,13 @@ interop: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/operator_cpu.py
 
-# One environment for all targets: made again only when the pins or the declared dependencies change.
+# One environment for all targets: made again only when the pins or the declared dependencies change. Networks of timm and
+# deepinv are tested, too; both want torchvision, and that wants a torch of its own build, so none brings its dependencies.
 .venv/.ready: constraints.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "chasm needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchvision timm deepinv
 	touch $@
 
 clean:

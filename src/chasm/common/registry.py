@@ -93,6 +93,17 @@ class Registry:
             raise ValueError(f"unknown {self.kind} {name!r}: {suggest(name, self.list())} {OWN_NAME_HINT}")
         return self._classes[name]
 
+    def name_of(self, cls: type) -> str:
+        """Return the name that a class is registered under.
+
+        Raises:
+            ValueError: when it is not registered.
+        """
+        for name, registered in self._classes.items():
+            if registered is cls:
+                return name
+        raise ValueError(f"{cls.__name__} is not a registered {self.kind}: register it, or pass a function")
+
     def list(self, pattern: str = "*") -> list[str]:
         """Return the names that match a shell-style pattern, sorted. Imports nothing."""
         names = {*self._classes, *(plugin_names(self.group) if self.group else ())}

@@ -210,7 +210,8 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
     Args:
         model: a CHASM mixer, or any module that contains some.
         size: the spatial size of the features at the mixers, if it is one size for all of them.
-        example: an input (or tuple of inputs) of the model; one forward pass finds each mixer's size.
+        example: an input of the model, a tuple of arguments, or a dictionary of keyword arguments; one forward pass
+            finds each mixer's size.
 
     Raises:
         ValueError: when there is no CHASM mixer, one is called with two sizes, or one has hooks or a changed forward,

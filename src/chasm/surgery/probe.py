@@ -1,6 +1,6 @@
 """Run a network on an example and note what its modules see."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,15 +16,31 @@ def watch(model: nn.Module, hooks: Iterable[tuple[nn.Module, Hook]], example: An
     Args:
         model: the network. Its buffers and the mode of every module stay as they were.
         hooks: modules of it, each with the function that is called as (module, args, kwargs, output) after it ran.
-        example: what the network takes: one argument, or a tuple of arguments.
+        example: what the network takes, see `call`.
     """
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
     try:
         with torch.no_grad(), evaluating(model):
-            model(*example) if isinstance(example, tuple) else model(example)
+            call(model, example)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """Return what a network makes of an example.
+
+    Args:
+        model: the network.
+        example: one argument, a tuple of arguments, or a dictionary of keyword arguments. (For a network that takes one
+            dictionary, give a tuple with that dictionary.)
+
+    >>> call(nn.Identity(), {"input": 3}), call(nn.Identity(), (3,)), call(nn.Identity(), 3)
+    (3, 3, 3)
+    """
+    if isinstance(example, tuple):
+        return model(*example)
+    return model(**example) if isinstance(example, Mapping) else model(example)
 
 
 @contextmanager

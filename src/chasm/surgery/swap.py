@@ -3,36 +3,52 @@
 >>> import torch, chasm
 >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
 >>> x = torch.randn(2, 65, 16)  # a class token and an 8 x 8 grid
->>> model = chasm.swap(torch.nn.TransformerEncoder(layer, 2), torch.nn.MultiheadAttention, "gfnet", example=x)
+>>> encoder = torch.nn.TransformerEncoder(layer, 2)
+>>> model = chasm.swap(encoder, torch.nn.MultiheadAttention, "gfnet", example=x, size=(8, 8))
 >>> model(x).shape
 torch.Size([2, 65, 16])
 """
 
 import copy
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from chasm.mixers import create_slot
-from chasm.surgery.probe import watch
+from chasm.common.registry import is_count
+from chasm.mixers import MIXERS, Mixer, create_slot
+from chasm.surgery.grids import (
+    CallGrid,
+    FixedGrid,
+    Grid,
+    MapGrid,
+    SequenceGrid,
+    grid_from_maps,
+    grid_in_call,
+    split_tokens,
+)
+from chasm.surgery.swapped import Call, Swapped, SwapPoint, call_names, probe
 
 Select = str | type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
-LAYOUTS = ("auto", "bchw", "bhwc", "tokens")
+LAYOUTS = ("auto", "channels_first", "channels_last", "tokens")
+# Layers by which the layout of the module that contains them can be told.
+_CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 
 
 def swap(
     model: nn.Module,
     select: Select,
-    mixer: str | Callable[[int, tuple[int, int] | None], nn.Module],
+    mixer: str | type[Mixer] | Callable[[int, Grid | None], nn.Module],
     *,
     example: Any = None,
     channels: int | None = None,
-    size: tuple[int, int] | None = None,
+    size: int | Grid | None = None,
+    ndim: int | None = None,
     layout: str = "auto",
     prefix_tokens: int | None = None,
     host_residual: bool = True,
@@ -45,27 +61,37 @@ def swap(
     The mixer gets the device, dtype and train/eval mode of the module it replaces. A module that the network uses in
     two places becomes one mixer in two places. Of modules inside one another only the outermost is replaced.
 
+    The grid of tokens is never guessed. It is `size`; or else numbers in the call (SegFormer and PVT pass height and
+    width); or else the size of the map that the tokens were made from, which the convolution that makes it reports at
+    every call. The example shows which of them; where none does, `swap` asks for `size`.
+
     Args:
         model: the network.
         select: which modules to replace: a module type or a tuple of them, a shell-style pattern for module names
             ("blocks.*.attn"), or a function (name, module) -> bool.
-        mixer: a registered name, built with `options`; or a function (channels, size) -> nn.Module, whose result is
-            used as it is.
-        example: an input of the network: a tensor, or a tuple of arguments. One forward pass on it finds channels, size
-            and layout of every place, and refuses places that change the shape. Without it, give `channels`, and `size`
-            if the mixer needs one.
+        mixer: a registered name or a class of mixers, built with `options`; or a function (channels, size) ->
+            nn.Module, whose result is used as it is.
+        example: an input of the network: a tensor, a tuple of arguments, or a dictionary of keyword arguments. One
+            forward pass on it finds channels, size and layout of every place, and refuses places that a mixer cannot
+            take: where the shape changes, or where a mask or a second input must be honoured. Without it, give
+            `channels`, and `size` if the mixer or tokens need one.
         channels: of the mixer; overrides what the example shows.
-        size: (H, W) the mixer is built for; overrides what the example shows. For tokens it is also the grid, at every
-            call; without it the grid is a square.
-        layout: "bchw", "bhwc" or "tokens" (B, N, C). "auto" takes 4 dimensions for bchw and 3 for tokens.
+        size: (H, W) the mixer is built for, one number for a square; overrides what the example shows. For tokens it is
+            also the grid, at every call.
+        ndim: the number of spatial axes, 1, 2 or 3, where neither `size` nor the example shows it: 1 makes a sequence
+            of tokens one axis. Only CHASM has other than two.
+        layout: "channels_first" (B, C, H, W), "channels_last" (B, H, W, C) or "tokens" (B, N, C). "auto" goes by the
+            layers inside the module: linear ones have channels last, convolutions first. Without either, three
+            dimensions are tokens, and more are channels first.
         prefix_tokens: how many tokens come before the grid (class token, registers). They pass unchanged: the mixer
             does not see them, and they do not see the image, so pool over the grid if you replace all attention.
-            Default: what `size` leaves over, or else 1 if N - 1 is a square and N is not.
+            Default: what the grid leaves over, up to 16.
         host_residual: True if the network adds the input of this place to its output, as around attention in a
             transformer block: the mixer then comes without its identity path. False for a layer in a plain stack: an
             identity path is added if the mixer has none.
-        ignore_extra: a mixer cannot use a mask, or a second input as in cross-attention. False makes a call with one an
-            error, True ignores it.
+        ignore_extra: a mixer cannot use a mask that hides something, or a second input as in cross-attention. False
+            makes a call with one an error, True ignores it. Masks that hide nothing, positions and single numbers
+            are always ignored.
         inplace: change `model` itself and return it.
         **options: of the named mixer.
 
@@ -76,6 +102,7 @@ def swap(
         ValueError: with one line, when nothing is selected, a place cannot hold a mixer, or an option is wrong.
 
     Example:
+        >>> import torch
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
         >>> net = swap(net, "1", "gfnet", example=torch.randn(1, 3, 16, 16), host_residual=False)
         >>> net(torch.randn(1, 3, 16, 16)).shape
@@ -83,140 +110,152 @@ def swap(
     """
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
+    if ndim not in (None, 1, 2, 3):
+        raise ValueError(f"ndim={ndim!r}: expected 1, 2 or 3 spatial axes")
+    if isinstance(mixer, type) and issubclass(mixer, Mixer):
+        mixer = MIXERS.name_of(mixer)
     if not isinstance(mixer, str) and options:
         raise ValueError(f"options {sorted(options)} go with a mixer's name, not with a function that builds one")
     if not inplace:
         model = copy.deepcopy(model)
     chosen = _selected(model, select)
-    seen = {} if example is None else _probe(model, chosen, example)
+    seen = {} if example is None else probe(model, chosen, example, ignore_extra)
+    sources: dict[nn.Module, MapGrid] = {}
     built: dict[nn.Module, nn.Module] = {}
     for name, old in chosen.items():
         if old not in built:
-            point = _swap_point(name, old, seen.get(old), channels, size, layout, prefix_tokens)
-            if isinstance(mixer, str):
-                new = create_slot(mixer, point.channels, point.size, host_residual=host_residual, **options)
-            else:
-                new = mixer(point.channels, point.size)
+            point = _find_point(name, old, seen.get(old), channels, size, ndim, layout, prefix_tokens, sources)
+            new = _build(mixer, point, host_residual, options, name)
             like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
             if like is not None:
                 new = new.to(like.device, like.dtype)
-            built[old] = Swapped(new, point, size, host_residual, ignore_extra).train(old.training)
+            built[old] = Swapped(new, point, host_residual, ignore_extra).train(old.training)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, built[old])
+    for convolution, source in sources.items():
+        source.attach(convolution, model)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors need the weights of the first attention
     return model
 
 
-class SwapPoint(NamedTuple):
-    """What is known about the place that a mixer goes to."""
-
-    channels: int
-    size: tuple[int, int] | None
-    layout: str
-    prefix: int | None  # tokens before the grid; None: determined at each call
-    batch_first: bool
-    results: int  # length of the tuple the module returns; 0 for a tensor
-
-
-class Swapped(nn.Module):
-    """A mixer for maps (B, C, H, W), behind the interface of the module it replaced.
-
-    Args:
-        mixer: maps (B, C, H, W) to the same shape.
-        point: layout and shape of the place.
-        grid: (H, W) of tokens at every call; None for a square.
-        host_residual: whether the network adds the input of this place to its output.
-        ignore_extra: whether masks and second inputs are ignored instead of refused.
-    """
-
-    # nn.TransformerEncoderLayer has a fast path that never calls its attention. These two attributes keep it off.
-    in_proj_bias = None
-    _qkv_same_embed_dim = False
-
-    def __init__(
-        self,
-        mixer: nn.Module,
-        point: SwapPoint,
-        grid: tuple[int, int] | None = None,
-        host_residual: bool = True,
-        ignore_extra: bool = False,
-    ) -> None:
-        super().__init__()
-        self.mixer = mixer
-        self.layout, self.prefix, self.grid = point.layout, point.prefix, grid
-        self.batch_first, self.results = point.batch_first, point.results
-        self.host_residual, self.ignore_extra = host_residual, ignore_extra
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x, extra = _input_of(args, kwargs)
-        if extra and not self.ignore_extra:
-            raise ValueError(
-                f"this place is called with {', '.join(extra)}, which a mixer cannot use: "
-                "select other modules, or drop them with swap(..., ignore_extra=True)"
-            )
-        if self.layout == "bchw":
-            y = self.mixer(x)
-        elif self.layout == "bhwc":
-            y = self.mixer(x.movedim(-1, 1)).movedim(1, -1)
-        else:
-            y = self._tokens(x) if self.batch_first else self._tokens(x.transpose(0, 1)).transpose(0, 1)
-        return (y, *(None,) * (self.results - 1)) if self.results else y
-
-    def _tokens(self, x: Tensor) -> Tensor:
-        prefix, grid = find_grid(x.shape[1], self.prefix, self.grid)
-        z = x[:, prefix:].transpose(1, 2).unflatten(2, grid)  # (B, N, C) -> (B, C, H, W)
-        z = self.mixer(z).flatten(2).transpose(1, 2)
-        if not prefix:
-            return z
-        # If the network adds its input, an unchanged token is the input plus zero.
-        head = torch.zeros_like(x[:, :prefix]) if self.host_residual else x[:, :prefix]
-        return torch.cat((head.to(z.dtype), z), 1)
-
-    def extra_repr(self) -> str:
-        return f"layout={self.layout}, host_residual={self.host_residual}"
+def _build(mixer: Any, point: SwapPoint, host_residual: bool, options: dict[str, Any], name: str) -> nn.Module:
+    """The mixer for one place."""
+    if not isinstance(mixer, str):
+        new: nn.Module = mixer(point.channels, point.size)
+        return new
+    if "ndim" in MIXERS.options(mixer):
+        options = {"ndim": point.ndim, **options}
+    elif point.ndim != 2:
+        raise ValueError(f"{name!r} has {point.ndim} spatial axes and {mixer!r} mixes two: use 'chasm'")
+    return create_slot(mixer, point.channels, point.size, host_residual=host_residual, **options)
 
 
-def find_grid(N: int, prefix: int | None, grid: tuple[int, int] | None) -> tuple[int, tuple[int, int]]:
-    """Return (prefix, (H, W)): how many of N tokens come before the grid, and the grid.
+def _find_point(
+    name: str,
+    old: nn.Module,
+    call: Call | None,
+    channels: int | None,
+    size: int | Grid | None,
+    ndim: int | None,
+    layout: str,
+    prefix: int | None,
+    sources: dict[nn.Module, MapGrid],
+) -> SwapPoint:
+    """What there is to know about the place of a module, from an example call or without one."""
+    batch_first = bool(getattr(old, "batch_first", True))
+    if call is None:
+        attention = isinstance(old, nn.MultiheadAttention)
+        channels = channels or getattr(old, "embed_dim", None)
+        if channels is None:
+            raise ValueError(f"cannot tell the channels of {name!r}: give swap() an example= input, or channels=")
+        if layout == "auto":
+            layout = "tokens" if attention else "channels_first"
+        asked = _as_size(size, ndim)
+        grid = _tokens_without_example(name, asked, ndim) if layout == "tokens" else None
+        n = len(asked) if asked else ndim or 2
+        return SwapPoint(channels, asked, n, layout, prefix, grid, batch_first, 2 if attention else 0, call_names(old))
+    shape, results = call.shape, len(call.out) if isinstance(call.out, tuple) else 0
+    y = call.out[0] if results else call.out
+    if not isinstance(y, Tensor) or y.shape != shape:
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"a mixer keeps its shape, but {name!r} maps {tuple(shape)} to {got}: select others")
+    if layout == "auto":
+        layout = _layout_of(old, shape)
+    if not (len(shape) == 3 if layout == "tokens" else 3 <= len(shape) <= 5):
+        wanted = "tokens (B, N, C)" if layout == "tokens" else "a map (B, C, H, W) or (B, H, W, C)"
+        raise ValueError(f"expected {wanted} at {name!r}, got {tuple(shape)}: check layout=")
+    if layout == "tokens":
+        N = shape[1 if batch_first else 0]
+        C, batch = shape[2], shape[0 if batch_first else 1]
+        grid, spatial = _tokens_of(name, call, N, batch, _as_size(size, ndim), ndim, prefix, sources)
+        prefix, n = N - math.prod(spatial), len(spatial)
+    else:
+        C = shape[1] if layout == "channels_first" else shape[-1]
+        spatial = tuple(shape[2:] if layout == "channels_first" else shape[1:-1])
+        grid, n = None, len(spatial)
+        if ndim not in (None, n):
+            raise ValueError(f"{name!r} has {n} spatial axes, got ndim={ndim}: check layout= and ndim=")
+        spatial = _as_size(size, n) or spatial
+    return SwapPoint(channels or C, spatial, n, layout, prefix, grid, batch_first, results, call_names(old))
 
-    Args:
-        N: the number of tokens.
-        prefix: the tokens before the grid, if known; otherwise 0 or 1 is tried.
-        grid: (H, W), if known; otherwise it is a square.
 
-    Example:
-        >>> find_grid(65, None, None), find_grid(12, None, (3, 4))
-        ((1, (8, 8)), (0, (3, 4)))
-    """
-    if grid is not None:
-        rest = N - grid[0] * grid[1]
-        if rest == prefix or (prefix is None and rest >= 0):
-            return rest, grid
-        before = "" if prefix is None else f" after {prefix} prefix tokens"
+def _tokens_without_example(name: str, size: Grid | None, ndim: int | None) -> FixedGrid:
+    if size:
+        return FixedGrid(size)
+    if ndim == 1:
+        return SequenceGrid()
+    raise ValueError(f"cannot tell the grid of the tokens at {name!r}: pass swap() size=(H, W), or an example=")
+
+
+def _tokens_of(
+    name: str,
+    call: Call,
+    N: int,
+    batch: int,
+    size: Grid | None,
+    ndim: int | None,
+    prefix: int | None,
+    sources: dict[nn.Module, MapGrid],
+) -> tuple[FixedGrid, Grid]:
+    """How the grid of N tokens is found at every call, and what it is in the example."""
+    if size:
+        split_tokens(N, prefix, size)
+        return FixedGrid(size), size
+    if ndim == 1:
+        return SequenceGrid(), (N - (prefix or 0),)
+    named = grid_in_call(call.named, N, prefix)
+    if named:
+        return CallGrid(len(named)), named
+    maps = [(convolution, tuple(shape[2:])) for convolution, shape in call.maps if shape[0] == batch]
+    found = grid_from_maps([m for m in maps if ndim in (None, len(m[1]))], N, prefix)
+    if found is None:
         raise ValueError(
-            f"expected a {grid[0]} x {grid[1]} grid{before}, got {N} tokens: check size= and prefix_tokens="
+            f"cannot tell the grid of the {N} tokens at {name!r}: pass swap() size=(H, W), or ndim=1 for a sequence"
         )
-    for p in (0, 1) if prefix is None else (prefix,):
-        side = round(max(N - p, 0) ** 0.5)  # torch.compile can trace this with unknown N, but not isqrt
-        if side and side * side == N - p:
-            return p, (side, side)
-    tried = "0 or 1" if prefix is None else f"{prefix}"
-    raise ValueError(
-        f"{N} tokens less {tried} before the grid are not a square: pass swap() size=(H, W) or prefix_tokens="
-    )
+    return sources.setdefault(found[0], MapGrid()), found[1]
 
 
-def _input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, list[str]]:
-    """The tensor that a module mixes, and the names of other tensors and flags in the call."""
-    named = {**{f"argument {i + 1}": a for i, a in enumerate(args)}, **kwargs}
-    tensors = {k: v for k, v in named.items() if isinstance(v, Tensor)}
-    if not tensors:
-        raise ValueError(f"expected a tensor among the arguments, got {', '.join(named) or 'none'}")
-    x = next(iter(tensors.values()))
-    extra = [k for k, v in tensors.items() if v is not x]
-    return x, [*extra, "is_causal=True"] if kwargs.get("is_causal") else extra
+def _as_size(size: int | Grid | None, ndim: int | None) -> Grid | None:
+    """(60,) of size=60, ndim=1; (60, 60) of size=60; None of None."""
+    if size is None:
+        return None
+    values = tuple(size) if isinstance(size, Iterable) else (size,) * (ndim or 2)
+    if not all(map(is_count, values)) or len(values) != (ndim or len(values)) or not 1 <= len(values) <= 3:
+        wanted = f"{ndim} of them" if ndim else "(H, W)"
+        raise ValueError(f"size={size!r}: expected a positive whole number, or {wanted}")
+    return tuple(map(int, values))
+
+
+def _layout_of(old: nn.Module, shape: Sequence[int]) -> str:
+    """The layout of a module by its first layer that tells it."""
+    for module in old.modules():
+        if isinstance(module, nn.Conv1d if len(shape) == 3 else _CHANNELS_FIRST):
+            return "channels_first"
+        if isinstance(module, _CHANNELS_LAST) and len(shape) > 3:
+            return "channels_last"
+    return "tokens" if len(shape) == 3 else "channels_first"
 
 
 def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
@@ -244,58 +283,3 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
 
 def _first_few(words: list[str]) -> str:
     return (", ".join(words[:12]) + (", ..." if len(words) > 12 else "")) or "none"
-
-
-Seen = tuple[torch.Size, Any]  # shape of the input, and the output
-
-
-def _probe(model: nn.Module, chosen: dict[str, nn.Module], example: Any) -> dict[nn.Module, Seen]:
-    """The input shape and the output of each chosen module, on an example."""
-    seen: dict[nn.Module, Seen] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        seen.setdefault(module, (_input_of(args, kwargs)[0].shape, out))
-
-    watch(model, [(module, note) for module in set(chosen.values())], example)
-    for name, module in chosen.items():
-        if module not in seen:
-            raise ValueError(f"{name!r} is not called on the example: select only what is, or change the example")
-    return seen
-
-
-def _swap_point(
-    name: str,
-    old: nn.Module,
-    seen: Seen | None,
-    channels: int | None,
-    size: tuple[int, int] | None,
-    layout: str,
-    prefix: int | None,
-) -> SwapPoint:
-    batch_first = bool(getattr(old, "batch_first", True))
-    if seen is None:
-        attention = isinstance(old, nn.MultiheadAttention)
-        channels = channels or getattr(old, "embed_dim", None)
-        if channels is None:
-            raise ValueError(f"cannot tell the channels of {name!r}: give swap() an example= input, or channels=")
-        if layout == "auto":
-            layout = "tokens" if attention else "bchw"
-        return SwapPoint(channels, size, layout, prefix, batch_first, 2 if attention else 0)
-    shape, out = seen
-    results = len(out) if isinstance(out, tuple) else 0
-    y = out[0] if results else out
-    if not isinstance(y, Tensor) or y.shape != shape:
-        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"a mixer keeps its shape, but {name!r} maps {tuple(shape)} to {got}: select others")
-    if layout == "auto":
-        layout = "tokens" if len(shape) == 3 else "bchw"
-    if len(shape) != (3 if layout == "tokens" else 4):
-        wanted = "tokens (B, N, C)" if layout == "tokens" else "a map (B, C, H, W) or (B, H, W, C)"
-        raise ValueError(f"expected {wanted} at {name!r}, got {tuple(shape)}: check layout=")
-    if layout == "tokens":
-        C = shape[2]
-        prefix, grid = find_grid(shape[1 if batch_first else 0], prefix, size)
-    else:
-        C = shape[1 if layout == "bchw" else 3]
-        grid = (shape[2], shape[3]) if layout == "bchw" else (shape[1], shape[2])
-    return SwapPoint(channels or C, size or grid, layout, prefix, batch_first, results)
