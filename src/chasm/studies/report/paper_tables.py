@@ -167,8 +167,8 @@ def falsification(found: FoundRows) -> tuple[Table, list[Falsification]]:
             ["Setting", SOURCE, "Struct.", "Random", "Drop"],
             rows,
             "The strongest rival is the one with the highest test mean under each mask. †: the 95 % interval of the "
-            "paired difference includes zero, or there are too few cases. Drop: one minus random over structured, of "
-            "the mean gains in the last line; it has no meaning where the structured gain is not above zero."
+            "paired difference includes zero, or there are too few cases. Drop: one minus random over structured; "
+            "it has no meaning where the structured gain is not above zero. Last line: mean of gains and of drops."
             + _note([run for row in here for run in row.runs]),
             file="table-3a",
         ),
@@ -319,8 +319,8 @@ def _mean_falsified(measured: list[Falsification]) -> list[str]:
     if len(measured) < len(MRI):
         return [text.UNKNOWN] * 3
     structured, random = (sum(getattr(f, side).mean for f in measured) / len(MRI) for side in ("structured", "random"))
-    drop = f"{100 * (1 - random / structured):.1f} %" if structured > 0 else text.UNKNOWN
-    return [_signed(structured), _signed(random), drop]
+    drop = sum(f.drop.mean for f in measured) / len(MRI)
+    return [_signed(structured), _signed(random), f"{drop:.1f} %" if math.isfinite(drop) else text.UNKNOWN]
 
 
 def _origin(columns: Sequence[_Column]) -> str:
