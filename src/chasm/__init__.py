@@ -54,11 +54,17 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"chasm.{name}")
-    if name not in _PUBLIC:
+    if name not in _PUBLIC and name not in _PACKAGES:
         raise AttributeError(f"module 'chasm' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    try:
+        return import_module(f"chasm.{name}") if name in _PACKAGES else getattr(import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] == "chasm":
+            raise
+        from chasm.common.extras import how_to_install
+
+        needs = f"chasm.{name} needs {missing.name.split('.')[0]}: {how_to_install(missing.name)}"
+        raise ModuleNotFoundError(needs, name=missing.name) from None
 
 
 def __dir__() -> list[str]:

@@ -75,7 +75,7 @@ def test_an_expected_error_is_one_line(failing: Callable[[BaseException], Result
 def test_a_package_that_is_not_installed_is_named(failing: Callable[[BaseException], Result]) -> None:
     found = failing(ModuleNotFoundError("No module named 'jinja2'", name="jinja2"))
     assert found.exit_code == 3
-    assert found.stderr == "error: this needs jinja2: pip install 'chasm-mixer[train,data,report]'\n"
+    assert found.stderr == "error: this needs jinja2: pip install 'chasm-mixer[report]'\n"
 
 
 def test_ctrl_c(failing: Callable[[BaseException], Result]) -> None:

@@ -2,6 +2,8 @@
 
 import sys
 
+from chasm.common.extras import how_to_install
+
 
 def main() -> None:
     """Run the command line of `chasm`."""
@@ -10,7 +12,6 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.split(".")[0] == "chasm":
             raise
-        needs = f"error: the command line needs {missing.name}: pip install 'chasm-mixer[train,data,report]'"
-        print(needs, file=sys.stderr)
+        print(f"error: the command line needs {missing.name}: {how_to_install(missing.name or '')}", file=sys.stderr)
         sys.exit(3)  # as cli/errors.py has it, which needs Typer itself
     app()

@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from chasm.common.extras import require
 from chasm.common.progress import ProgressBar
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -85,6 +86,8 @@ def scaling(
     device: str | None = DEVICE,
 ) -> None:
     """Show how the time of every mixer grows with H = W, with C and with the batch, up to the largest that fits."""
+    if plot is not None:
+        require("report")
     from chasm.bench import report, table
     from chasm.bench import scaling as sweeps
     from chasm.bench.clock import Pace

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from chasm.cli.errors import FAILED
+from chasm.common.extras import require
 from chasm.common.files import require_replaceable, write_atomic
 from chasm.common.progress import ProgressBar
 from chasm.common.text import counted
@@ -24,6 +25,7 @@ _OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. seed=1. Repeatable."
 @app.command("list")
 def list_() -> None:
     """Name the datasets that can be read."""
+    require("data")
     from chasm.data import DATASETS, list_datasets
 
     for name in list_datasets():
@@ -45,6 +47,7 @@ def check(
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
     """Read all of a dataset and report what is wrong with it. The exit code is 3 if anything is."""
+    require("data")
     from chasm.data import check as checks
     from chasm.data.guess import guess_dataset
 
@@ -69,6 +72,7 @@ def convert(
     option: list[str] = typer.Option([], "--option", "-O", help="axes=SCHW: the axes of an array (see OUT)."),
 ) -> None:
     """Convert measured k-space from one format to another. Only Cartesian data can be read."""
+    require("data")
     from chasm.common.registry import suggest
     from chasm.data import read_scans, write_scan
     from chasm.data.kspace import FORMAT_NAMES, kspace_format
@@ -112,6 +116,7 @@ def preview(
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
     """Draw a few slices: target, mask, zero-filled, error; of photographs: target, reduced, bicubic, error."""
+    require("data", "report")
     from chasm.cli.montage import montage
     from chasm.data import open_dataset
     from chasm.mri import Sampling

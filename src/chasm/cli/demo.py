@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chasm.common.extras import require
+
 if TYPE_CHECKING:
     from chasm.train.config import RunConfig
 
@@ -57,6 +59,7 @@ def demo(
     data is drawn (brains, tumours) or shipped with scikit-image (photographs): it shows the machinery at work, not who
     wins on real data. As many methods train at once as there are cores, with one thread each.
     """
+    require("train", "data", "report")
     from chasm.common.registry import suggest
 
     if task not in TASKS:

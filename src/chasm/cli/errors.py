@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import typer
 
+from chasm.common.extras import how_to_install
+
 FAILED = 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_CODES = f"""\
@@ -52,7 +54,7 @@ def one_line_errors() -> Iterator[None]:
     except ModuleNotFoundError as e:
         if e.name is None or e.name.split(".")[0] == "chasm":
             raise
-        show_error(ModuleNotFoundError(f"this needs {e.name}: pip install 'chasm-mixer[train,data,report]'"))
+        show_error(ModuleNotFoundError(f"this needs {e.name}: {how_to_install(e.name)}"))
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt as e:
         typer.echo("interrupted: no file is half written; the same command goes on with what is left", err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from chasm.common.extras import require
 from chasm.common.progress import ProgressBar
 from chasm.common.tables import print_table
 from chasm.common.text import counted
@@ -34,6 +35,7 @@ def harmonise(
     after. The harmonised run is a run folder like any other: 'chasm eval' and 'chasm reconstruct' take it, and 'chasm
     report' shows what was lost if it lies in RUN/harmonised.
     """
+    require("train", "data")
     import torch
 
     from chasm.common.files import json_safe

@@ -7,6 +7,7 @@ import typer
 
 from chasm.cli.data import parse_options
 from chasm.cli.errors import FAILED, show_error
+from chasm.common.extras import require
 from chasm.common.progress import ProgressBar
 from chasm.common.text import counted
 
@@ -65,6 +66,7 @@ def reconstruct(
 
     An input that fails does not stop the others.
     """
+    require("train", "data", "report")
     import torch
 
     from chasm import reconstruct as logic

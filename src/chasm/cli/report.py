@@ -4,6 +4,8 @@ from pathlib import Path
 
 import typer
 
+from chasm.common.extras import require
+
 PAPER = "paper"
 
 
@@ -23,6 +25,7 @@ def report(
     'chasm report paper' puts the finished runs of all studies into the tables and figures of the paper, each as LaTeX
     and CSV or PDF and PNG, too.
     """
+    require("train", "data", "report")
     if study == PAPER:
         _report_paper(folders or [root], scale, protocol, only, to)
         return

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from chasm.cli.errors import FAILED, INTERRUPTED
+from chasm.common.extras import require
 from chasm.common.text import counted
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
@@ -34,6 +35,7 @@ SET = typer.Option([], "--set", help="Change one key of every run: --set train.s
 @app.command("list")
 def list_studies() -> None:
     """Name every study, what it asks and how many runs it has."""
+    require("train", "data")
     from chasm.studies import STUDIES, make_plan
 
     for name, study in STUDIES.items():
@@ -61,6 +63,7 @@ def show(
     limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
 ) -> None:
     """Print the grid of runs with the paper's numbers, and its cost, estimated from a short measurement here."""
+    require("train", "data")
     from chasm.studies.tuning import stage, with_selections
 
     plan = with_selections(_plan(name, scale, protocol, seeds, path, overrides, arm, only, selection_steps), out)
@@ -97,6 +100,7 @@ def run(
     gpus: float = typer.Option(0.0, help="GPUs of a run under Ray; 0.25 lets four share one."),
 ) -> None:
     """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""
+    require("train", "data")
     from chasm.studies.runner import run as run_study
 
     plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only, selection_steps)
@@ -124,6 +128,7 @@ def status(
     name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT, only: list[str] = ONLY
 ) -> None:
     """Print the state of every run, what went wrong, and under tuned what validation has chosen."""
+    require("train", "data")
     from chasm.studies import load_plan
     from chasm.studies.plan import part_of
     from chasm.studies.state import state

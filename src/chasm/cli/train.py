@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from chasm.common.extras import require
 from chasm.common.text import counted
 
 
@@ -58,6 +59,7 @@ def train(
     # Before torch is imported: a thread that spins while it waits takes a busy core from the thread it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+    require("train", "data")
     from chasm.train import load_recipe
     from chasm.train import train as run
     from chasm.train.config import dump
@@ -81,6 +83,7 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print the whole record as JSON."),
 ) -> None:
     """Score the selected weights of a run on a split, and the zero-filled (or bicubic) reference."""
+    require("train", "data")
     import torch
 
     from chasm.common.files import json_safe

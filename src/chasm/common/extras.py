@@ -1,0 +1,42 @@
+"""What the extras of the package install, and one line where something is missing."""
+
+from importlib.util import find_spec
+
+# Extra -> the modules it brings, as pyproject.toml declares them.
+EXTRAS = {
+    "train": ("accelerate", "pydantic", "yaml", "typer", "rich", "tensorboard"),
+    "data": ("h5py", "nibabel", "pydicom", "ismrmrd", "twixtools", "PIL", "tifffile", "skimage", "typer", "rich"),
+    "report": ("matplotlib", "jinja2", "typer", "rich"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "cluster": ("ray",),
+}
+# Needed for some files or options only; what meets one of those says so.
+_RARE = {"pydicom", "ismrmrd", "twixtools", "tifffile", "tensorboard"}
+
+
+def require(*extras: str) -> None:
+    """Raise if modules of these extras are not installed, before any work is done.
+
+    Raises:
+        ValueError: with one line that names the modules and what to install.
+
+    >>> require()
+    """
+    missing = {extra: [m for m in EXTRAS[extra] if m not in _RARE and find_spec(m) is None] for extra in extras}
+    lacking = [extra for extra, modules in missing.items() if modules]
+    if lacking:
+        names = ", ".join(dict.fromkeys(m for modules in missing.values() for m in modules))
+        raise ValueError(f"this needs {names}: pip install 'chasm-mixer[{','.join(lacking)}]'")
+
+
+def how_to_install(module: str) -> str:
+    """Return the command that installs a module which an import did not find.
+
+    >>> how_to_install("onnxruntime.capi"), how_to_install("somebody_elses")
+    ("pip install 'chasm-mixer[export]'", 'pip install somebody_elses')
+    """
+    name = module.split(".")[0]
+    for extra, modules in EXTRAS.items():
+        if name in modules:
+            return f"pip install 'chasm-mixer[{extra}]'"
+    return f"pip install {name}"
