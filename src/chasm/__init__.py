@@ -28,6 +28,8 @@ _PUBLIC = {
     "fold": "chasm.surgery.fold",
     "harmonise": "chasm.surgery.harmonise",
     "export_onnx": "chasm.surgery.onnx",
+    "list_models": "chasm.models",
+    "load_model": "chasm.train.run",
 }
 
 # Packages that are there as `chasm.data` and so on without an import of their own.
@@ -45,12 +47,14 @@ if TYPE_CHECKING:
     from chasm.mixers import create_slot as create_slot
     from chasm.mixers import list_mixers as list_mixers
     from chasm.mixers import register_mixer as register_mixer
+    from chasm.models import list_models as list_models
     from chasm.surgery.count import count as count
     from chasm.surgery.fold import fold as fold
     from chasm.surgery.harmonise import harmonise as harmonise
     from chasm.surgery.onnx import export_onnx as export_onnx
     from chasm.surgery.param_groups import param_groups as param_groups
     from chasm.surgery.swap import swap as swap
+    from chasm.train.run import load_model as load_model
 
 
 def __getattr__(name: str) -> Any:

@@ -77,7 +77,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         f["reconstruction_rss"] = 1.0
     for words, expected in (
         ((tmp_path / "none.h5", "--run", run), "none.h5: no such file or folder"),
-        ((file, "--run", tmp_path / "norun"), "config.yaml"),
+        ((file, "--run", tmp_path / "norun"), "norun: no such run folder or model"),
+        ((file, "--run", tmp_path), "config.yaml: not there"),
         ((file, "--run", run, "-o", tmp_path / "out.jpg"), "the suffix says the format"),
         ((file, "--run", run, "-o", tmp_path / "o.h5", "--mask", tmp_path / "mask.txt"), "leave out --mask"),
         ((tmp_path / "scan.npy", "--run", run, "--mask", tmp_path / "short.txt"), "7 columns"),

@@ -111,7 +111,7 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
     write_scan(KSpaceScan(writers.centred_fft(brains(1))[:, None] * columns(40), (48, 40)), tmp_path / "scan.mrd")
     np.savetxt(tmp_path / "mask.txt", np.ones(40))
     for words, expected in (
-        (("scan.npy", "--run", "tvv"), "give a run folder, or tv, sense, zero-filled, which need no training"),
+        (("scan.npy", "--run", "tvv"), "tv, sense, zero-filled need no training"),
         (("scan.npy", "--run", "tv", "--strength", "0"), "must be greater than 0, got 0 (default 0.003)"),
         (("scan.npy", "--run", "zero-filled", "--strength", "1"), "has no regularisation"),
         (("scan.npy", "--run", make_run(tmp_path / "run"), "--strength", "1"), "--strength belongs to tv and sense"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from chasm.cli import bench, data, demo, harmonise, mixers, reconstruct, report, study, train
+from chasm.cli import bench, data, demo, harmonise, mixers, models, reconstruct, report, study, train
 from chasm.cli.errors import EXIT_CODES, one_line_errors
 
 
@@ -67,6 +67,7 @@ app.command("demo")(demo.demo)
 app.command("mixers")(mixers.mixers)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
+app.add_typer(models.app, name="models")
 app.command("train")(train.train)
 app.command("eval")(train.evaluate)
 study.app.command("report")(report.report)

@@ -27,7 +27,7 @@ OPTION = (
     "columns), prewhiten=false, plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
 )
 RUN = (
-    "Run folder, as 'chasm train' left it; or, without training: tv (compressed sensing with total variation), sense "
+    "Run folder, name of a model ('chasm models list') or owner/name on the Hub; or, without training: tv (compressed sensing with total variation), sense "
     "(regularised SENSE, for several coils), zero-filled. A folder of such a name is ./tv."
 )
 STRENGTH = (

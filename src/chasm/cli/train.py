@@ -77,7 +77,7 @@ def train(
 
 
 def evaluate(
-    run: Path = typer.Argument(..., help="Run folder, as 'chasm train' left it."),
+    run: str = typer.Argument(..., help="Run folder, or name of a model."),
     split: str = typer.Option("test", help="train, val or test."),
     data: str | None = typer.Option(None, help="Folder of the dataset, if not the one of the training."),
     as_json: bool = typer.Option(False, "--json", help="Print the whole record as JSON."),

@@ -106,7 +106,8 @@ def reconstruct(
     Args:
         source: k-space in a format of `chasm.data.kspace`, or a file or folder of images. Several cases go to one file
             each, with the case's name added; PNG and TIFF slices directly in a folder are one case.
-        run: the run folder, or "tv", "sense" or "zero-filled".
+        run: the run folder, the name of a shipped model, or owner/name on the Hugging Face Hub; or "tv", "sense" or
+            "zero-filled".
         out: the file to write; the suffix says the format: HDF5, NIfTI or PNG. Default: NAME-reconstructed.h5.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
@@ -198,7 +199,11 @@ def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
     if scan.measured is None and not magnitudes and not scan.data[len(scan.data) // 2].image.is_complex():
         if is_method(run):
             return scan, with_task(run, complex=False)
-        raise ValueError(f"{path}: magnitudes, and the run was trained on complex images: give those, or another run")
+        if not data.options.get("phase"):  # which leaves some slices at phase zero
+            raise ValueError(
+                f"{path}: magnitudes, and the run was trained on complex images: give those, or another run"
+            )
+        scan.notes.append("magnitudes are taken as complex images of phase zero")
     if scan.measured is not None and magnitudes:
         scan.notes.append(
             "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "

@@ -87,7 +87,10 @@ class Reconstructor:
     def _simulated(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
         """Fully sampled data: undersampled, prepared and scored as in training."""
         task, s = self.run.task, self.scan.data[row]
-        batch = task.prepare(s.image[None].to(self.device), None, [s.case])
+        image = s.image[None].to(self.device)
+        if task.complex:  # type: ignore[attr-defined]
+            image = image.to(torch.complex64)
+        batch = task.prepare(image, None, [s.case])
         measurement = _from_batch(batch)
         output = self._apply(measurement)
         meters[0].add(task.scores(output, batch), [s.case])

@@ -20,6 +20,7 @@ from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
 from chasm.data import Batch, DataError, Resident, SliceDataset, collate, open_dataset
 from chasm.mixers import MIXERS
+from chasm.models import check_model, find_model
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
 
@@ -195,7 +196,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     """Load the best model of a run, finished or running, in eval mode.
 
     Args:
-        folder: of the run.
+        folder: of the run; or the name of a shipped model, or owner/name on the Hugging Face Hub.
         device: device of the model.
 
     Returns:
@@ -205,7 +206,8 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
         FileNotFoundError: if the folder holds no run that has validated.
         ValueError: if a file of the run is damaged.
     """
-    folder = Path(folder).expanduser()
+    folder = find_model(folder)
+    check_model(folder)
     weights = folder / "weights.safetensors"
     for needed in (folder / "config.yaml", weights):
         if not needed.is_file():
@@ -229,6 +231,26 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     except RuntimeError as e:  # torch's message has many lines
         raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
     return Run(model.to(device).eval(), task, config, folder, facts.get("training_data") or {})
+
+
+def load_model(name: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+    """Load a trained network by name.
+
+    What it maps depends on its task: `chasm reconstruct` prepares scans for it, and so does
+    ``chasm.train.load_run(name).task``.
+
+    Args:
+        name: of a shipped model (`chasm models list`), a run or model folder, or owner/name on the Hugging Face Hub.
+        device: where it goes.
+
+    Returns:
+        The network in eval mode.
+
+    Raises:
+        FileNotFoundError: if there is no such model.
+        ValueError: if its files are damaged.
+    """
+    return load_run(name, device).model
 
 
 def check_weights(folder: Path) -> None:

@@ -1,0 +1,105 @@
+"""`chasm models`: trained models that come with the package, and how a run becomes one."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Trained models: list, show, get; pack a run of your own.")
+
+OTHER = (
+    "Data of another source to score on, as changes of the run's recipe: --other data.options.part=raw_complex. "
+    "Several changes in quotes, with spaces between them; split=NAME takes another split than test. Repeatable."
+)
+
+
+@app.command("list")
+def list_(pattern: str = typer.Argument("*", help="Only names like this: 'brain*'.")) -> None:
+    """List the models that come with chasm. 'chasm reconstruct SCAN --run NAME' uses one."""
+    from chasm.common.files import read_json
+    from chasm.common.tables import print_table
+    from chasm.models import RECORD, list_models, shipped_models
+
+    names = list_models(pattern)
+    if not names:
+        typer.echo("no such model in this installation: 'chasm models list' names all")
+        return
+    rows = [_row(name, read_json(shipped_models()[name] / RECORD)) for name in names]
+    print_table(["model", "task", "trained on", "parameters", "test"], rows, right=["parameters"])
+
+
+@app.command()
+def show(name: str = typer.Argument(..., help="Name of a model, a model folder, or owner/name on the Hub.")) -> None:
+    """Print the card of a model: data and licence, mask, scores, what it is not for."""
+    from chasm.models import check_model, find_model
+
+    folder = find_model(name)
+    check_model(folder)
+    card = folder / "README.md"
+    if not card.is_file():
+        raise FileNotFoundError(
+            f"{card}: not there: {folder} is a run, not a model: 'chasm models pack' makes one of it"
+        )
+    text = card.read_text()
+    typer.echo(text.split("\n---\n", 1)[-1].strip() if text.startswith("---\n") else text.strip())
+    typer.echo(f"\nfolder: {folder}")
+
+
+@app.command()
+def get(
+    name: str = typer.Argument(..., help="Name of a model, or owner/name on the Hub."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="New folder. Default: the name, in the current folder."),
+) -> None:
+    """Copy a model into a folder of its own, as a start for your own work."""
+    import shutil
+
+    from chasm.models import MODEL_FILES, check_model, find_model
+
+    source = find_model(name)
+    check_model(source)
+    folder = out or Path(name.rpartition("/")[2])
+    if folder.exists():
+        raise FileExistsError(f"{folder}: already there: give another --out")
+    folder.mkdir(parents=True)
+    for file in MODEL_FILES:
+        if (source / file).is_file():
+            shutil.copyfile(source / file, folder / file)
+    check_model(folder)
+    typer.echo(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+
+
+@app.command()
+def pack(
+    run: Path = typer.Argument(..., help="Folder of a finished run."),
+    name: str = typer.Argument(..., help="Name of the model."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Model folder. Default: NAME in the current folder."),
+    other: list[str] = typer.Option([], "--other", help=OTHER),
+    data: str | None = typer.Option(None, help="Folder of the data of --other, if not the one of the training."),
+    licence: str | None = typer.Option(None, help="Terms of the training data, if chasm does not know them."),
+) -> None:
+    """Turn a finished run into a model folder: safetensors, config, checksums, and a card with its scores.
+
+    Nothing of the card is written by hand. Data that states no licence is refused.
+    """
+    import torch
+
+    from chasm.publish import pack as make
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = make(run, name, out, others=other, data_path=data, licence=licence, device=device)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    typer.echo(f"{folder}: {size / 2**20:.1f} MiB; read {folder / 'README.md'} before you give it away")
+
+
+def _row(name: str, record: dict[str, Any]) -> list[str]:
+    scores = record["scores"][0]
+    metric, value = next(iter(scores["values"].items()))
+    task = record["task"]
+    how = f" x{task['mask']['nominal']:g}" if "mask" in task else f" x{task['factor']}" if "factor" in task else ""
+    return [
+        name,
+        task["name"] + how,
+        "; ".join(terms["source"].split(" (")[0] for terms in record["trained_on"]),
+        f"{record['parameters']['model']:,}",
+        f"{metric} {value['mean']:.4g} [{value['low']:.4g}, {value['high']:.4g}]",
+    ]

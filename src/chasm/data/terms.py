@@ -1,0 +1,50 @@
+"""The terms of the data: where it comes from, and whether a network trained on it may be given away."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+RESEARCH = "research and education, without commerce"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Of one source of data.
+
+    Attributes:
+        source: what it is and who made it.
+        licence: its name, or what the owners say.
+        weights: whether weights trained on it may be given away.
+    """
+
+    source: str
+    licence: str
+    weights: bool
+
+
+_NONE = "none stated: for research evaluation only"
+_PROXY = {
+    "brain_ixi_pd": Terms("IXI brains, PD (brain-development.org), by way of RefineGAN", "CC BY-SA 3.0", True),
+    "tumour_lgg_flair": Terms("TCGA-LGG FLAIR (TCIA; Buda et al. 2019, Mazurowski et al. 2017)", "CC BY 3.0", True),
+    "knee_stanford_pdfs": Terms("Stanford 3-D FSE knees (mridata.org), by way of RefineGAN", "CC BY-NC 4.0", True),
+    "natural_imagenet": Terms("280 photographs of ImageNet", RESEARCH, True),
+    "natural_scenes_bsds_ade": Terms("BSDS500 (Berkeley) and 9 photographs of ADE20K", RESEARCH, True),
+    "natural_kodak_test": Terms("Kodak true-colour photographs", "unrestricted", True),
+    "brain_siat_t2": Terms("SIAT brains, T2 (Liu et al., MRM 83(1):322-336, 2020)", _NONE, False),
+    "raw_complex": Terms("SIAT brains, T2, complex (Liu et al., MRM 83(1):322-336, 2020)", _NONE, False),
+    "raw_8ch": Terms("one 8-channel brain slice of the ESPIRiT toolbox", _NONE, False),
+}
+
+
+def terms_of(dataset: str, options: Mapping[str, Any]) -> list[Terms] | None:
+    """Return the terms of the data that a dataset with these options reads; None where they are not known here.
+
+    >>> [terms.licence for terms in terms_of("proxy", {"part": ["brain_ixi_pd", "tumour_lgg_flair"]})]
+    ['CC BY-SA 3.0', 'CC BY 3.0']
+    """
+    if dataset == "embedded":
+        return [Terms("drawn by chasm", "MIT", True)]
+    if dataset != "proxy":
+        return None
+    part = options.get("part", "brain_siat_t2")
+    return [_PROXY[name] for name in ([part] if isinstance(part, str) else part) if name in _PROXY]

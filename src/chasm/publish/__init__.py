@@ -1,0 +1,3 @@
+"""A finished run as a model that others can use: its folder, its record and its card."""
+
+from chasm.publish.pack import pack as pack

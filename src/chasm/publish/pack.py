@@ -1,0 +1,153 @@
+"""Turn a finished run into a model folder: weights, config, a record with checksums and scores, and a card."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from chasm.common.files import read_json, write_atomic, write_json, write_text
+from chasm.common.precision import tf32
+from chasm.data.terms import Terms, terms_of
+from chasm.models import RECORD, sha256
+from chasm.publish.card import write_card
+from chasm.studies.statistics import interval, resampled
+from chasm.train import Run, RunConfig, load_recipe, load_run
+from chasm.train.config import dump
+from chasm.train.evaluation import measure
+from chasm.train.run import open_split, resident
+
+FORMAT = 1
+ENVIRONMENT = ("image_shape", "seed", "device", "python", "versions", "commit", "modified", "date", "tf32")
+
+
+def pack(
+    run: str | Path,
+    name: str,
+    out: str | Path | None = None,
+    *,
+    others: Sequence[str] = (),
+    data_path: str | None = None,
+    licence: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Path:
+    """Write a model folder from a finished run, with a card made from what the run recorded.
+
+    The config is that of the run without the path of its data. Scores come with 95 % intervals, from resampled cases.
+
+    Args:
+        run: the run folder.
+        name: of the model.
+        out: the folder to write; default: NAME in the current folder.
+        others: data of another source to score on, each as changes of the run's recipe: "data.options.part=raw_complex"
+            (several changes: with spaces between them).
+        data_path: where the data of `others` is, if not where the run's was.
+        licence: the terms of the training data, for datasets whose terms are not known.
+        device: where `others` are scored.
+
+    Returns:
+        The model folder.
+
+    Raises:
+        ValueError: if the run is not finished, needs files of its own, or its data does not allow it.
+    """
+    finished = load_run(run, device)
+    if not (finished.folder / "metrics.json").is_file():
+        raise ValueError(f"{finished.folder}: not finished: train it to the end first, the card needs its metrics.json")
+    metrics, environment = (read_json(finished.folder / f) for f in ("metrics.json", "environment.json"))
+    if environment.get("with") or environment.get("plugins"):
+        raise ValueError(f"{finished.folder}: uses code beside chasm's (--with, or a plugin): others could not load it")
+    sampling = finished.config.task.options.get("sampling", {})
+    if sampling.get("file"):
+        raise ValueError(f"{finished.folder}: its mask is the file {sampling['file']}: others do not have it")
+    trained_on = _terms(finished.config, licence)
+    scores = _scores("test split", metrics)
+    for change in others:
+        scores += _scored_elsewhere(finished, change, data_path, torch.device(device))
+
+    folder = Path(out if out is not None else name).expanduser()
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+        raise ValueError(f"{folder}: holds other files: give the name of a new folder")
+    shape = environment["image_shape"]
+    data = finished.config.data.model_copy(update={"path": None})
+    write_text(folder / "config.yaml", dump(finished.config.model_copy(update={"name": name, "data": data})))
+    weights = finished.folder / "weights.safetensors"
+    write_atomic(folder / "weights.safetensors", lambda p: shutil.copyfile(weights, p))
+    write_json(folder / "environment.json", {k: environment[k] for k in ENVIRONMENT if k in environment})
+    record = {
+        "format": FORMAT,
+        "name": name,
+        "task": {"name": finished.config.task.name, **finished.task.report(shape[-1])},
+        "image_shape": shape,
+        "parameters": metrics["parameters"],
+        "trained_on": [asdict(terms) for terms in trained_on],
+        "steps": metrics["steps"],
+        "best_step": metrics["best_step"],
+        "scores": scores,
+        "sha256": {file: sha256(folder / file) for file in ("config.yaml", "weights.safetensors")},
+    }
+    write_json(folder / RECORD, record)
+    write_text(folder / "README.md", write_card(record, finished.config, environment))
+    return folder
+
+
+def _terms(config: RunConfig, licence: str | None) -> list[Terms]:
+    """Return the terms of the training data; refuse data whose terms are not known or do not allow it."""
+    if licence is not None:
+        return [Terms(config.data.name, licence, True)]
+    known = terms_of(config.data.name, config.data.options)
+    if not known:
+        raise ValueError(f"the terms of dataset {config.data.name!r} are not known here: give them with --licence")
+    for terms in known:
+        if not terms.weights:
+            raise ValueError(f"{terms.source}: licence {terms.licence}: a model trained on it cannot be given away")
+    return known
+
+
+def _scored_elsewhere(run: Run, change: str, data_path: str | None, device: torch.device) -> list[dict[str, Any]]:
+    """Score the model on other data, with its own task."""
+    overrides = change.split(" ") + ([f"data.path={data_path}"] if data_path else [])
+    split = next((o.removeprefix("split=") for o in overrides if o.startswith("split=")), "test")
+    overrides = [o for o in overrides if not o.startswith("split=")]
+    stored = yaml.safe_load(dump(run.config))
+    config = load_recipe(stored, overrides)
+    data = resident(config, open_split(config, split), device)
+    elsewhere = replace(run, config=config)
+    with tf32(config.train.tf32):
+        metrics = measure(elsewhere, data, device)
+    return _scores(f"{split} split, not trained on", metrics)
+
+
+def _scores(split: str, metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return mean and 95 % interval of every metric, and the mean of the reference: for each part of the data."""
+    parts: dict[str, list[str]] = {}
+    for case in metrics["cases"]:
+        part = f"proxy:{case.split('/')[0]}" if metrics["proxy"] else metrics["source"]
+        parts.setdefault(part, []).append(case)
+    rows = []
+    for source, cases in parts.items():
+        values: dict[str, dict[str, float]] = {}
+        for metric in metrics["mean"]:
+            each = np.array([[metrics["cases"][case][metric] for case in cases]], dtype=float)
+            low, high = interval(resampled(each))
+            values[metric] = {"mean": float(each.mean()), "low": low, "high": high}
+        reference = metrics["reference"]
+        if reference is not None:
+            means = {m: float(np.mean([reference["cases"][case][m] for case in cases])) for m in values}
+            reference = {"name": reference["name"], **means}
+        rows.append(
+            {
+                "split": split,
+                "source": source,
+                "cases": len(cases),
+                "protocol": metrics["protocol"],
+                "meaning": metrics["meaning"],
+                "values": values,
+                "reference": reference,
+            }
+        )
+    return rows

@@ -1,0 +1,164 @@
+"""From a run to a model that is found by name, shown, copied and used; damaged and forbidden ones are refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import chasm
+from chasm.cli.app import app
+from chasm.models import MODEL_FILES, folders
+from chasm.train import load_recipe, load_run, train
+
+RECIPE: dict[str, Any] = {
+    "name": "small",
+    "data": {"name": "embedded", "options": {"size": 16, "cases": 20, "slices": 1}},
+    "task": {"name": "reconstruction", "options": {"sampling": {"kind": "equispaced", "acceleration": 4}}},
+    "backbone": {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0]}},
+    "mixer": {"name": "chasm"},
+    "train": {"steps": 2, "batch": 2, "ema": 0.9},
+}
+OTHER = "data.options.size=20 split=val"
+
+
+def call(*words: object, code: int = 0) -> Result:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(w) for w in words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        train(load_recipe(RECIPE), folder, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model folder of that run."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-x4"
+    call("models", "pack", finished, "tiny-x4", "-o", folder, "--other", OTHER)
+    return folder
+
+
+@pytest.fixture
+def shipped(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the model, where the package looks for its own."""
+    monkeypatch.setattr(folders, "__file__", str(tmp_path / "package" / "folders.py"))
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(packed, tmp_path / "package" / "tiny-x4"))
+
+
+def test_a_model_folder_has_its_files_and_no_path_of_the_machine(packed: Path, finished: Path) -> None:
+    assert {p.name for p in packed.iterdir()} == set(MODEL_FILES)
+    for file in packed.iterdir():
+        if file.suffix != ".safetensors":
+            assert str(finished.parent) not in file.read_text()
+    assert (packed / "weights.safetensors").read_bytes() == (finished / "weights.safetensors").read_bytes()
+
+
+def test_the_card_says_what_the_run_recorded(packed: Path, finished: Path) -> None:
+    card = (packed / "README.md").read_text()
+    metrics = json.loads((finished / "metrics.json").read_text())
+    assert f"{metrics['mean']['psnr']:.4g} [" in card
+    assert card.count("embedded") >= 2
+    assert "val split, not trained on" in card
+    assert "Not for diagnosis" in card
+    assert "4 of 16 columns (x4)" in card
+    assert metrics["meaning"] in card
+    record = json.loads((packed / "model.json").read_text())
+    for scores in record["scores"]:
+        for value in scores["values"].values():
+            assert value["low"] <= value["mean"] <= value["high"]
+
+
+def test_a_shipped_model_is_listed_shown_and_loaded_by_name(shipped: Path, finished: Path) -> None:
+    assert chasm.list_models() == ["tiny-x4"]
+    assert chasm.list_models("brain*") == []
+    assert "reconstruction x4" in call("models", "list").output
+    assert "# tiny-x4" in call("models", "show", "tiny-x4").output
+    got, want = chasm.load_model("tiny-x4").state_dict(), load_run(finished).model.state_dict()
+    assert all(torch.equal(got[k], v) for k, v in want.items())
+
+
+def test_reconstruct_and_eval_take_the_name(shipped: Path, finished: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "scan.npy", rng.random((2, 16, 16), dtype=np.float32))
+    for run, out in (("tiny-x4", "a.h5"), (finished, "b.h5")):
+        call("reconstruct", tmp_path / "scan.npy", "--run", run, "-o", tmp_path / out)
+    import h5py
+
+    a, b = (h5py.File(tmp_path / name)["reconstruction"][()] for name in ("a.h5", "b.h5"))
+    np.testing.assert_array_equal(a, b)
+    assert "model: psnr" in call("eval", "tiny-x4").output
+
+
+def test_get_copies_it(shipped: Path, tmp_path: Path) -> None:
+    call("models", "get", "tiny-x4", "-o", tmp_path / "mine")
+    assert load_run(tmp_path / "mine").config.name == "tiny-x4"
+    assert "already there" in call("models", "get", "tiny-x4", "-o", tmp_path / "mine", code=3).output
+
+
+def test_an_unknown_name_suggests_the_near_one(shipped: Path) -> None:
+    assert "did you mean 'tiny-x4'?" in call("models", "show", "tiny-x5", code=3).output
+    assert "did you mean 'tiny-x4'?" in call("reconstruct", shipped, "--run", "tinyx4", code=3).output
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "config.yaml"])
+def test_a_changed_file_is_refused(shipped: Path, file: str) -> None:
+    content = bytearray((shipped / file).read_bytes())
+    content[-2] ^= 1
+    (shipped / file).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{file}: changed, by its SHA-256"):
+        chasm.load_model("tiny-x4")
+    (shipped / file).unlink()
+    with pytest.raises(ValueError, match="missing"):
+        chasm.load_model("tiny-x4")
+
+
+def test_a_record_without_checksums_is_refused(shipped: Path) -> None:
+    (shipped / "model.json").write_text('{"sha256": {"config.yaml": ""}}')
+    with pytest.raises(ValueError, match="sha256: expected one for"):
+        chasm.load_model("tiny-x4")
+
+
+def altered(finished: Path, target: Path, file: str, old: str, new: str) -> Path:
+    shutil.copytree(finished, target)
+    text = (target / file).read_text()
+    assert old in text
+    (target / file).write_text(text.replace(old, new, 1))
+    return target
+
+
+def test_runs_that_cannot_be_given_away_are_refused(finished: Path, tmp_path: Path) -> None:
+    siat = altered(finished, tmp_path / "siat", "config.yaml", "name: embedded", "name: proxy")
+    assert "cannot be given away" in call("models", "pack", siat, "x", "-o", tmp_path / "x", code=3).output
+    scans = altered(finished, tmp_path / "scans", "config.yaml", "name: embedded", "name: fastmri")
+    assert "--licence" in call("models", "pack", scans, "x", "-o", tmp_path / "x", code=3).output
+    call("models", "pack", scans, "x", "-o", tmp_path / "x", "--licence", "by agreement")
+    own = altered(finished, tmp_path / "own", "environment.json", "{", '{"with": [{"path": "mine.py"}],')
+    assert "code beside chasm's" in call("models", "pack", own, "y", "-o", tmp_path / "y", code=3).output
+    (own / "metrics.json").unlink()
+    assert "not finished" in call("models", "pack", own, "y", "-o", tmp_path / "y", code=3).output
+    assert not (tmp_path / "y").exists()
+
+
+def test_pack_leaves_the_files_of_others_alone(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    assert "holds other files" in call("models", "pack", finished, "x", "-o", tmp_path, code=3).output
+
+
+def test_the_models_that_come_with_the_package_are_whole_and_small() -> None:
+    for name, folder in folders.shipped_models().items():
+        assert {p.name for p in folder.iterdir()} == set(MODEL_FILES)
+        assert sum(p.stat().st_size for p in folder.iterdir()) <= 4 * 2**20
+        assert load_run(name).config.name == name
