@@ -27,8 +27,9 @@ OPTION = (
     "columns), prewhiten=false, plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
 )
 RUN = (
-    "Run folder, name of a model ('chasm models list') or owner/name on the Hub; or, without training: tv (compressed sensing with total variation), sense "
-    "(regularised SENSE, for several coils), zero-filled. A folder of such a name is ./tv."
+    "Run folder, name of a model ('chasm models list') or owner/name on the Hub; or, without training: tv (compressed "
+    "sensing with total variation), sense (regularised SENSE, for several coils), zero-filled. A folder of such a name "
+    "is ./tv."
 )
 STRENGTH = (
     "Regularisation of tv (default 0.003, in units of the largest zero-filled value; try 0.001 to 0.03: more removes "

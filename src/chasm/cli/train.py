@@ -40,7 +40,7 @@ def train(
 
     - ade20k_x4: 4x image reconstruction of ADE20K photographs, U-Net
 
-    - brain_x4: complex brain slices, x4, a small U-Net with data consistency; a model that comes with chasm
+    - brain_x4: complex brain slices, x4, a small unrolled network (varnet); a model that comes with chasm
 
     - brain_x8: the same at x8
 

@@ -57,7 +57,7 @@ def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
     """Load a run, or make one of a method without training, with the mask that the settings ask for.
 
     Args:
-        run: a run folder, or a name of `METHODS`. A folder of that name is "./tv".
+        run: a run folder or model, as for `load_run`, or a name of `METHODS`. A folder of that name is "./tv".
         settings: what the user chose.
         device: where the model runs.
     """
@@ -70,10 +70,10 @@ def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
             f"--strength belongs to {' and '.join(m for m in METHODS if METHODS[m].strength)}: leave it out"
         )
     else:
-        if not (Path(run).expanduser() / "config.yaml").is_file():
-            choices = f"give a run folder, or {', '.join(METHODS)}, which need no training"
-            raise FileNotFoundError(f"{Path(run) / 'config.yaml'}: not there: {choices}")
-        loaded = load_run(run, device)
+        try:
+            loaded = load_run(run, device)
+        except FileNotFoundError as e:
+            raise FileNotFoundError(f"{e}; {', '.join(METHODS)} need no training") from None
         if loaded.config.task.name != "reconstruction":
             problem = f"trained for {loaded.config.task.name}: give a run of a reconstruction task"
             raise ValueError(f"{loaded.folder}: {problem}")
