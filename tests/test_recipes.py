@@ -147,7 +147,7 @@ def test_the_wheel_carries_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(installed)
     assert [p.read_text() for p in sorted(installed.glob("chasm/recipes/*"))] == [p.read_text() for p in RECIPES]
-    for name in ("py.typed", "studies/report/page.html.j2"):
+    for name in ("py.typed", "studies/report/page.html.j2", "reconstruct/page.html"):
         assert (installed / "chasm" / name).is_file(), name
     packages = {p.parent.relative_to(ROOT / "src") for p in (ROOT / "src/chasm").rglob("*.py")}
     assert {p.parent.relative_to(installed) for p in (installed / "chasm").rglob("*.py")} == packages

@@ -39,6 +39,10 @@ ACCELERATION = (
     "Undersample fully sampled data this much, instead of the run's mask. Without it tv, sense and zero-filled take "
     "fully sampled k-space as it is, and images at 4."
 )
+REPORT = (
+    "Page to look at the result in a browser: slices, window and level, reconstruction beside target, zero-filled, "
+    "error and residual. One file that needs no network. With several volumes, the name of each is added."
+)
 MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how undersampled k-space was measured."
 
 
@@ -53,6 +57,7 @@ def reconstruct(
     acceleration: float | None = typer.Option(None, help=ACCELERATION),
     strength: float | None = typer.Option(None, help=STRENGTH),
     option: list[str] = typer.Option([], "--option", "-O", help=OPTION),
+    report: Path | None = typer.Option(None, "--report", metavar="PAGE.html", help=REPORT),
     force: bool = typer.Option(False, "--force", help="Replace files that no earlier reconstruction wrote."),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
@@ -72,7 +77,7 @@ def reconstruct(
 
     from chasm import reconstruct as logic
 
-    settings = logic.Settings(kind, mask, acceleration, parse_options(option), strength)
+    settings = logic.Settings(kind, mask, acceleration, parse_options(option), strength, report)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
     with ProgressBar() as bar:
@@ -111,7 +116,8 @@ def _print(outcome: "Outcome", source: Path | None) -> None:
         files = str(volume.files[0]) + (f" .. {volume.files[-1].name}" if len(volume.files) > 1 else "")
         what = counted(volume.slices, "slice") + (f" of {volume.case}" if len(outcome.volumes) > 1 else "")
         replaced = "; replaced an earlier file" if volume.replaced else ""
-        typer.echo(f"{files}: {what}; picture {volume.picture.name}{replaced}")
+        page = f"; page {volume.page}" if volume.page else ""
+        typer.echo(f"{files}: {what}; picture {volume.picture.name}{page}{replaced}")
         for name, scores in (("reconstruction", volume.scores), ("zero-filled", volume.reference)):
             if scores:
                 values = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())

@@ -8,6 +8,7 @@ slices.py   runs the model on one slice
 trust.py    says what can be known of the result without ground truth
 outputs.py  decides the names of the files
 volumes.py  writes them
+page.py     makes a page to look at them
 run.py      puts these together
 """
 

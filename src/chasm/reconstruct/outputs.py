@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -24,12 +24,14 @@ class OutputFiles:
         stem: what their names begin with.
         suffix: of the volume, which says the format.
         slices: the number of slices.
+        page: the page to look at it, if one is asked for.
     """
 
     folder: Path
     stem: str
     suffix: str
     slices: int
+    page: Path | None = None
 
     @property
     def volume(self) -> list[Path]:
@@ -57,7 +59,7 @@ class OutputFiles:
     @property
     def all(self) -> list[Path]:
         """Every file of the case."""
-        return [*self.volume, self.picture, self.record]
+        return [*self.volume, self.picture, self.record, *([] if self.page is None else [self.page])]
 
     def from_earlier_calls(self) -> list[Path]:
         """Return PNG slices beside these that a volume with more slices left, or one with other digits."""
@@ -85,6 +87,23 @@ def plan_outputs(out: Path, slices: Mapping[str, int]) -> dict[str, OutputFiles]
         return _distinct(out, {case: (_plain(case.split(".")[0]), _plain(case), n) for case, n in slices.items()})
     suffix = suffix_of(out)
     return {case: OutputFiles(out.parent, out.name[: -len(suffix)], suffix, n) for case, n in slices.items()}
+
+
+def plan_pages(report: Path, outputs: Mapping[str, OutputFiles], several: bool) -> dict[str, OutputFiles]:
+    """Return the files with a page for every case.
+
+    Args:
+        report: the name of the page. With several cases, the name of the volume of each is added to it.
+        outputs: case -> its files.
+        several: whether there are other inputs, too.
+    """
+    if report.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{report}: expected a name that ends in .html")
+    several = several or len(outputs) > 1
+    return {
+        case: replace(files, page=report.with_stem(f"{report.stem}-{files.stem}") if several else report)
+        for case, files in outputs.items()
+    }
 
 
 def name_outputs(out: Path, inputs: Mapping[Path, str]) -> list[Path]:

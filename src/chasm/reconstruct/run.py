@@ -28,7 +28,15 @@ from chasm.common.text import counted
 from chasm.data.base import existing
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.likeness import unlike_training
-from chasm.reconstruct.outputs import OutputFiles, name_outputs, plan_outputs, refuse_to_overwrite, suffix_of
+from chasm.reconstruct.outputs import (
+    OutputFiles,
+    name_outputs,
+    plan_outputs,
+    plan_pages,
+    refuse_to_overwrite,
+    suffix_of,
+)
+from chasm.reconstruct.page import Page
 from chasm.reconstruct.settings import Settings, is_method, load, with_task
 from chasm.reconstruct.slices import Reconstructor
 from chasm.reconstruct.trust import Consistency, SliceConsistency
@@ -49,6 +57,7 @@ class Volume:
         case: its name.
         files: the file of the volume, or one PNG for each slice.
         picture: the side-by-side picture.
+        page: the page to look at it in a browser, if one was asked for.
         slices: their number.
         replaced: whether an earlier file of this name was replaced.
         consistency: how well the volume explains what was measured.
@@ -59,6 +68,7 @@ class Volume:
     case: str
     files: list[Path]
     picture: Path
+    page: Path | None
     slices: int
     replaced: bool
     consistency: Consistency
@@ -171,7 +181,8 @@ def reconstruct_each(
     for path, file in zip(paths, outs, strict=True):
         try:
             scan, fitting = _open(path, loaded, settings)
-            yield path, _reconstruct(scan, fitting, path, file, device, inputs, written, force, partial(on_slice, path))
+            call = Call(path, file, settings, device, force, len(paths) > 1, inputs, written)
+            yield path, _reconstruct(scan, fitting, call, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
         except (torch.OutOfMemoryError, MemoryError):
@@ -214,23 +225,41 @@ def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
     return scan, run
 
 
-def _reconstruct(
-    scan: Scan,
-    run: Run,
-    path: Path,
-    out: Path,
-    device: torch.device,
-    inputs: list[Path],
-    written: set[Path],
-    force: bool,
-    on_slice: Callable[[int, int], None],
-) -> Outcome:
-    """Reconstruct all cases of a scan. Neither `inputs` nor files `written` for other scans are replaced."""
+@dataclass(frozen=True)
+class Call:
+    """What is asked for, for one of several inputs.
+
+    Attributes:
+        path: the input.
+        out: the name of the volume.
+        settings: what the user chose.
+        device: where the model runs.
+        force: whether files that no reconstruction wrote may be replaced.
+        several: whether there are other inputs.
+        inputs: files that must not be replaced.
+        written: files of other inputs; those of this one are added.
+    """
+
+    path: Path
+    out: Path
+    settings: Settings
+    device: torch.device
+    force: bool
+    several: bool
+    inputs: list[Path]
+    written: set[Path]
+
+
+def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int], None]) -> Outcome:
+    """Reconstruct all cases of a scan."""
     started = time.monotonic()
-    work = Reconstructor(scan, run, device)
+    path, out, written = call.path, call.out, call.written
+    work = Reconstructor(scan, run, call.device)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
-    refuse_to_overwrite(outputs.values(), inputs + scan.data.files(), force)
+    if call.settings.report is not None:
+        outputs = plan_pages(Path(call.settings.report).expanduser(), outputs, call.several)
+    refuse_to_overwrite(outputs.values(), call.inputs + scan.data.files(), call.force)
     ours = {file for files in outputs.values() for file in files.all}
     if ours & written:
         raise ValueError(f"{min(ours & written)}: holds another input of this call: give this one by itself")
@@ -271,6 +300,7 @@ def _write_case(
     pictured_rows = {rows[int(i)] for i in np.linspace(0, len(rows) - 1, PICTURED_SLICES + 2)[1:-1].round()}
     pictured: dict[int, SliceResult] = {}
     consistencies: list[SliceConsistency] = []
+    page = None if files.page is None else Page(len(rows))
     shape: tuple[int, ...] = ()
 
     def images() -> Iterator[np.ndarray]:
@@ -287,13 +317,15 @@ def _write_case(
                 differs = f"{case} slice {i}: {result.image.shape} differs from {shape}"
                 raise ValueError(f"{differs}: a volume has one shape: give such files one at a time")
             consistencies.append(result.consistency)
+            if page is not None:
+                page.add(result)
             if row in pictured_rows:
                 pictured[i] = result
             on_slice(i + 1)
             yield result.image
 
     replaced = any(file.exists() for file in files.volume)
-    geometry = scan.data.geometry(case) if files.is_nifti else None
+    geometry = scan.data.geometry(case) if files.is_nifti or page is not None else None
     note = UNKNOWN_VOXELS if geometry is None else geometry.note
     if files.is_nifti and note and note not in scan.notes:
         scan.notes.append(note)
@@ -305,6 +337,27 @@ def _write_case(
             scan.notes.append(f"{case}: {counted(meters[0].blank, 'blank slice')} not scored")
     consistency = Consistency.of(consistencies)
     side_by_side(files.picture, case, pictured)
+    if page is not None and files.page is not None:
+        page.write(
+            files.page,
+            case=case,
+            subtitle=f"{work.run.folder.name} · {scan.read_as}",
+            consistency=consistency,
+            scores=scores,
+            reference=reference,
+            facts=[
+                ("Run", str(work.run.folder)),
+                ("Read as", scan.read_as),
+                ("Sampling", work.sampling),
+                *([("Scores", f"{protocol.name}: {protocol.meaning}")] if scores else []),
+                (
+                    "Volume",
+                    ", ".join(file.name for file in files.volume[:2]) + (" .." if len(files.volume) > 2 else ""),
+                ),
+            ],
+            notes=scan.notes,
+            geometry=geometry,
+        )
     record = {
         "case": case,
         "slices": len(rows),
@@ -320,7 +373,7 @@ def _write_case(
         "files": [file.name for file in files.all],
     }
     write_json(files.record, record)
-    return Volume(case, files.volume, files.picture, len(rows), replaced, consistency, scores, reference)
+    return Volume(case, files.volume, files.picture, files.page, len(rows), replaced, consistency, scores, reference)
 
 
 def _usable(device: torch.device | str) -> torch.device:

@@ -28,6 +28,7 @@ class Settings:
         options: what to take from the files: axes of an array, plane or volume of NIfTI. Default: as the run was
             trained.
         strength: of the regularisation, for a method without training. Default: that of the method.
+        report: a page to write, to look at the result in a browser.
     """
 
     kind: str | None = None
@@ -35,6 +36,7 @@ class Settings:
     acceleration: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     strength: float | None = None
+    report: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
