@@ -3,10 +3,13 @@
 import sys
 
 from chasm.common.extras import how_to_install
+from chasm.common.namesake import namesake_warning
 
 
 def main() -> None:
     """Run the command line of `chasm`."""
+    if warning := namesake_warning():
+        print(f"warning: {warning}", file=sys.stderr)
     try:
         from chasm.cli.app import app
     except ModuleNotFoundError as missing:
