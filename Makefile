@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test lint bench interop clean
+.PHONY: demo test lint bench interop docs wheel clean
 
 demo: .venv/.ready
 	$(BIN)/chasm demo
@@ -11,8 +11,8 @@ test: lint
 	$(BIN)/python -m pytest
 
 lint: .venv/.ready
-	$(BIN)/ruff check src tests benchmarks docs setup.py
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs examples setup.py
+	$(BIN)/ruff format --check src tests benchmarks docs examples
 	$(BIN)/mypy
 
 # Tests against other people's programs, from the packages of Debian or Ubuntu. `make test` neither needs nor runs them.
@@ -24,6 +24,18 @@ interop: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/operator_cpu.py
 
+# The site, into build/site: pages, API reference, examples that are executed. Needs no network; warnings are errors.
+docs: .venv/.docs-ready
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/site
+	$(BIN)/python docs/site_tools/check.py build/site
+	$(BIN)/python -m pytest tests/docs tests/test_house.py -k "examples or docs"
+
+# Source archive and wheel, into dist/. The same commit gives the same wheel, byte for byte.
+wheel: .venv/.release-ready
+	rm -rf dist build/lib build/bdist.*
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 # One environment for all targets: made again only when the pins or the declared dependencies change. Networks of timm and
 # deepinv are tested, too; both want torchvision, and that wants a torch of its own build, so none brings its dependencies.
 .venv/.ready: constraints.txt pyproject.toml
@@ -33,5 +45,10 @@ bench: .venv/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchvision timm deepinv
 	touch $@
 
+.venv/.docs-ready .venv/.release-ready: .venv/.%-ready: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache \
+	  docs/api/objects docs/gallery docs/generated docs/repository docs/_static/pictures-data.js

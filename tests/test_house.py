@@ -115,7 +115,8 @@ def test_what_is_declared() -> None:
     assert PROJECT["requires-python"] == ">=3.11"
     assert PROJECT["license"] == "MIT"
     assert "MIT" in (ROOT / "LICENSE").read_text()
-    assert set(PROJECT["optional-dependencies"]) == {"train", "data", "report", "export", "cluster", "dev"}
+    extras = {"train", "data", "report", "export", "cluster", "dev", "docs", "release"}
+    assert set(PROJECT["optional-dependencies"]) == extras
 
 
 def test_typed() -> None:

@@ -34,7 +34,7 @@ class AFNO(Mixer):
     """The AFNO block.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: not used; nothing here depends on the size of a map.
         blocks: number of channel blocks; must divide the channels.
         hidden_factor: width of the network inside a block, as a multiple of the block.

@@ -58,7 +58,7 @@ def create_mixer(name: str, channels: int, size: int | tuple[int, ...] | None = 
 
     Args:
         name: a registered name; `chasm.list_mixers()` lists them all.
-        channels: C.
+        channels: the number of channels, C.
         size: spatial size of the maps, for mixers that store something per position or frequency.
         **options: further arguments of its class.
 
@@ -89,7 +89,7 @@ def create_slot(
 
     Args:
         name: a registered name.
-        channels: C.
+        channels: the number of channels, C.
         size: see `create_mixer`.
         host_residual: whether the network already adds its input around this place, as a transformer block does.
         **options: further arguments of its class.

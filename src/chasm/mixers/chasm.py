@@ -56,7 +56,7 @@ class CHASM(Mixer):
     """Shared-basis spectral mixer for real features (B, C, H, W); any H and W, also (B, C, L) and (B, C, D, H, W).
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: spatial size the gain tables are made for (B = K bins each); other sizes interpolate the tables.
         bins: bins B per axis (one number, or one per spatial axis); overrides `size`. With neither: 64.
         axes: "ch>cw" (first height, then width), "cw>ch", "ch+cw" (their mean), "ch" or "cw".

@@ -27,7 +27,7 @@ class GalerkinAttention(nn.Module):
     """Q (K^T V) / N with K and V normalised inside each head: linear in the number N of positions.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         heads: must divide the channels.
         device: where the parameters are made.
         dtype: of the parameters.
@@ -81,7 +81,7 @@ class DiffFNO(Mixer):
     """The operator of DiffFNO: rebalanced FNO and Galerkin attention, fused by a gate.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: not used; nothing here depends on the size of a map.
         modes: (m1, m2), the modes kept along H and W.
         heads: of the attention; must divide the channels and leave at least two in each.

@@ -55,7 +55,7 @@ class FFC(Mixer):
     """The FFC unit: convolution with a global branch, batch norm and ReLU.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: not used; nothing here depends on the size of a map.
         ratio: share of global channels; they must be a multiple of 8 with `lfu`, else of 2.
         lfu: whether to add the local Fourier unit.

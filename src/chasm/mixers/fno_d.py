@@ -84,7 +84,7 @@ class FNOD(Mixer):
     """The FNO layer with a learned deformation.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: (H, W) of the maps it is meant for. No weight depends on it; it says which modes they have.
         modes: (m1, m2), the modes kept along H and W.
         deform: whether to deform the map first; False gives the plain dense FNO layer.

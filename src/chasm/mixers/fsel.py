@@ -108,7 +108,7 @@ class FrequencyAttention(nn.Module):
     softmax(Re S) x + i mean(x), which needs no complex product.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         heads: must divide the channels.
         inverse_axes: see `FSEL`.
         **like: device and dtype of the parameters.
@@ -183,7 +183,7 @@ class SpatialAttention(nn.Module):
     """Channel attention between grouped convolutions, beside one more pair of them.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         heads: must divide the channels.
         **like: device and dtype of the parameters.
     """

@@ -121,7 +121,7 @@ class GFNet(Mixer):
     """The global filter layer.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: the map (H, W) the filter is stored for; without one, the paper's 14x14 (a 14x8 filter).
         device: where the parameters are made.
         dtype: of the parameters.

@@ -25,7 +25,7 @@ class SpectFormer(Mixer):
     """The spectral gating of SpectFormer.
 
     Args:
-        channels: C.
+        channels: the number of channels, C.
         size: not used; the filter is stored for `grid` whatever the size of the host's maps.
         grid: the map (H, W) the filter is stored for.
         device: where the parameters are made.

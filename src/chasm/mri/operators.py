@@ -55,7 +55,7 @@ def zero_filled(y: Tensor, mask: Tensor) -> Tensor:
 def add_noise(y: Tensor, snr_db: float, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
     """k-space with complex Gaussian noise on its measured samples.
 
-    SNR = mean |y|^2 over the measured samples of a slice (all coils) / noise variance, in dB. The variance is
+    SNR = mean `|y|^2` over the measured samples of a slice (all coils) / noise variance, in dB. The variance is
     shared by real and imaginary part. `generator` must live on the device of `y`.
     """
     where = torch.ones_like(y.real) if mask is None else mask.expand(y.shape).to(y.real.dtype)

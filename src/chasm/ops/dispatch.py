@@ -50,7 +50,7 @@ def choose_form(
     """Which form runs on an input, and why.
 
     Args:
-        shape: (B, C, *spatial) of the input.
+        shape: `(B, C, *spatial)` of the input.
         dims: the axes that passes run along.
         basis: "shared", "identity" or "untied".
         gain: "positive", "signed" or "complex".
@@ -128,7 +128,7 @@ def triton_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device
     """Why form "triton" cannot run; None if it can.
 
     Args:
-        shape: (B, C, *spatial) of the features.
+        shape: `(B, C, *spatial)` of the features.
         dims: the axes that passes run along.
         device: of the features.
         dtype: of the features.
@@ -148,7 +148,7 @@ def fused_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device,
     """Why form "fused" cannot run; None if it can.
 
     Args:
-        shape: (B, C, *spatial) of the features.
+        shape: `(B, C, *spatial)` of the features.
         dims: the axes that passes run along.
         device: of the features.
         dtype: of the features.

@@ -14,7 +14,7 @@ from chasm.ops.library import wants_gradient
 
 
 class AxisOperator(NamedTuple):
-    """One axis of CHASM: M(k) = U diag(gains[k]) U^T along dimension `dim` of (B, C, *spatial)."""
+    """One axis of CHASM: M(k) = U diag(gains[k]) U^T along dimension `dim` of `(B, C, *spatial)`."""
 
     dim: int
     U: Tensor | None  # (C, C) shared, (K, C, C) untied, None for the identity basis

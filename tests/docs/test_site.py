@@ -1,0 +1,117 @@
+"""The site: code on its pages runs, commands on them exist, links lead somewhere, and every example has its place."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from chasm.backbones.base import BACKBONES
+from chasm.cli.app import app
+from chasm.mixers import MIXERS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+FENCE = re.compile(r"^```(python|bash)\n(.*?)^```", re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def tools() -> SimpleNamespace:
+    """The modules that the build uses, which are no package of ours."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        from site_tools import check, generate, links, pictures
+    finally:
+        sys.path.remove(str(DOCS))
+    return SimpleNamespace(check=check, generate=generate, links=links, pictures=pictures)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in FENCE.findall(page.read_text()) if kind == language]
+
+
+@pytest.mark.parametrize("name", ["start", "use", "extend"])
+def test_code_on_a_page_runs_from_top_to_bottom(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (MIXERS, BACKBONES):  # a page may register classes of its own
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    code = "\n".join(blocks(DOCS / f"{name}.md", "python"))
+    assert code
+    exec(compile(code, f"{name}.md", "exec"), {})
+
+
+def commands() -> list[str]:
+    lines = [
+        line for page in (ROOT / "README.md", *PAGES) for text in blocks(page, "bash") for line in text.splitlines()
+    ]
+    return sorted({line.split("#")[0].strip() for line in lines if line.startswith("chasm ")})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_on_the_pages_exist_with_their_options(command: str) -> None:
+    node: Any = typer.main.get_command(app)
+    words = iter(command.split()[1:])
+    for word in words:
+        options = {
+            name: parameter for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        if word.startswith("-"):
+            assert word in options, command
+            if not options[word].is_flag:
+                next(words)  # its value
+        elif commands_below := getattr(node, "commands", None):
+            assert word in commands_below, command
+            node = commands_below[word]
+
+
+def test_every_example_has_its_place_in_the_gallery(tools: SimpleNamespace) -> None:
+    assert set(tools.generate.READING_ORDER) == {file.stem for file in (ROOT / "examples").glob("*.py")}
+    assert 8 <= len(tools.generate.READING_ORDER) <= 10
+
+
+def test_promises_count_their_tests(tools: SimpleNamespace) -> None:
+    text = tools.generate.promises(ROOT / "tests")
+    assert re.search(r"A run that is killed goes on .*: \d\d tests", text)
+    assert "- killed and resumed is bit equal" in text
+
+
+def test_links_out_of_docs_lead_to_copies(tools: SimpleNamespace) -> None:
+    relocated = tools.links.relocated
+    assert relocated("../CHANGELOG.md", DOCS / "start.md") == "repository/changelog.md"
+    assert relocated("readings.md", DOCS / "start.md") == "readings.md"
+    # A copy is written as its original: relative to where that lies.
+    assert relocated("../../docs/speed.md", DOCS / "repository" / "h200.md") == "../speed.md"
+    assert relocated("no-such-file.md", DOCS / "start.md") == "no-such-file.md"
+
+
+def test_the_check_finds_what_is_wrong_with_a_site(tools: SimpleNamespace, tmp_path: Path) -> None:
+    good = '<h2 id="here">x</h2><a href="#here">x</a><a href="b.html#there">x</a><a href="https://example.org">x</a>'
+    (tmp_path / "a.html").write_text(good)
+    (tmp_path / "b.html").write_text('<p id="there">')
+    assert tools.check.problems(tmp_path) == []
+    bad = '<a href="gone.html">x</a><a href="b.html#gone">x</a><script src="https://cdn.example.org/x.js"></script>'
+    (tmp_path / "c.html").write_text(bad)
+    found = "\n".join(tools.check.problems(tmp_path))
+    assert "c.html: gone.html does not exist" in found
+    assert "c.html: b.html#gone has no such anchor" in found
+    assert "c.html: loads https://cdn.example.org/x.js from another host" in found
+
+
+def test_pictures_show_what_their_captions_say(tools: SimpleNamespace) -> None:
+    n = tools.pictures.GRID
+    column, whole = (
+        [row[i * n : (i + 1) * n] for i in range(n)] for row in map(tools.pictures.response, ("ch", "ch>cw"))
+    )
+    middle = n // 2
+    assert all(value == 0 for row in column for x, value in enumerate(row) if x != middle)
+    assert sum(row[middle] > 0 for row in column) > n // 2
+    assert sum(value > 0 for row in whole for value in row) > n * n // 2
+
+
+def test_the_first_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    runpy.run_path(str(ROOT / "examples" / "first_mixer.py"))
