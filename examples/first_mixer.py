@@ -48,10 +48,10 @@ with torch.no_grad():
 
 figure, axes = plt.subplots(1, 3, figsize=(9, 3), layout="constrained")
 for axis, image, title in ((axes[0], brain, "input"), (axes[2], blurred, "output")):
-    axis.imshow(image[0, 0], cmap="gray", vmin=0, vmax=brain.max())
+    axis.imshow(image[0, 0].numpy(), cmap="gray", vmin=0, vmax=brain.max())
     axis.set_title(title)
     axis.set_axis_off()
-axes[1].step(range(49), gains[:, 0], where="mid")
+axes[1].step(range(49), gains[:, 0].numpy(), where="mid")
 axes[1].set(title="gain", xlabel="vertical frequency k", ylim=(0, 1.1))
 plt.show()
 
