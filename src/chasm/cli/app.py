@@ -64,7 +64,7 @@ def root(
 
 
 app.command("demo")(demo.demo)
-app.command("mixers")(mixers.mixers)
+app.add_typer(mixers.app, name="mixers")
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")

@@ -1,11 +1,14 @@
-"""`chasm mixers`: a comparison of what each mixer costs and how it is built."""
+"""`chasm mixers`: what each mixer costs and how it is built; `chasm mixers check`: does one keep the contract?"""
 
 import json
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
+from chasm.cli.data import parse_options
 from chasm.common.tables import markdown_table, print_table
+from chasm.common.text import counted
 
 # Field of a row -> column title, table by table.
 COST = {
@@ -38,6 +41,38 @@ a complex one counted once.
 MiB: memory kept for the backward pass. identity path: inside the mixer, or added by the slot around it."""
 
 
+class _Mixers(TyperGroup):
+    """`chasm mixers` and `chasm mixers 'f*'` stand for `chasm mixers table` and `chasm mixers table 'f*'`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        return super().parse_args(ctx, args if first in {*self.commands, "--help"} else ["table", *args])
+
+
+app = typer.Typer(
+    cls=_Mixers,
+    help="Compare the mixers: 'chasm mixers', 'chasm mixers gfnet', 'chasm mixers --json'; or check one of your own.",
+)
+
+
+@app.command()
+def check(
+    name: str = typer.Argument(help="Name of a mixer: chasm --with mine.py mixers check mine"),
+    channels: int = typer.Option(16, min=1, help="Channels of the maps it is tried on."),
+    option: list[str] = typer.Option([], help="Option of the mixer: --option depth=2. Repeatable."),
+) -> None:
+    """Check that a mixer keeps the contract: shape, dtype, device, odd sizes, gradient, state dict, compile."""
+    from chasm.mixers.contract import check_mixer
+
+    broken = 0
+    for found in check_mixer(name, channels, **parse_options(option)):
+        broken += bool(found.problem)
+        typer.echo(f"{'FAILED' if found.problem else 'ok':<7} {found.name}{found.problem and ': ' + found.problem}")
+    if broken:
+        raise ValueError(f"{name}: {counted(broken, 'promise')} of the contract not kept")
+
+
+@app.command("table")
 def mixers(
     pattern: str = typer.Argument("*", help="Names to show, shell-style: 'f*'."),
     channels: int = typer.Option(96, min=1, help="Channels of the map."),

@@ -12,6 +12,7 @@ from chasm.mixers.base import (
     register_mixer,
 )
 from chasm.mixers.chasm import CHASM, batched_bases
+from chasm.mixers.contract import check_mixer
 from chasm.mixers.difffno import DiffFNO
 from chasm.mixers.ffc import FFC
 from chasm.mixers.fno_d import FNOD
@@ -35,6 +36,7 @@ __all__ = [
     "Residual",
     "SpectFormer",
     "batched_bases",
+    "check_mixer",
     "create_mixer",
     "create_slot",
     "list_mixers",
