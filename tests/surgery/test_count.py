@@ -2,12 +2,14 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.backbones import create_backbone
 from chasm.common.cost import counted_as
 from chasm.mixers import create_mixer
 from chasm.ops.library import constant
@@ -248,6 +250,41 @@ def test_a_chasm_block():
     named = sum(cost.macs[kind] for kind in ("conv", "fft", "complex product"))
     assert cost.total == named + 4 * einsum + bases
     assert cost.paper == cost.macs["conv"] + cost.macs["matmul"] - 3 * einsum
+    assert cost.inference == cost.total - bases
+
+
+@pytest.mark.parametrize("options", [{}, {"basis": "identity"}, {"axes": "ch+cw"}, {"gain": "complex", "local": False}])
+def test_the_papers_rule_knows_neither_form_nor_device(options: dict[str, Any]) -> None:
+    x = torch.randn(2, 6, 8, 4)
+    block = create_mixer("chasm", 6, (8, 4), **options)
+    literal = create_mixer("chasm", 6, (8, 4), form="reference", **options)
+    assert count(block, x).paper == count(literal, x).paper == 2 * count(block, x[:1]).paper
+    assert count(literal, x).paper == count(block.to("meta"), x.to("meta")).paper
+
+
+def test_work_on_weights_does_not_grow_with_the_batch() -> None:
+    block = create_mixer("chasm", 6, (8, 4), bins=3)
+    one, four = (count(block, torch.randn(n, 6, 8, 4)) for n in (1, 4))
+    assert one.total - one.inference == four.total - four.inference > 0
+    assert four.inference == 4 * one.inference
+
+
+def test_afno_counts_a_complex_product_once_by_the_paper() -> None:
+    C, H, W = 8, 6, 4
+    cost = count(create_mixer("afno", C, (H, W)), torch.randn(2, C, H, W))
+    products = 2 * 2 * H * 3 * C * (C // 4)  # batch, layers, bins, inputs, outputs of a block
+    assert cost.macs["matmul"] == 4 * products
+    assert cost.paper == products
+
+
+def test_a_model_with_experts_is_counted_without_data() -> None:
+    options: dict[str, Any] = {"width": 16, "groups": 1, "blocks": 1, "state": 4, "size": (16, 16)}
+    model = create_backbone("hifi-mamba-v2", mixer="identity", **options)
+    x, mask = torch.randn(1, 2, 16, 16), torch.ones(1, 1, 1, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a scan without kernels is slow
+        expected = count(model, x, mask=mask)
+        assert count(model.to("meta"), x.to("meta"), mask=mask.to("meta")).macs == expected.macs
 
 
 def test_prints_one_line():

@@ -18,6 +18,7 @@ COST = {
     "paper_params": "paper",
     "agrees": "agrees",
     "macs": "MMAC",
+    "macs_inference": "infer",
     "macs_fft": "FFT",
     "macs_paper": "rule",
     "saved_bytes": "MiB",
@@ -35,7 +36,8 @@ TABLES = {"Cost": COST, "Taxonomy": DESIGN, "Notes": NOTES}
 LEGEND = """\
 params: a complex number counted once; as two: counted twice. paper: its Core Params column; agrees: which of our \
 counts prints the same (no: see the note), asked only at its 96 channels and a 128x128 map.
-MMAC: million multiply-adds of one forward pass, FFT included, in the form that trains on a CPU; FFT: of it. \
+MMAC: million multiply-adds of one forward pass of one map, FFT included, in the form that trains on a CPU; infer: \
+without what evaluation prepares once and keeps (CHASM's matrix exponentials); FFT: of it. \
 rule: by the rule the paper seems to follow [reading]: convolutions and matrix products of its equations, \
 a complex one counted once.
 MiB: memory kept for the backward pass. identity path: inside the mixer, or added by the slot around it."""
@@ -122,9 +124,6 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     x = torch.randn(1, channels, *size, requires_grad=True)  # a gradient passes through it, as inside a network
     try:
         cost = count(create_mixer(name, channels, size), x)
-        paper = cost.paper
-        if "form" in MIXERS.options(name):  # the paper's rule is about its equations, not about the fastest form
-            paper = count(create_mixer(name, channels, size, form="reference"), x).paper
     except ValueError as e:
         return described | {"error": str(e), "note": str(e)}
     return described | {
@@ -132,10 +131,11 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
         "params_real": cost.params_real,
         "agrees": agreement(cost.params, cost.params_real, facts.paper_params) if asked else "-",
         "macs": cost.total,
+        "macs_inference": cost.inference,
         "macs_by_kind": cost.macs,
         "macs_fft": cost.macs.get("fft", 0),
         "macs_per_pixel": round(cost.total / (size[0] * size[1])),
-        "macs_paper": paper,
+        "macs_paper": cost.paper,
         "saved_bytes": cost.saved_bytes,
     }
 
@@ -160,7 +160,7 @@ def _size(text: str) -> tuple[int, int]:
 def _cell(field: str, value: Any) -> str:
     if value is None:
         return "-"
-    if field in ("macs", "macs_fft", "macs_paper"):
+    if field in ("macs", "macs_inference", "macs_fft", "macs_paper"):
         return f"{value / 1e6:.1f}"
     if field == "saved_bytes":
         return f"{value / 2**20:.1f}"

@@ -4,13 +4,18 @@ with counted_as("scan", macs=L * (9 * D * N + D)):   # this number, whatever run
     y = ...
 with counted_as("matrix exponential"):               # what runs inside is counted, under this name
     U = ...
+with paper_products(lambda: 2 * C * C * K):                  # what the paper's rule counts for the products inside
+    y = ...
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 PAPER_KINDS = ("conv", "matmul", "scan")  # what the paper's FLOPs column adds up
+# Work on weights alone: once per forward call whatever the batch, and kept between the calls of an evaluation.
+WEIGHT_KINDS = ("matrix exponential", "interpolation", "merged bases", "gain transform")
 
 
 class Tally:
@@ -21,6 +26,7 @@ class Tally:
         self.paper = 0
         self._label: str | None = None
         self._muted = False
+        self._products_in_paper = True
 
     def add(self, kind: str, macs: int, paper: int | None = None) -> None:
         """Count multiply-adds.
@@ -34,7 +40,7 @@ class Tally:
             return
         kind = self._label or kind
         self.macs[kind] += macs
-        if kind in PAPER_KINDS:
+        if kind in PAPER_KINDS and (self._products_in_paper or kind != "matmul"):
             self.paper += macs if paper is None else paper
 
     @contextmanager
@@ -49,6 +55,17 @@ class Tally:
             yield
         finally:
             self._label, self._muted = before
+
+    @contextmanager
+    def paper_products(self, macs: int) -> Iterator[None]:
+        """Count so many multiply-adds by the paper's convention, instead of the matrix products that run inside."""
+        before = self._products_in_paper
+        self.paper += macs if before and not self._muted else 0
+        self._products_in_paper = False
+        try:
+            yield
+        finally:
+            self._products_in_paper = before
 
 
 TALLY: Tally | None = None  # where operators report to; None unless a count is running
@@ -68,3 +85,13 @@ def measuring(tally: Tally) -> Iterator[None]:
 def counted_as(kind: str, macs: int | None = None) -> AbstractContextManager[None]:
     """Name the arithmetic of a block; with ``macs``, also replace its count."""
     return nullcontext() if TALLY is None else TALLY.section(kind, macs)
+
+
+def paper_products(macs: Callable[..., int], *args: Any) -> AbstractContextManager[None]:
+    """Say what the paper's rule counts for the matrix products of a block, whatever form they take.
+
+    Args:
+        macs: returns the multiply-adds of the products in the published equations, a complex one counted once.
+        *args: its arguments. It is called only while a count is running.
+    """
+    return nullcontext() if TALLY is None else TALLY.paper_products(macs(*args))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.cost import paper_products
 from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
@@ -26,7 +27,8 @@ def _complex_affine(X: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # (xr + i xi)(wr + i wi): [xr xi] times [[wr, wi], [-wi, wr]]
     real_form = torch.cat((torch.cat((re, im), -1), torch.cat((-im, re), -1)), -2)  # (n, 2b, 2o)
     offset = torch.cat(bias.unbind(-1), -1)  # (n, 2o)
-    return real_form.mT @ X + offset[..., None]
+    with paper_products(lambda: X.numel() // 2 * re.shape[-1]):  # complex products, though four real ones run for each
+        return real_form.mT @ X + offset[..., None]
 
 
 @register_mixer("afno")

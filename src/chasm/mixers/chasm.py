@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from chasm import ops
+from chasm.common.cost import paper_products
 from chasm.common.precision import autocast_dtype
 from chasm.common.registry import is_count, suggest
 from chasm.common.tracing import is_transformed
@@ -156,11 +157,12 @@ class CHASM(Mixer):
         if x.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
             return x + sum(p.sum() for p in self.parameters())
         dtype = autocast_dtype(x) or x.dtype
-        chains = self._chains(x, dtype)
-        layers = joined_layers(x, chains, self.refine, self.fuse)
-        if layers:  # all of it as one operator
-            return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
-        y = ops.run(x.to(dtype), chains)
+        with paper_products(self._paper_macs, x):
+            chains = self._chains(x, dtype)
+            layers = joined_layers(x, chains, self.refine, self.fuse)
+            if layers:  # all of it as one operator
+                return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
+            y = ops.run(x.to(dtype), chains)
         if self.refine is not None and self.fuse is not None:
             y = self.fuse(gelu(self.refine(y)))
         return in_format_of(x + y if self.residual else y.to(x.dtype), x)
@@ -170,7 +172,8 @@ class CHASM(Mixer):
         z = x.to(autocast_dtype(x) or x.dtype)
         if z.shape[0] == 0:
             return z + sum(p.sum() for p in self._spectral())
-        return ops.run(z, self._chains(z, z.dtype))
+        with paper_products(self._paper_macs, z):
+            return ops.run(z, self._chains(z, z.dtype))
 
     def axis_parameters(self, axis: str) -> AxisParameters:
         """Return theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
@@ -221,6 +224,12 @@ class CHASM(Mixer):
         )
 
     # --- plumbing ---------------------------------------------------------------------------------
+
+    def _paper_macs(self, x: Tensor) -> int:
+        """Return the multiply-adds of U^T v and U v for all coefficients v of the passes, complex ones counted once."""
+        if self.basis in (None, "identity"):
+            return 0
+        return sum(2 * self.channels * (x.numel() // x.shape[d]) * (x.shape[d] // 2 + 1) for d in self._dims)
 
     def _check(self, x: Tensor) -> None:
         if x.ndim != self.ndim + 2 or x.shape[1] != self.channels:

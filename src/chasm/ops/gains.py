@@ -78,8 +78,9 @@ def impulse_response(gains: Tensor, n: int) -> Tensor:
     first = gains[:1]
     if gains.is_complex() or n > MAX_COSINES:
         impulse = pad((first.real if first.is_complex() else first).mT, (0, n - 1))
-        return impulse + torch.fft.irfft((gains - first).mT, n=n)
-    with counted_as("fft"):  # a product with cosines takes a fraction of the launches of an FFT
+        with counted_as("gain transform"):
+            return impulse + torch.fft.irfft((gains - first).mT, n=n)
+    with counted_as("gain transform"):  # a product with cosines takes a fraction of the launches of an FFT
         column = exact_product((gains - first).mT, _cosines_like(gains, n))
     column[:, 0] += gains[0]
     return column

@@ -34,7 +34,8 @@ def merge(bases: Sequence[Tensor]) -> Tensor:
     These are the channel matrices before, between and after the gains of a chain: where two passes meet, their bases
     become one product.
     """
-    between = [exact_product(V.mT, U) for U, V in pairwise(bases)]
+    with counted_as("merged bases"):
+        between = [exact_product(V.mT, U) for U, V in pairwise(bases)]
     return torch.stack([bases[0].mT, *between, bases[-1]])
 
 

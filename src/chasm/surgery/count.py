@@ -23,8 +23,16 @@ attention           L S (E + E_v) for each head of scaled_dot_product_attention 
 scan                9 D N + D for each token of a selective scan with D channels and N states
 other               operators that another package registered with torch.utils.flop_counter.register_flop_formula
 
-``total`` adds up all kinds. ``paper`` is what the paper's FLOPs table seems to add up [reading]: conv, matmul
-and scan, with a complex multiply-add counted once.
+merged bases        products of the bases of two passes of CHASM
+gain transform      from CHASM's gains over frequency to kernels over positions
+
+``total`` adds up all kinds, of one call with the batch it is given. Matrix exponential, interpolation, merged bases
+and gain transform are work on the weights: once per call whatever the batch, in evaluation once for all calls.
+``inference`` leaves them out. Which kinds there are otherwise follows the form that runs: a GPU and a CPU take
+different products for the same operator.
+
+``paper`` is what the paper's FLOPs table seems to add up [reading]: conv, matmul and scan, with a complex
+multiply-add counted once. Of CHASM it counts the products of the paper's equations, whatever form and device.
 
 ``saved_bytes`` is the memory autograd keeps for the backward pass when the forward pass ends: distinct
 storages, whole even where only a view is saved, less the parameters and buffers of the model. The input
@@ -43,7 +51,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from chasm.common.cost import Tally, measuring
+from chasm.common.cost import WEIGHT_KINDS, Tally, measuring
 
 aten = torch.ops.aten
 _FUSED_ATTENTION = (
@@ -63,7 +71,7 @@ class Cost:
         params: parameters, a complex one counted once.
         params_real: parameters, a complex one counted as two.
         macs: multiply-adds by kind.
-        paper: multiply-adds as the paper seems to count them.
+        paper: multiply-adds as the paper seems to count them, the same for every form and device.
         saved_bytes: memory kept for the backward pass.
     """
 
@@ -75,14 +83,20 @@ class Cost:
 
     @property
     def total(self) -> int:
-        """Multiply-adds of all kinds."""
+        """Multiply-adds of all kinds, of one forward call."""
         return sum(self.macs.values())
+
+    @property
+    def inference(self) -> int:
+        """Multiply-adds of a call in evaluation, where work on the weights is done once and kept."""
+        return sum(n for kind, n in self.macs.items() if kind not in WEIGHT_KINDS)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {n / 1e6:.2f}M" for kind, n in Counter(self.macs).most_common())
         return (
             f"parameters {self.params:,} (complex as two: {self.params_real:,}); "
             f"multiply-adds {self.total / 1e6:.2f}M ({kinds or 'none'}), "
+            f"{self.inference / 1e6:.2f}M once the weights are prepared, "
             f"{self.paper / 1e6:.2f}M by the paper's convention; "
             f"saved for backward {self.saved_bytes / 2**20:.2f} MiB"
         )

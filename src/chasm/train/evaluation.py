@@ -87,6 +87,7 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
     assert model is not None
     first = data[0]
     batch = _prepared(run, first, device)
+    cost = count(run.model, batch.input, **batch.physics)
     return {
         "status": "done",
         "split": data.split,
@@ -97,7 +98,8 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
         "reference": None if reference is None else {"name": REFERENCES.get(config.task.name), **_summary(reference)},
         "seed": config.seed,
         "parameters": _parameters(run),
-        "macs": count(run.model, batch.input, **batch.physics).total,
+        "macs": cost.inference,  # of one image
+        "macs_of_weights": cost.total - cost.inference,  # once per call, whatever the batch
         "device": device_name(device),
     }
 

@@ -220,13 +220,14 @@ def test_v2_block_follows_the_paper():
     low = filtered(t, "binomial")
     residual = t - low
     high = g[:, :4] + residual
-    cosine = (high * residual).sum(1, keepdim=True) / (high.norm(dim=1) * residual.norm(dim=1)).unsqueeze(1)
+    lengths = (high.norm(dim=1) * residual.norm(dim=1)).unsqueeze(1)
+    cosine = (high * residual).sum(1, keepdim=True) / (lengths + 1e-6)  # as in the authors' code
     w = torch.sigmoid(block.log_gamma.exp() * cosine)
     high = block.ib_0(w * residual + (1 - w) * high)
     low = block.ssm(block.norm_low(low), block.norm_high(high))
     y, balance = block.moe(block.merge(torch.cat([g, block.ib_1(high), low], 1)))
     out, loss = block(x, low_pass_filters("binomial", x))
-    torch.testing.assert_close(out, block.gate(y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(out, block.gate(y), rtol=1e-12, atol=1e-12)
     assert loss == balance
     assert MoEBlock(BlockOptions(), 0.0).log_gamma.exp().item() == pytest.approx(2)
 

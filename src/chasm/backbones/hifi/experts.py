@@ -55,16 +55,24 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         B, C, H, W = x.shape
         tokens = x.movedim(1, -1).reshape(-1, C)
-        probability = self.router(tokens).float().softmax(-1)  # (B H W, experts)
+        logits = self.router(tokens)
+        probability = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)  # (B H W, experts)
         weight, choice = probability.max(-1)
-        share = F.one_hot(choice, len(self.experts)).float().mean(0)
+        share = F.one_hot(choice, len(self.experts)).to(probability.dtype).mean(0)
         balance = len(self.experts) * (probability.mean(0) * share).sum()
         # An expert that nobody chose still runs on no rows, so that its gradient is zero and not missing.
-        rows = [(choice == e).nonzero().squeeze(1) for e in range(len(self.experts))]
+        rows = _rows_of_experts(choice, len(self.experts))
         routed = torch.cat([expert(tokens[r]) for expert, r in zip(self.experts, rows, strict=True)])
         back = torch.cat(rows).argsort()
         y = self.shared(tokens) + weight[:, None].to(routed.dtype) * routed[back]
         return y.view(B, H, W, C).movedim(-1, 1), balance
+
+
+def _rows_of_experts(choice: Tensor, experts: int) -> list[Tensor]:
+    """Return the positions that go to each expert. Without data, equal shares: any split costs the same."""
+    if choice.is_meta:
+        return list(torch.arange(len(choice), device="meta").tensor_split(experts))
+    return [(choice == e).nonzero().squeeze(1) for e in range(experts)]
 
 
 class MoEBlock(HiFiBlock):
@@ -81,7 +89,8 @@ class MoEBlock(HiFiBlock):
 
     def fuse(self, high: Tensor, residual: Tensor) -> Tensor:
         high = high + residual
-        cosine = F.cosine_similarity(high, residual, dim=1, eps=1e-6).unsqueeze(1)  # (B, 1, H, W)
+        lengths = torch.linalg.vector_norm(high, dim=1) * torch.linalg.vector_norm(residual, dim=1)
+        cosine = ((high * residual).sum(1) / (lengths + 1e-6)).unsqueeze(1)  # (B, 1, H, W)
         w = torch.sigmoid(self.log_gamma.exp() * cosine)
         return w * residual + (1 - w) * high
 

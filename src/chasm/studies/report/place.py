@@ -109,7 +109,14 @@ def _largest_spread(
 
 def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_paper: bool) -> str:
     if results.is_cost:
-        return "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs)."
+        note = (
+            "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs). Per "
+            "image: all that runs in evaluation. Once per call: work on the weights, such as matrix exponentials: "
+            "the images of a training batch share and evaluation keeps."
+        )
+        if results.scale == "tiny":
+            note += " The models are toys on small images here: compare no multiply-adds with the paper's."
+        return note
     cases = len(next(iter(rows[0].scores.values())).cases)
     metrics = results.runs_of(rows[0])[0].result
     kind = results.data_kind(setting)
@@ -117,7 +124,7 @@ def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_pape
     note = f"Mean ± standard deviation over {cases} test cases" if cases > 1 else "One test case"
     note += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
     note += f". Metric protocol “{metrics.protocol}”: {metrics.meaning}. Bold: highest mean, not a verdict."
-    note += " Slot numbers: real numbers stored in the slots."
+    note += " Slot numbers: real numbers stored in the slots. GMACs: one image in evaluation."
     if has_paper:
         note += " Paper: as printed there"
         note += f", on {results.settings[setting].title}; ours: {kind}." if kind else "."

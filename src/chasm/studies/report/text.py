@@ -10,7 +10,8 @@ from chasm.studies.worker import COSTS
 
 DECIMALS = statistics.DECIMALS | dict.fromkeys(COSTS, 2)
 NAMES = {"psnr": "PSNR", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice", "iou": "IoU"}
-NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs, all counted"}
+NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs per image"}
+NAMES |= {"gmacs_of_weights": "GMACs once per call"}
 NAMES |= {"core_mparams": "parameters, M (complex once)", "core_mparams_real": "real numbers, M"}
 UNITS = {"psnr": "dB"}
 UNKNOWN = "–"
