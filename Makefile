@@ -31,7 +31,7 @@ docs: .venv/.docs-ready
 	$(BIN)/python -m pytest tests/docs tests/test_house.py -k "examples or docs"
 
 # Source archive and wheel, into dist/. The same commit gives the same wheel, byte for byte.
-wheel: .venv/.release-ready
+wheel: .venv/.ready
 	rm -rf dist build/lib build/bdist.*
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
@@ -45,8 +45,8 @@ wheel: .venv/.release-ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchvision timm deepinv
 	touch $@
 
-.venv/.docs-ready .venv/.release-ready: .venv/.%-ready: .venv/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+.venv/.docs-ready: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:

@@ -115,7 +115,7 @@ def test_what_is_declared() -> None:
     assert PROJECT["requires-python"] == ">=3.11"
     assert PROJECT["license"] == "MIT"
     assert "MIT" in (ROOT / "LICENSE").read_text()
-    extras = {"train", "data", "report", "export", "cluster", "dev", "docs", "release"}
+    extras = {"train", "data", "report", "export", "cluster", "dev", "docs"}
     assert set(PROJECT["optional-dependencies"]) == extras
 
 

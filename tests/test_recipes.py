@@ -1,10 +1,6 @@
 """Every recipe runs: two steps, with a small host, on tiny files in the formats it names; by its name anywhere."""
 
-import os
-import shutil
-import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 from writers import blob, write_brats, write_cc359, write_fastmri, write_photo, write_proxy, write_proxy_photos
 
 from chasm.train import load_recipe, train
-from chasm.train.config import dump, shipped_recipes
+from chasm.train.config import shipped_recipes
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -123,36 +119,3 @@ def test_a_file_goes_before_a_name_and_a_folder_does_not(tmp_path: Path, monkeyp
     Path("demo").rmdir()
     Path("demo").write_text("name: mine\ntrain: {steps: 1}")
     assert load_recipe("demo").name == "mine"
-
-
-BUILD = """
-import setuptools.build_meta as backend, shutil, os
-shutil.unpack_archive(backend.build_sdist("."), "unpacked")
-os.chdir(os.path.join("unpacked", *os.listdir("unpacked")))
-backend.build_wheel(os.environ["WHEELS"])
-"""
-
-
-def test_the_wheel_carries_them(tmp_path: Path) -> None:
-    """Built from the source archive, as installers do, and used far from any checkout."""
-    pytest.importorskip("setuptools", minversion="77")
-    source, installed, elsewhere = (tmp_path / name for name in ("source", "installed", "elsewhere"))
-    for folder in ("src", "recipes"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    environment = {**os.environ, "WHEELS": str(tmp_path), "PYTHONPATH": str(installed)}
-    built = subprocess.run([sys.executable, "-c", BUILD], cwd=source, env=environment, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        wheel.extractall(installed)
-    assert [p.read_text() for p in sorted(installed.glob("chasm/recipes/*"))] == [p.read_text() for p in RECIPES]
-    for name in ("py.typed", "studies/report/page.html.j2", "reconstruct/page.html"):
-        assert (installed / "chasm" / name).is_file(), name
-    packages = {p.parent.relative_to(ROOT / "src") for p in (ROOT / "src/chasm").rglob("*.py")}
-    assert {p.parent.relative_to(installed) for p in (installed / "chasm").rglob("*.py")} == packages
-
-    elsewhere.mkdir()
-    command = [sys.executable, "-m", "chasm", "train", "demo", "--show"]
-    shown = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
-    assert shown.stdout == dump(load_recipe(ROOT / "recipes" / "demo.yaml")), shown.stderr

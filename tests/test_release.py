@@ -1,0 +1,98 @@
+"""What is released: a wheel that works far from any checkout, and files that agree about version and date."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chasm.train.config import dump, load_recipe
+
+ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+RELEASED = 1_700_000_000  # any time: the wheel takes it from SOURCE_DATE_EPOCH
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source archive and the wheel built from it, as `make wheel` and installers do."""
+    for module in ("build", "twine"):
+        pytest.importorskip(module)
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for folder in ("src", "recipes"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    built = subprocess.run(
+        command, env={**os.environ, "SOURCE_DATE_EPOCH": str(RELEASED)}, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr
+    return out
+
+
+def test_the_package_index_takes_them(dist: Path) -> None:
+    files = sorted(map(str, dist.iterdir()))
+    assert len(files) == 2
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_wheel_has_no_time_of_its_own(dist: Path) -> None:
+    """It is the same bytes whenever and wherever it is built."""
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+        assert {entry.date_time for entry in wheel.infolist()} == {time.gmtime(RELEASED)[:6]}
+
+
+def test_the_wheel_works_far_from_any_checkout(dist: Path, tmp_path: Path) -> None:
+    installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+        wheel.extractall(installed)
+    assert [p.read_text() for p in sorted(installed.glob("chasm/recipes/*"))] == [p.read_text() for p in RECIPES]
+    for name in ("py.typed", "studies/report/page.html.j2", "reconstruct/page.html"):
+        assert (installed / "chasm" / name).is_file(), name
+    packages = {p.parent.relative_to(ROOT / "src") for p in (ROOT / "src/chasm").rglob("*.py")}
+    assert {p.parent.relative_to(installed) for p in (installed / "chasm").rglob("*.py")} == packages
+
+    elsewhere.mkdir()
+    command = [sys.executable, "-m", "chasm", "train", "demo", "--show"]
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    shown = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    assert shown.stdout == dump(load_recipe(ROOT / "recipes" / "demo.yaml")), shown.stderr
+
+
+def test_version_and_date_are_the_same_everywhere() -> None:
+    citation: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest, "CHANGELOG.md: the newest version needs a date"
+    assert citation["version"] == newest[1] == VERSION
+    assert str(citation["date-released"]) == newest[2]
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_workflows_call_targets_that_exist(file: Path) -> None:
+    workflow = yaml.safe_load(file.read_text())
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    called = set(re.findall(r"\bmake ([a-z]+)", "\n".join(commands)))
+    assert called
+    assert called <= targets
+    assert workflow["permissions"] == {"contents": "read"}  # a job that needs more says so itself
+
+
+def test_only_the_publishing_job_may_ask_for_an_identity() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})} == {"publish"}
+    assert "password" not in (ROOT / ".github/workflows/release.yml").read_text()
