@@ -35,8 +35,9 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in FENCE.findall(page.read_text()) if kind == language]
 
 
-@pytest.mark.parametrize("name", ["start", "use", "extend"])
-def test_code_on_a_page_runs_from_top_to_bottom(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["start", "use", "training", "extend"])
+def test_code_on_a_page_runs_from_top_to_bottom(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # a page may write files
     for registry in (MIXERS, BACKBONES):  # a page may register classes of its own
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     code = "\n".join(blocks(DOCS / f"{name}.md", "python"))
