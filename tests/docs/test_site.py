@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,18 +56,11 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_commands_on_the_pages_exist_with_their_options(command: str) -> None:
     node: Any = typer.main.get_command(app)
-    words = iter(command.split()[1:])
-    for word in words:
-        options = {
-            name: parameter for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)
-        }
-        if word.startswith("-"):
-            assert word in options, command
-            if not options[word].is_flag:
-                next(words)  # its value
-        elif commands_below := getattr(node, "commands", None):
-            assert word in commands_below, command
-            node = commands_below[word]
+    words = shlex.split(command.split(">")[0])[1:]
+    while node and words:  # parses without running, and fails as the command would
+        context = node.make_context("chasm", words)
+        words = [*context._protected_args, *context.args] if hasattr(node, "commands") else []
+        _, node, words = node.resolve_command(context, words) if words else ("", None, [])
 
 
 def test_every_example_has_its_place_in_the_gallery(tools: SimpleNamespace) -> None:
