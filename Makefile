@@ -17,8 +17,8 @@ lint: .venv/.ready
 
 # Tests against other people's programs, from the packages of Debian or Ubuntu. `make test` neither needs nor runs them.
 interop: .venv/.ready
-	command -v bart && command -v ismrmrd_generate_cartesian_shepp_logan && command -v dcm2niix && command -v dcmdump && command -v chromium || \
-	  $$(command -v sudo) apt-get install -y --no-install-recommends bart ismrmrd-tools dcm2niix dcmtk chromium
+	command -v bart && command -v ismrmrd_generate_cartesian_shepp_logan && command -v dcm2niix && command -v dcmdump && command -v dciodvfy && command -v chromium || \
+	  $$(command -v sudo) apt-get install -y --no-install-recommends bart ismrmrd-tools dcm2niix dcmtk dicom3tools chromium
 	$(BIN)/python -m pytest -m interop tests/interop
 
 bench: .venv/.ready

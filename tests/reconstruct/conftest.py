@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty file in its place: drawing takes longer than all the rest."""
-    monkeypatch.setattr("chasm.reconstruct.run.side_by_side", lambda path, *_: path.touch())
+    monkeypatch.setattr("chasm.reconstruct.cases.side_by_side", lambda path, *_: path.touch())

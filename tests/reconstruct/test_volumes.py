@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 from runs import as_trained, call, columns, make_run
 
-from chasm.reconstruct.run import PICTURED_SLICES, UNKNOWN_VOXELS, reconstruct
+from chasm.reconstruct import reconstruct
+from chasm.reconstruct.cases import PICTURED_SLICES, UNKNOWN_VOXELS
 from chasm.reconstruct.slices import Reconstructor
 
 
@@ -310,16 +311,19 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np
-import h5py, PIL.Image
+import h5py, PIL.Image, pydicom
+from chasm.data import Geometry
+from chasm.reconstruct.dicom import Series
 from chasm.reconstruct.outputs import plan_outputs
 from chasm.reconstruct.volumes import write_volume
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-for name in ("out.h5", "out.nii", "out.nii.gz", "out.png"):
+for name in ("out.h5", "out.nii", "out.nii.gz", "out.npy", "out.dcm", "out.png"):
     for room in (0, 100 if name == "out.nii.gz" else 20_000):  # 20 slices, packed, take less
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         place = plan_outputs(Path(sys.argv[1]) / name, {"a": 20})["a"]
         try:
-            write_volume(place, (np.ones((64, 64), np.float32) for _ in range(20)))
+            images = (np.ones((64, 64), np.float32) for _ in range(20))
+            write_volume(place, images, Series("a", "", "", {}, Geometry(np.eye(4))))
         except OSError as e:
             print(e)
 """
@@ -330,7 +334,7 @@ def test_a_full_disk_is_one_line_and_no_crash(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 12
     for line in lines:
         assert re.fullmatch(
             r".*out.*: could not be written \(.*File too large.*\): free space or choose another folder", line

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from chasm.reconstruct import Outcome
 
 OUT = (
-    "File to write; ends in .h5, .nii, .nii.gz or .png (one file per slice, grey from 0 to the maximum of the volume). "
-    "With several inputs, the name of each is added. Default: INPUT-reconstructed.h5 in the current folder."
+    "File to write; the suffix says the format: .h5, .nii, .nii.gz, .npy, .dcm (a DICOM series for a PACS, with the "
+    "patient and the place of the source) or .png. DICOM and PNG have one file for each slice. With several inputs, "
+    "the name of each is added. Default: INPUT-reconstructed.h5 in the current folder."
 )
 INPUT = (
     "k-space (ISMRMRD, BART .cfl, Siemens .dat, fastMRI, CC359, arrays with --as kspace) or images (NIfTI, DICOM, "
@@ -57,6 +58,9 @@ def reconstruct(
     acceleration: float | None = typer.Option(None, help=ACCELERATION),
     strength: float | None = typer.Option(None, help=STRENGTH),
     option: list[str] = typer.Option([], "--option", "-O", help=OPTION),
+    complex_: bool = typer.Option(
+        False, "--complex", help="Write complex values, not the magnitude: .nii, .nii.gz, .h5 or .npy."
+    ),
     report: Path | None = typer.Option(None, "--report", metavar="PAGE.html", help=REPORT),
     force: bool = typer.Option(False, "--force", help="Replace files that no earlier reconstruction wrote."),
     device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
@@ -77,7 +81,7 @@ def reconstruct(
 
     from chasm import reconstruct as logic
 
-    settings = logic.Settings(kind, mask, acceleration, parse_options(option), strength, report)
+    settings = logic.Settings(kind, mask, acceleration, parse_options(option), strength, report, complex_)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
     with ProgressBar() as bar:

@@ -43,6 +43,22 @@ def ismrmrd_group(file: Path) -> str:
     return groups[0] if groups else ""
 
 
+def header_of_file(file: Path) -> bytes | None:
+    """Return the ISMRMRD header of an HDF5 file as XML: of raw data, or of a fastMRI volume; None if it has none."""
+    if file.suffix.lower() not in (".h5", ".hdf5", ".mrd"):
+        return None
+    group, files = ismrmrd_group(file), H5Files()
+    try:
+        handle = files[file]
+        item = handle[group]["xml"] if group else handle.get("ismrmrd_header")
+        if item is None:
+            return None
+        text = item[()] if item.shape == () else item[0]
+    finally:
+        files.close()
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
 def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     """Read the volumes of an ISMRMRD file, by names such as "repetition2"; "" for the only one.
 

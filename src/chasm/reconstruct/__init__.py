@@ -8,7 +8,9 @@ slices.py   runs the model on one slice
 trust.py    says what can be known of the result without ground truth
 outputs.py  decides the names of the files
 volumes.py  writes them
+dicom.py    writes them as a DICOM series
 page.py     makes a page to look at them
+cases.py    reconstructs and writes one case
 run.py      puts these together
 """
 

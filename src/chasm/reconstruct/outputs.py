@@ -12,12 +12,12 @@ from typing import TypeVar
 from chasm.common.files import read_json, require_replaceable
 
 K = TypeVar("K")
-SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".png")
+SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".npy", ".dcm", ".png")
 
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """The files of one case: its volume, a picture and a record. A PNG holds one slice, so a volume has several.
+    """The files of one case: its volume, a picture and a record. A PNG or DICOM file holds one slice.
 
     Attributes:
         folder: where they go.
@@ -35,16 +35,26 @@ class OutputFiles:
 
     @property
     def volume(self) -> list[Path]:
-        """The file of the volume, or one PNG for each slice."""
-        if self.suffix.lower() != ".png" or self.slices == 1:
+        """The file of the volume, or one file for each slice."""
+        if not self.is_series or self.slices == 1:
             return [self.folder / f"{self.stem}{self.suffix}"]
         digits = len(str(self.slices - 1))
         return [self.folder / f"{self.stem}-{i:0{digits}d}{self.suffix}" for i in range(self.slices)]
 
     @property
-    def is_nifti(self) -> bool:
-        """True if the volume is a NIfTI file, which stores where it lies in space."""
-        return self.suffix.lower() in (".nii", ".nii.gz")
+    def is_series(self) -> bool:
+        """True if the format has one file for each slice."""
+        return self.suffix.lower() in (".png", ".dcm")
+
+    @property
+    def is_dicom(self) -> bool:
+        """True if the volume is a DICOM series."""
+        return self.suffix.lower() == ".dcm"
+
+    @property
+    def has_geometry(self) -> bool:
+        """True if the format stores where the volume lies in space."""
+        return self.suffix.lower() in (".nii", ".nii.gz", ".dcm")
 
     @property
     def picture(self) -> Path:
@@ -62,8 +72,8 @@ class OutputFiles:
         return [*self.volume, self.picture, self.record, *([] if self.page is None else [self.page])]
 
     def from_earlier_calls(self) -> list[Path]:
-        """Return PNG slices beside these that a volume with more slices left, or one with other digits."""
-        if self.suffix.lower() != ".png" or not self.folder.is_dir():
+        """Return files of slices beside these that a volume with more slices left, or one with other digits."""
+        if not self.is_series or not self.folder.is_dir():
             return []
         slices = re.compile(re.escape(self.stem) + r"-\d+" + re.escape(self.suffix))
         return sorted(f for f in self.folder.iterdir() if slices.fullmatch(f.name) and f not in self.volume)

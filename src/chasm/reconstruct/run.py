@@ -15,65 +15,25 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from chasm.common.files import json_safe, write_json
+from chasm.common.files import json_safe
 from chasm.common.text import counted
 from chasm.data.base import existing
+from chasm.reconstruct.cases import Volume, write_case
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.likeness import unlike_training
-from chasm.reconstruct.outputs import (
-    OutputFiles,
-    name_outputs,
-    plan_outputs,
-    plan_pages,
-    refuse_to_overwrite,
-    suffix_of,
-)
-from chasm.reconstruct.page import Page
+from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
 from chasm.reconstruct.settings import Settings, is_method, load, with_task
 from chasm.reconstruct.slices import Reconstructor
-from chasm.reconstruct.trust import Consistency, SliceConsistency
-from chasm.reconstruct.volumes import SliceResult, side_by_side, write_volume
-from chasm.tasks import Meter
 from chasm.train import Run
 
 RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
-UNKNOWN_VOXELS = "voxel sizes are unknown: 1 mm written"
-PICTURED_SLICES = 3  # of a volume, in the side-by-side picture
-
-
-@dataclass
-class Volume:
-    """What was written for one case.
-
-    Attributes:
-        case: its name.
-        files: the file of the volume, or one PNG for each slice.
-        picture: the side-by-side picture.
-        page: the page to look at it in a browser, if one was asked for.
-        slices: their number.
-        replaced: whether an earlier file of this name was replaced.
-        consistency: how well the volume explains what was measured.
-        scores: metric -> value of the reconstruction; empty if there is no target.
-        reference: the same for the zero-filled image.
-    """
-
-    case: str
-    files: list[Path]
-    picture: Path
-    page: Path | None
-    slices: int
-    replaced: bool
-    consistency: Consistency
-    scores: dict[str, float] = field(default_factory=dict)
-    reference: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,7 +78,8 @@ def reconstruct(
             each, with the case's name added; PNG and TIFF slices directly in a folder are one case.
         run: the run folder, the name of a shipped model, or owner/name on the Hugging Face Hub; or "tv", "sense" or
             "zero-filled".
-        out: the file to write; the suffix says the format: HDF5, NIfTI or PNG. Default: NAME-reconstructed.h5.
+        out: the file to write; the suffix says the format: HDF5, NIfTI, NumPy, DICOM or PNG. Default:
+            NAME-reconstructed.h5.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
         on_slice: called after every slice with (slices done, slices in all).
@@ -170,7 +131,9 @@ def reconstruct_each(
         if len(paths) > 1:
             outs = name_outputs(outs[0], {path: _name(path) for path in paths})
     for file, n in Counter(outs).items():
-        suffix_of(file)  # refuses an unknown format before the work begins
+        suffix = suffix_of(file)  # refuses an unknown format before the work begins
+        if settings.complex and suffix.lower() in (".png", ".dcm"):
+            raise ValueError(f"{file}: this format stores no complex values: choose .nii.gz, .h5 or .npy")
         if n > 1:
             raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
     loaded = load(run, settings, device)
@@ -270,7 +233,7 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
         before = sum(v.slices for v in volumes)
         on_case = lambda done, before=before: on_slice(before + done, len(scan.data))  # noqa: E731
         try:
-            volumes.append(_write_case(work, case, rows, outputs[case], on_case))
+            volumes.append(write_case(work, case, rows, outputs[case], on_case, call.settings.complex))
         except (ValueError, OSError) as e:
             if not volumes:
                 raise
@@ -290,90 +253,6 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
         scan.notes,
         round(time.monotonic() - started, 2),
     )
-
-
-def _write_case(
-    work: Reconstructor, case: str, rows: list[int], files: OutputFiles, on_slice: Callable[[int], None]
-) -> Volume:
-    scan, protocol = work.scan, work.run.task.protocol
-    meters = (Meter(protocol), Meter(protocol))
-    pictured_rows = {rows[int(i)] for i in np.linspace(0, len(rows) - 1, PICTURED_SLICES + 2)[1:-1].round()}
-    pictured: dict[int, SliceResult] = {}
-    consistencies: list[SliceConsistency] = []
-    page = None if files.page is None else Page(len(rows))
-    shape: tuple[int, ...] = ()
-
-    def images() -> Iterator[np.ndarray]:
-        nonlocal shape
-        for i, row in enumerate(rows):
-            result = work.result(row, meters)
-            shape = shape or result.image.shape
-            if not np.isfinite(result.image).all():
-                problem = (
-                    "the reconstruction is not finite, and nothing is written: the values of the data are too large"
-                )
-                raise ValueError(f"{case} slice {i}: {problem} for float32: scale the data")
-            if result.image.shape != shape:
-                differs = f"{case} slice {i}: {result.image.shape} differs from {shape}"
-                raise ValueError(f"{differs}: a volume has one shape: give such files one at a time")
-            consistencies.append(result.consistency)
-            if page is not None:
-                page.add(result)
-            if row in pictured_rows:
-                pictured[i] = result
-            on_slice(i + 1)
-            yield result.image
-
-    replaced = any(file.exists() for file in files.volume)
-    geometry = scan.data.geometry(case) if files.is_nifti or page is not None else None
-    note = UNKNOWN_VOXELS if geometry is None else geometry.note
-    if files.is_nifti and note and note not in scan.notes:
-        scan.notes.append(note)
-    write_volume(files, images(), geometry)
-    scores, reference = {}, {}
-    if scan.scored:
-        scores, reference = (m.per_case().get(case, {}) for m in meters)
-        if meters[0].blank:
-            scan.notes.append(f"{case}: {counted(meters[0].blank, 'blank slice')} not scored")
-    consistency = Consistency.of(consistencies)
-    side_by_side(files.picture, case, pictured)
-    if page is not None and files.page is not None:
-        page.write(
-            files.page,
-            case=case,
-            subtitle=f"{work.run.folder.name} · {scan.read_as}",
-            consistency=consistency,
-            scores=scores,
-            reference=reference,
-            facts=[
-                ("Run", str(work.run.folder)),
-                ("Read as", scan.read_as),
-                ("Sampling", work.sampling),
-                *([("Scores", f"{protocol.name}: {protocol.meaning}")] if scores else []),
-                (
-                    "Volume",
-                    ", ".join(file.name for file in files.volume[:2]) + (" .." if len(files.volume) > 2 else ""),
-                ),
-            ],
-            notes=scan.notes,
-            geometry=geometry,
-        )
-    record = {
-        "case": case,
-        "slices": len(rows),
-        "run": work.run.folder.name,
-        "read as": scan.read_as,
-        "sampling": work.sampling,
-        "protocol": protocol.name,
-        "meaning": protocol.meaning,
-        "scores": scores or None,
-        "zero-filled": reference or None,
-        "data consistency": asdict(consistency),
-        "notes": scan.notes,
-        "files": [file.name for file in files.all],
-    }
-    write_json(files.record, record)
-    return Volume(case, files.volume, files.picture, files.page, len(rows), replaced, consistency, scores, reference)
 
 
 def _usable(device: torch.device | str) -> torch.device:

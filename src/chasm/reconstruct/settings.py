@@ -29,6 +29,7 @@ class Settings:
             trained.
         strength: of the regularisation, for a method without training. Default: that of the method.
         report: a page to write, to look at the result in a browser.
+        complex: whether the volume is complex and not a magnitude.
     """
 
     kind: str | None = None
@@ -37,6 +38,7 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)
     strength: float | None = None
     report: str | Path | None = None
+    complex: bool = False
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:

@@ -148,6 +148,7 @@ class Reconstructor:
             array(m.in_units(to_complex(m.input).abs())),
             None if target is None else array(target),
             array(m.operator.adjoint(misfit).abs()),
+            crop_or_pad(m.in_units(x), (H, W))[0, 0].cpu().numpy() if x.shape[1] == 1 else None,
             SliceConsistency.of(misfit, m.y * m.scale, m.operator.mask, m.noise, m.noise_from),
         )
 

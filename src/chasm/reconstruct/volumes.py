@@ -1,4 +1,4 @@
-"""Volumes as HDF5, NIfTI or PNG, written slice by slice, and a picture of some of their slices."""
+"""Volumes as HDF5, NIfTI, NumPy, DICOM or PNG, written slice by slice, and a picture of some of their slices."""
 
 import gzip
 import os
@@ -12,7 +12,8 @@ from typing import IO, Any
 import numpy as np
 
 from chasm.common.files import unwritable, write_atomic
-from chasm.data.records import SOMEWHERE, Geometry
+from chasm.data.records import Geometry
+from chasm.reconstruct.dicom import Series, write_series
 from chasm.reconstruct.outputs import OutputFiles
 from chasm.reconstruct.trust import SliceConsistency
 
@@ -26,6 +27,7 @@ class SliceResult:
         zero_filled: of the zero-filled image.
         target: the image to compare with, if there is one.
         residual: what of the measured samples the image does not explain, as an image.
+        complex_image: the image before its magnitude is taken; None for several modalities.
         consistency: the same in numbers.
     """
 
@@ -33,25 +35,36 @@ class SliceResult:
     zero_filled: np.ndarray
     target: np.ndarray | None
     residual: np.ndarray
+    complex_image: np.ndarray | None
     consistency: SliceConsistency
 
 
-def write_volume(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geometry | None = None) -> None:
+def write_volume(files: OutputFiles, images: Iterator[np.ndarray], series: Series) -> None:
     """Write the slices of a volume, each as it comes. The files appear complete or not at all.
 
     Args:
         files: the names and the format.
-        images: slices (H, W) of one shape.
-        geometry: where the slices lie, for NIfTI. Default: voxels of 1 mm somewhere.
+        images: slices (H, W) of one shape, float32, or complex64 in the formats that store it.
+        series: where the slices lie, for NIfTI and DICOM, and what they are, for DICOM.
     """
-    if files.is_nifti:
-        _write_nifti(files, images, geometry or Geometry(np.eye(4), SOMEWHERE))
+    suffix = files.suffix.lower()
+    if suffix in (".nii", ".nii.gz"):
+        _write_nifti(files, images, series.geometry)
+    elif suffix == ".npy":
+        _write_npy(files, images)
+    elif suffix in (".h5", ".hdf5"):
+        _write_h5(files, images)
     else:
-        (_write_png if files.suffix.lower() == ".png" else _write_h5)(files, images)
+        with _naming(files.volume[0]), _nameless(files.folder) as waiting:
+            slices = _with_maximum(files, images, waiting)
+            if suffix == ".dcm":
+                write_series(series, slices)
+            else:
+                _write_png(slices)
 
 
 def _write_h5(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
-    """`reconstruction` (slices, H, W) float32, in the units of the input.
+    """`reconstruction` (slices, H, W) float32 or complex64, in the units of the input.
 
     h5py lays the file out, and the slices are written into it as bytes: if the disk is full, an HDF5 file that is open
     in h5py cannot be closed, and the process crashes.
@@ -61,14 +74,33 @@ def _write_h5(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
         with open(partial, "rb+") as f:
             for i, image in enumerate(images):
                 if i == 0:
-                    f.seek(_lay_out(partial, (files.slices, *image.shape)))
-                f.write(np.ascontiguousarray(image, dtype="<f4").tobytes())
+                    f.seek(_lay_out(partial, (files.slices, *image.shape), image.dtype))
+                f.write(np.ascontiguousarray(image, dtype=_little_endian(image)).tobytes())
 
     write_atomic(files.volume[0], write)
 
 
-def _lay_out(file: Path, shape: tuple[int, ...]) -> int:
-    """Make an HDF5 file with one contiguous float32 array, not yet filled; return the position of its first value."""
+def _write_npy(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
+    """An array (slices, H, W)."""
+
+    def write(partial: Path) -> None:
+        with open(partial, "wb") as f:
+            for i, image in enumerate(images):
+                if i == 0:
+                    shape = (files.slices, *image.shape)
+                    description = {"descr": _little_endian(image), "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(f, description)
+                f.write(np.ascontiguousarray(image, dtype=_little_endian(image)).tobytes())
+
+    write_atomic(files.volume[0], write)
+
+
+def _little_endian(image: np.ndarray) -> str:
+    return "<c8" if np.iscomplexobj(image) else "<f4"
+
+
+def _lay_out(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Make an HDF5 file with one contiguous array, not yet filled; return the position of its first value."""
     import h5py
 
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -79,7 +111,8 @@ def _lay_out(file: Path, shape: tuple[int, ...]) -> int:
     try:
         with h5py.File(file, "w") as f:
             space = h5py.h5s.create_simple(shape)
-            return int(h5py.h5d.create(f.id, b"reconstruction", h5py.h5t.IEEE_F32LE, space, layout).get_offset())
+            kind = h5py.h5t.py_create(dtype.newbyteorder("<"))
+            return int(h5py.h5d.create(f.id, b"reconstruction", kind, space, layout).get_offset())
     except (RuntimeError, OSError) as e:  # h5py's message has several lines
         number = getattr(e, "errno", None)
         raise OSError(os.strerror(number) if number else " ".join(str(e).split())) from None
@@ -103,7 +136,7 @@ def _write_nifti(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geo
             for i, image in enumerate(images):
                 if i == 0:
                     header = nibabel.Nifti1Header()
-                    header.set_data_dtype(np.float32)
+                    header.set_data_dtype(image.dtype)
                     header.set_data_shape((image.shape[1], image.shape[0], files.slices))
                     qform = geometry.affine if geometry.qform is None else geometry.qform
                     qform_code = geometry.code if geometry.qform_code is None else geometry.qform_code
@@ -113,30 +146,38 @@ def _write_nifti(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geo
                     header["magic"], header["vox_offset"] = b"n+1", 352
                     f.write(header.binaryblock + b"\0\0\0\0")
                 # x runs along a row and y from the last row up, as the reader of NIfTI turns them
-                f.write(np.ascontiguousarray(image[::-1]).astype(f"{header.endianness}f4").tobytes())
+                stored = image.dtype.newbyteorder(header.endianness)
+                f.write(np.ascontiguousarray(image[::-1]).astype(stored).tobytes())
 
     write_atomic(files.volume[0], write)
 
 
-def _write_png(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
-    """16-bit grey, from 0 to the maximum of the volume.
+def _with_maximum(
+    files: OutputFiles, images: Iterator[np.ndarray], waiting: IO[bytes]
+) -> Iterator[tuple[Path, np.ndarray, float]]:
+    """Yield the file of every slice, the slice, and the maximum of the volume.
 
-    The maximum is known after the last slice, so the slices wait in a temporary file without a name.
+    The maximum is known after the last slice, so the slices wait in a temporary file.
     """
+    top = 0.0
+    for image in images:
+        top = max(top, float(image.max()))
+        shape = image.shape
+        waiting.write(np.ascontiguousarray(image, dtype=np.float32).tobytes())
+    waiting.seek(0)
+    for file in files.volume:
+        values = np.frombuffer(waiting.read(4 * shape[0] * shape[1]), dtype=np.float32).reshape(shape)
+        yield file, values, top
+
+
+def _write_png(slices: Iterator[tuple[Path, np.ndarray, float]]) -> None:
+    """16-bit grey, from 0 to the maximum of the volume."""
     from PIL import Image
 
-    with _naming(files.volume[0]), _nameless(files.folder) as waiting:
-        top = 0.0
-        for image in images:
-            top = max(top, float(image.max()))
-            shape = image.shape
-            waiting.write(np.ascontiguousarray(image, dtype=np.float32).tobytes())
-        waiting.seek(0)
-        for file in files.volume:
-            values = np.frombuffer(waiting.read(4 * shape[0] * shape[1]), dtype=np.float32).reshape(shape)
-            scaled = np.clip(values / (top if top > 0 else 1) * 65535, 0, 65535).round().astype(np.uint16)
-            picture = Image.fromarray(scaled)
-            write_atomic(file, lambda partial, picture=picture: picture.save(partial, format="PNG"))  # type: ignore[misc]
+    for file, values, top in slices:
+        scaled = np.clip(values / (top if top > 0 else 1) * 65535, 0, 65535).round().astype(np.uint16)
+        picture = Image.fromarray(scaled)
+        write_atomic(file, lambda partial, picture=picture: picture.save(partial, format="PNG"))  # type: ignore[misc]
 
 
 @contextmanager
