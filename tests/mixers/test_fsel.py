@@ -126,13 +126,13 @@ def test_golden_frequency_attention():
 
 def test_golden_entangled_ffn():
     gates = [f"{gate}.{p}" for gate in ("gate_in", "gate_cat") for p in GATE]
-    m = fill(EntangledFFN(32), "depthwise.weight", "grouped.weight", "project.weight", *gates)
+    m = fill(EntangledFFN(32, "ortho"), "depthwise.weight", "grouped.weight", "project.weight", *gates)
     check(m(golden_map()), 0.02900333, 1.07102337, -0.01335499, 0.04901389)
 
 
 def test_entangled_ffn_keeps_its_scale():
     torch.manual_seed(0)
-    m = EntangledFFN(32)
+    m = EntangledFFN(32, "ortho")
     small, large = (m(torch.randn(2, 32, n, n)).std().item() for n in (16, 64))
     assert large == pytest.approx(small, rel=0.3)
 
@@ -183,3 +183,16 @@ def test_hooks_and_exchanged_convolutions_are_not_passed_by(where):
     torch.nn.utils.spectral_norm(m.spatial.local.conv5)
     m(x).sum().backward()
     assert m.spatial.local.conv5.weight_orig.grad is not None
+
+
+def test_the_published_norm_scales_the_spectra_of_the_effn() -> None:
+    torch.manual_seed(0)
+    ours, published = (FSEL(32, part="f+effn", norm=norm).eval() for norm in ("ortho", "backward"))
+    published.load_state_dict(ours.state_dict())
+    x = torch.randn(1, 32, 6, 8)
+    spectra = []
+    for mixer in (ours, published):
+        assert mixer.effn is not None
+        mixer.effn.gate_in[0].register_forward_pre_hook(lambda _, inputs: spectra.append(inputs[0]))
+        mixer(x)
+    torch.testing.assert_close(spectra[1], spectra[0] * 48**0.5)

@@ -5,9 +5,10 @@ import torch
 from spec_values import band_limited, check, circular_convolution, fill, golden_map, roll
 from torch.nn import functional as F
 
-from chasm.mixers import GFNet, SpectFormer
+from chasm.mixers import GFNet, SpectFormer, create_mixer
 from chasm.mixers._spectral import _Map, _Spectrum, as_complex, irfft2
 from chasm.mixers.gfnet import resize_filter
+from chasm.surgery.count import count
 
 SIZES = [(8, 10), (7, 9), (8, 9), (1, 1), (2, 3), (5, 2)]
 
@@ -170,3 +171,14 @@ class TestSpectFormer:
     def test_bad_grid_is_named(self):
         with pytest.raises(ValueError, match="grid as two positive integers"):
             SpectFormer(4, grid=(14, 0))
+
+
+def test_spectformer_with_projections_costs_two_dense_products_more() -> None:
+    x = torch.randn(1, 8, 16, 12)
+    plain, dense = (create_mixer("spectformer", 8, (16, 12), projections=p) for p in (False, True))
+    assert count(dense, x).paper - count(plain, x).paper == 2 * 8 * 8 * 16 * 12
+    with torch.no_grad():
+        dense.filter.copy_(plain.filter)
+        for layer in (dense.enter, dense.leave):
+            layer.weight.copy_(torch.eye(8)[:, :, None, None])
+    torch.testing.assert_close(dense(x), plain(x))

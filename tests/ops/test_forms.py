@@ -23,7 +23,7 @@ BASES = ["shared", "identity", "untied"]
 
 
 def possible(form: str, basis: str, gain: str, **_: Any) -> bool:
-    return basis != "untied" or (form in ("reference", "fft") and gain != "complex")
+    return basis != "untied" or form in ("reference", "fft")
 
 
 KINDS = {"form": FORMS, "basis": BASES, "gain": GAINS}

@@ -68,6 +68,11 @@ def test_sequences_and_volumes_fold(ndim: int, axes: str, size: tuple[int, ...],
         assert relative(chasm.fold(mixer, size=size)(x), mixer(x)) <= 1e-5
 
 
+def test_an_untied_basis_with_complex_gains_does_not_fold() -> None:
+    with pytest.raises(ValueError, match="untied basis with real gains, got complex ones"):
+        chasm.fold(CHASM(4, size=8, basis="untied", gain="complex"), size=(8, 8))
+
+
 def test_float64_folds_to_rounding() -> None:
     mixer = moved(CHASM(5, size=(12, 9), dtype=torch.float64)).eval()
     x = features(2, 5, 12, 9, dtype=torch.float64)

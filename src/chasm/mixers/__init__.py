@@ -16,6 +16,7 @@ from chasm.mixers.contract import check_mixer
 from chasm.mixers.difffno import DiffFNO
 from chasm.mixers.ffc import FFC
 from chasm.mixers.fno_d import FNOD
+from chasm.mixers.free_operator import FreeOperator
 from chasm.mixers.fsel import FSEL
 from chasm.mixers.gfnet import GFNet
 from chasm.mixers.identity import Identity
@@ -30,6 +31,7 @@ __all__ = [
     "MIXERS",
     "DiffFNO",
     "Facts",
+    "FreeOperator",
     "GFNet",
     "Identity",
     "Mixer",

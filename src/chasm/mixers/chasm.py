@@ -120,8 +120,6 @@ class CHASM(Mixer):
         channels = int(channels)
         if not (isinstance(step_scale, int | float) and 0 < step_scale < math.inf):
             raise ValueError(f"expected a positive step_scale, got {step_scale!r}: 1 is the paper's parameterisation")
-        if basis == "untied" and gain == "complex":
-            raise ValueError("basis='untied' takes gain='positive' or 'signed', got 'complex': choose one variant")
         self.channels, self.ndim, self.basis, self.gain, self.form = channels, ndim, basis, gain, form
         self.step_scale = float(step_scale)
         self.axes = ">".join(AXES[ndim]) if axes is None else axes
@@ -129,7 +127,7 @@ class CHASM(Mixer):
         self.chains = _parse_axes(self.axes, ndim)
         used = [axis for chain in self.chains for axis in chain] if basis is not None else []
         self._dims = [2 + AXES[ndim].index(axis) for axis in used]
-        n_bins = dict(zip(AXES[ndim], _bins_per_axis(size, bins, ndim), strict=True))
+        n_bins = dict(zip(AXES[ndim], bins_per_axis(size, bins, ndim), strict=True))
 
         entries = channels * (channels - 1) // 2
         self.theta = nn.ParameterDict()
@@ -428,7 +426,15 @@ def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
     return [[n] for n in names] if "+" in axes else [names]
 
 
-def _bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
+def bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
+    """Return the bins of every axis.
+
+    Args:
+        size: spatial size of the features, as one number or one per axis.
+        bins: instead of the bins of that size, as one number or one per axis.
+        ndim: number of spatial axes.
+    """
+
     def per_axis(name: str, value: Any) -> tuple[int, ...]:
         values = tuple(value) if isinstance(value, Iterable) else (value,) * ndim
         if len(values) != ndim or not all(map(is_count, values)):

@@ -8,8 +8,9 @@ intrinsic, as are LN and the residual: the token-mixing half of the published tr
 
 Reading: the published block also has a feed-forward network, which a host brings itself. Its entangled form
 (EFFN) is kept as the labelled extra ``part="f+effn"``: x <- x + Fattn(x), then x <- x + EFFN(x), without LN,
-the subset whose size prints as in the CHASM paper. Deviation: EFFN uses orthonormal transforms, because with
-the published unnormalised ones its output grows with H*W, and only the batch norm after it absorbs that.
+the subset whose size prints as in the CHASM paper. Deviation: EFFN uses orthonormal transforms (``norm="ortho"``),
+because with the published unnormalised ones (``norm="backward"``) its output grows with H*W, and only the batch norm
+after it absorbs that.
 
 Float16 weights: running statistics of an unnormalised spectrum can exceed its range; use bfloat16 or
 autocast.
@@ -208,12 +209,19 @@ class SpatialAttention(nn.Module):
 
 
 class EntangledFFN(nn.Module):
-    """The published feed-forward network, with orthonormal transforms."""
+    """The published feed-forward network.
+
+    Args:
+        channels: the number of channels, C.
+        norm: of the transforms, "ortho" or "backward".
+        **like: device and dtype of the parameters.
+    """
 
     spectral_parameters = ("gate_in", "gate_cat")
 
-    def __init__(self, channels: int, **like: Any) -> None:
+    def __init__(self, channels: int, norm: str, **like: Any) -> None:
         super().__init__()
+        self.norm = norm
         hidden = channels // 16
         self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False, **like)
         self.grouped = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=channels, bias=False, **like)
@@ -224,13 +232,13 @@ class EntangledFFN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[-2:]
         with full_precision(x):
-            f = gated(self.gate_in, rfft2(x, "ortho"), W)
+            f = gated(self.gate_in, rfft2(x, self.norm), W)
             f = whole(f.abs(), W)  # a spectrum, used as a map
         d = wide(self.depthwise(x))
         c = torch.cat((F.gelu(f) * f, F.gelu(d) * d), 1)  # (B, 2C, H, W)
         with full_precision(x):
-            f = gated(self.gate_cat, rfft2(c, "ortho"), W)
-            f = torch.fft.irfft2(f, (H, W), norm="ortho").abs()
+            f = gated(self.gate_cat, rfft2(c, self.norm), W)
+            f = torch.fft.irfft2(f, (H, W), norm=self.norm).abs()
         return self.project(torch.cat((f.to(x.dtype), self.grouped(c.to(x.dtype))), 1))
 
 
@@ -244,6 +252,7 @@ class FSEL(Mixer):
         heads: must divide the channels.
         inverse_axes: of the inverse transform: "official" (the code's, channel-in-head and H*W) or "spatial" (H, W).
         part: "f+s" (frequency and spatial attention) or the labelled extra "f+effn".
+        norm: of the transforms inside the EFFN: "ortho", or "backward" as in the published code.
         residual: whether to add the identity path; a host that adds its own switches it off.
         device: where the parameters are made.
         dtype: of the parameters.
@@ -267,6 +276,7 @@ class FSEL(Mixer):
         heads: int = 8,
         inverse_axes: str = "official",
         part: str = "f+s",
+        norm: str = "ortho",
         residual: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -279,6 +289,7 @@ class FSEL(Mixer):
         for option, value, known in (
             ("inverse_axes", inverse_axes, ("official", "spatial")),
             ("part", part, ("f+s", "f+effn")),
+            ("norm", norm, ("ortho", "backward")),
         ):
             if value not in known:
                 raise ValueError(f"unknown {option} {value!r}: {suggest(value, known)}")
@@ -290,7 +301,7 @@ class FSEL(Mixer):
             self.norm = nn.LayerNorm(channels, **like)
             self.spatial = SpatialAttention(channels, heads, **like)
         else:
-            self.effn = EntangledFFN(channels, **like)
+            self.effn = EntangledFFN(channels, norm, **like)
 
     def forward(self, x: Tensor) -> Tensor:
         if is_empty(x, self.channels):

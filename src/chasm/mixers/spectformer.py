@@ -8,6 +8,10 @@ in the backbone (spectral ones first, attention after), which is the host's. As 
 coarse-filter GFNet: the filter stays at the published default grid, 14x8, and is resized to the map in
 every forward pass. Reading: the published model never resizes in forward; bilinear with aligned corners is
 our choice.
+
+Reading: the CHASM paper's FLOPs give this block two dense C x C products per position more than GFNet, and its taxonomy
+says "token/channel"; the published gate has none (docs/paper_checked.md). ``projections=True`` puts one 1x1 convolution
+before and one after the filter, which is that cost.
 """
 
 from typing import Any
@@ -28,6 +32,7 @@ class SpectFormer(Mixer):
         channels: the number of channels, C.
         size: not used; the filter is stored for `grid` whatever the size of the host's maps.
         grid: the map (H, W) the filter is stored for.
+        projections: whether to mix channels by a 1x1 convolution before and after the filter: a reading, see above.
         device: where the parameters are made.
         dtype: of the parameters.
     """
@@ -49,6 +54,7 @@ class SpectFormer(Mixer):
         *,
         size: int | tuple[int, ...] | None = None,
         grid: tuple[int, int] = (14, 14),
+        projections: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -56,8 +62,13 @@ class SpectFormer(Mixer):
         self.channels = channels
         h, w = check_pair("grid", grid)
         self.filter = nn.Parameter(torch.randn(h, w // 2 + 1, channels, 2, device=device, dtype=dtype) * 0.02)
+        like: dict[str, Any] = {"device": device, "dtype": dtype, "bias": False}
+        self.enter = nn.Conv2d(channels, channels, 1, **like) if projections else None
+        self.leave = nn.Conv2d(channels, channels, 1, **like) if projections else None
 
     def forward(self, x: Tensor) -> Tensor:
         if is_empty(x, self.channels):
             return x
-        return global_filter(x, self.filter, "bilinear")
+        if self.enter is None or self.leave is None:
+            return global_filter(x, self.filter, "bilinear")
+        return self.leave(global_filter(self.enter(x), self.filter, "bilinear"))

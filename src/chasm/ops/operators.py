@@ -25,6 +25,9 @@ def channel_operators(op: AxisOperator) -> Tensor:
     """M(k) = U diag(lambda_k) U^T for every frequency, (K, C, C)."""
     if op.U is None:
         return torch.diag_embed(op.gains)
+    if op.gains.is_complex():
+        re, im = (exact_product(op.U * part[:, None, :], op.U.mT) for part in (op.gains.real, op.gains.imag))
+        return torch.complex(re, im)
     return exact_product(op.U * op.gains[:, None, :], op.U.mT)
 
 

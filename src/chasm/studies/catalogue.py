@@ -159,6 +159,12 @@ _LIST = [
         (Grid(_X8, HIFI, ("chasm-bins-16", "chasm", "chasm-bins-256")),), {},
     ),
     Study(
+        "readings", "Other readings of the untied basis and of SpectFormer", _OURS,
+        "Does another reading of what the paper leaves open change the order?",
+        (Grid(_X8, HIFI, ("chasm-untied", "untied-symmetric", "untied-any", "chasm-untied-complex", "spectformer",
+                          "spectformer-dense", "chasm")),), {},
+    ),
+    Study(
         "hosts", "Every mixer in U-Net and ViT", _OURS, "Does the order of the mixers carry over to other hosts?",
         (Grid(_X8, ("unet-high", "vit"), _EVERY),), {},
     ),

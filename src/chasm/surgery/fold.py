@@ -70,6 +70,8 @@ class _FrequencyProduct(nn.Module):
 
     def __init__(self, op: AxisOperator, n: int) -> None:
         super().__init__()
+        if op.gains.is_complex():
+            raise ValueError("fold takes an untied basis with real gains, got complex ones: leave the mixer as it is")
         M = channel_operators(op)  # (K, C, C)
         self.register_buffer("M", torch.cat([M, M[1 : n - n // 2]]))  # rows of Q: cosines, then sines
         self.register_buffer("Q", _real_dft(n, M.device, M.dtype))

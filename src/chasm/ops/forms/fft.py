@@ -201,11 +201,25 @@ class FFT(Form):
 
 def frequency_product(x: Tensor, op: AxisOperator) -> Tensor:
     """One pass with a basis per frequency: M(k) for each, applied in plain torch operations that record gradients."""
-    X = torch.fft.rfft(x.movedim(op.dim, -1))
-    Z = torch.einsum("kcd,bd...kr->bc...kr", channel_operators(op).to(x.dtype), torch.view_as_real(X))
-    z = torch.fft.irfft(torch.view_as_complex(Z.contiguous()), n=x.shape[op.dim])
+    return matrix_per_frequency(x, channel_operators(op), op.dim)
+
+
+def matrix_per_frequency(x: Tensor, M: Tensor, dim: int) -> Tensor:
+    """Apply a matrix to the channels at every frequency of an axis.
+
+    Args:
+        x: (B, C, *spatial) in float32 or float64.
+        M: (K, C, C), real; or complex, and real at DC and Nyquist.
+        dim: the axis of x.
+    """
+    X = torch.fft.rfft(x.movedim(dim, -1))
+    if M.is_complex():
+        Z = torch.einsum("kcd,bd...k->bc...k", M.to(X.dtype), X)
+    else:
+        pairs = torch.einsum("kcd,bd...kr->bc...kr", M.to(x.dtype), torch.view_as_real(X))
+        Z = torch.view_as_complex(pairs.contiguous())
     # Never a view: torch's compiler cannot lay out one whose size is free where a convolution reads it.
-    return z.movedim(-1, op.dim).contiguous()
+    return torch.fft.irfft(Z, n=x.shape[dim]).movedim(-1, dim).contiguous()
 
 
 # --- its steps, by kernels for float32 on a GPU ----------------------------------------------------
