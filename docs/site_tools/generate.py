@@ -67,6 +67,7 @@ def write_all(docs: Path) -> None:
     generated = docs / "generated"
     generated.mkdir(exist_ok=True)
     write_if_changed(generated / "mixers.md", mixer_tables())
+    write_if_changed(generated / "measured.md", measured())
     write_if_changed(generated / "promises.md", promises(docs.parent / "tests"))
     write_if_changed(docs / "_static" / "pictures-data.js", pictures.as_script())
 
@@ -84,6 +85,14 @@ def mixer_tables() -> str:
     title, cost, taxonomy, notes, legend = printed.strip().split("\n\n")
     legend = "\n\n".join(legend.splitlines())
     return f"### Cost\n\n{title}\n\n{cost}\n\n{legend}\n\n### Taxonomy\n\n{taxonomy}\n\n### Notes\n\n{notes}\n"
+
+
+def measured() -> str:
+    """Return the section "Measured" of the README, for the page "Compare"."""
+    readme = links.ROOT / "README.md"
+    _, found, rest = readme.read_text().partition("## Measured\n")
+    assert found, f"{readme}: no section Measured"
+    return links.moved(rest.partition("\n## ")[0], readme, links.DOCS / "compare.md")
 
 
 def promises(tests: Path) -> str:

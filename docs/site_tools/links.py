@@ -27,15 +27,20 @@ def rewrite(app: Any, docname: str, source: list[str]) -> None:
     """
     page = DOCS / f"{docname}.md"
     if page.is_file():
-        source[0] = TARGET.sub(lambda match: relocated(match[1], page), source[0])
+        source[0] = moved(source[0], ORIGINALS.get(page, page), page)
 
 
-def relocated(target: str, page: Path) -> str:
-    """Return the link of a page to a file of the repository, as it has to be written on the site.
+def moved(text: str, original: Path, page: Path) -> str:
+    """Return a text whose relative links work on a page of the site.
 
     Args:
-        target: the link as the author wrote it, relative to the original of the page.
-        page: the page as the site has it.
+        text: what the author wrote.
+        original: the file it was written in: its links are relative to that.
+        page: the page of the site that shows it.
     """
-    path = Path(os.path.normpath(ORIGINALS.get(page, page).parent / target))
-    return os.path.relpath(COPIES.get(path, path), page.parent) if path.exists() else target
+
+    def relocated(link: re.Match[str]) -> str:
+        target = Path(os.path.normpath(original.parent / link[1]))
+        return os.path.relpath(COPIES.get(target, target), page.parent) if target.exists() else link[1]
+
+    return TARGET.sub(relocated, text)

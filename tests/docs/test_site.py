@@ -75,12 +75,21 @@ def test_promises_count_their_tests(tools: SimpleNamespace) -> None:
 
 
 def test_links_out_of_docs_lead_to_copies(tools: SimpleNamespace) -> None:
-    relocated = tools.links.relocated
-    assert relocated("../CHANGELOG.md", DOCS / "start.md") == "repository/changelog.md"
-    assert relocated("readings.md", DOCS / "start.md") == "readings.md"
-    # A copy is written as its original: relative to where that lies.
-    assert relocated("../../docs/speed.md", DOCS / "repository" / "h200.md") == "../speed.md"
-    assert relocated("no-such-file.md", DOCS / "start.md") == "no-such-file.md"
+    def moved(target: str, original: str, page: str) -> str:
+        text: str = tools.links.moved(f"[x]({target})", ROOT / original, DOCS / page)
+        return text.removeprefix("[x](").removesuffix(")")
+
+    assert moved("../CHANGELOG.md", "docs/start.md", "start.md") == "repository/changelog.md"
+    assert moved("readings.md#the-slot", "docs/start.md", "start.md") == "readings.md#the-slot"
+    assert moved("../../docs/speed.md", "benchmarks/results/h200.md", "repository/h200.md") == "../speed.md"
+    assert moved("no-such-file.md", "docs/start.md", "start.md") == "no-such-file.md"
+    assert moved("https://example.org/a", "docs/start.md", "start.md") == "https://example.org/a"
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = "\n".join(page.read_text() for page in PAGES if "{toctree}" in page.read_text())
+    missing = [page.stem for page in PAGES if page.stem != "index" and not re.search(rf"^{page.stem}$", listed, re.M)]
+    assert not missing, f"add to the toctree of docs/more.md: {missing}"
 
 
 def test_the_check_finds_what_is_wrong_with_a_site(tools: SimpleNamespace, tmp_path: Path) -> None:
