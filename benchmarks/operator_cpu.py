@@ -1,11 +1,12 @@
-"""CHASM block against the paper-literal form on this CPU: time ratios from one run, and peak memory of a training step.
+"""CHASM on this CPU beside the paper-literal form and beside what people use instead: time ratios from one run.
 
     make bench
 
 Times are the fastest of interleaved repetitions; only the ratios mean anything on a shared machine. Outputs and
-gradients of the two are compared before anything is timed.
+gradients of the paper-literal form are compared with CHASM's before anything is timed.
 """
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -19,9 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import chasm
+from chasm.bench import subjects
 from chasm.bench.literal import LiteralBlock
 
 SHAPES = [(2, 96, 128, 128), (2, 96, 90, 90)]
+PEER_SHAPES = [(1, 8, 4, 4), (2, 96, 64, 64), (2, 96, 128, 128)]  # in the first only the host's overhead counts
+PEERS = ("gfnet", "afno", "spectformer", "depthwise-7x7", "convnext", "window-attention", "attention")
+MAX_ATTENTION = 64 * 64  # positions: beyond, it takes minutes
 REPETITIONS = 20
 
 
@@ -32,7 +37,7 @@ def trained(channels: int, size: tuple[int, ...]) -> chasm.CHASM:
     with torch.no_grad():
         for name, p in mixer.named_parameters():
             if "theta" in name or "table" in name:
-                p.add_(0.3 * torch.randn_like(p))
+                p.add_(0.3 / mixer.step_scale * torch.randn_like(p))
     return mixer
 
 
@@ -84,6 +89,32 @@ def peak_memory(kind: str, shape: tuple[int, ...]) -> float:
     return high_water_mark() - before
 
 
+def print_peers() -> None:
+    """Times of a training step and of an eval forward over those of CHASM."""
+    print("\ntime over CHASM's, training step / eval forward\n")
+    print(f"{'':>18}" + "".join(f"{shape!s:>20}" for shape in PEER_SHAPES))
+    columns = [_times_over_chasm(shape) for shape in PEER_SHAPES]
+    for name in ("literal", *PEERS):
+        print(f"{name:>18}" + "".join(f"{column.get(name, '-'):>20}" for column in columns))
+
+
+def _times_over_chasm(shape: tuple[int, int, int, int]) -> dict[str, str]:
+    x = torch.randn(shape, requires_grad=True)
+    ours = trained(shape[1], shape[2:])
+    blocks: dict[str, nn.Module] = {"chasm": ours, "literal": LiteralBlock(copy.deepcopy(ours))}
+    for name in PEERS:
+        if name == "attention" and x[0, 0].numel() > MAX_ATTENTION:
+            continue
+        with contextlib.suppress(ValueError):  # a peer that does not take this shape has no number
+            block = subjects.rival(name, shape, x.device).module
+            infer(block, x)
+            blocks[name] = block
+    train = fastest([partial(step, block.train(), x) for block in blocks.values()])
+    evaluate = fastest([partial(infer, block.eval(), x) for block in blocks.values()])
+    times = zip(blocks, train, evaluate, strict=True)
+    return {name: f"{a / train[0]:.2f} / {b / evaluate[0]:.2f}" for name, a, b in times}
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         print(peak_memory(sys.argv[1], tuple(map(int, sys.argv[2].split(",")))))
@@ -108,6 +139,7 @@ def main() -> None:
         cells = [f"{1e3 * a:.0f} -> {1e3 * b:.0f} ms  {a / b:.1f}x" for a, b in (train, evaluate)]
         cells.append(f"{memory[0]:.0f} -> {memory[1]:.0f} MB  {100 * memory[1] / memory[0]:.0f}%")
         print(f"{shape!s:>18} {cells[0]:>26} {cells[1]:>26} {cells[2]:>28}")
+    print_peers()
 
 
 if __name__ == "__main__":

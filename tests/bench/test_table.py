@@ -8,6 +8,7 @@ import torch
 from chasm import ops
 from chasm.bench import clock, subjects, table
 from chasm.bench.clock import Limits, Pace
+from chasm.bench.peers import DEFAULT_PEERS, Attention
 from chasm.common.precision import tf32
 from chasm.mixers import MIXERS
 from chasm.ops.forms import circulant, fft
@@ -35,7 +36,7 @@ def rows() -> list[table.Row]:
 def test_every_mixer_and_form_in_every_mode(rows: list[table.Row]) -> None:
     names = {(r["mode"], r["mixer"], r["form"].split(" ")[0]) for r in rows}
     forms = [("chasm", form) for form in ("auto", *ops.FORMS) if form not in ops.GPU_FORMS]
-    rivals = [(name, "-") for name in MIXERS.list() if name != "chasm"]
+    rivals = [(name, "-") for name in (*MIXERS.list(), *DEFAULT_PEERS) if name != "chasm"]
     for mode in ("eval", "step"):
         assert {n[1:] for n in names if n[0] == mode} == {("literal", "eager"), *forms, *rivals}
     assert {n[1:] for n in names if n[0] == "core"} == {("literal", "eager"), *forms, ("gfnet", "-")}
@@ -201,3 +202,12 @@ def test_what_waits_for_the_host_is_not_captured() -> None:
     with pytest.raises(clock.NotCapturableError, match="no CUDA graph"):
         clock.capture(call, 1, torch.device("cuda"))
     torch.rand(3, device="cuda")  # the generator is still sound
+
+
+def test_attention_within_windows_is_attention_of_each_window() -> None:
+    torch.manual_seed(0)
+    windowed, full = Attention(32, window=8), Attention(32)
+    full.load_state_dict(windowed.state_dict())
+    x = torch.randn(2, 32, 16, 8)
+    torch.testing.assert_close(windowed(x), torch.cat([full(half) for half in x.split(8, 2)], 2))
+    assert windowed(x[:, :, 1:]).shape == (2, 32, 15, 8)

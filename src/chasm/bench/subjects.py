@@ -1,4 +1,4 @@
-"""The blocks that are timed: the paper-literal block, CHASM in each of its forms, and all other mixers (rivals)."""
+"""The blocks that are timed: the paper-literal block, CHASM in each of its forms, all other mixers, and peers."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from chasm import ops
 from chasm.bench.clock import Call
 from chasm.bench.literal import LiteralBlock
+from chasm.bench.peers import DEFAULT_PEERS, PEERS
 from chasm.mixers import CHASM, MIXERS, create_slot
 
 Shape = tuple[int, int, int, int]  # B, C, H, W
@@ -105,14 +106,16 @@ def chasm_subject(shape: Shape, form: str, device: torch.device) -> Subject:
 
 
 def rival(name: str, shape: Shape, device: torch.device) -> Subject:
-    """Return another mixer in a slot, which adds the identity path if the mixer has none.
+    """Return another mixer in a slot, which adds the identity path if the mixer has none; or a peer.
 
     Args:
-        name: name of the mixer.
+        name: name of the mixer or peer.
         shape: of the input.
         device: device of the block.
     """
     torch.manual_seed(0)
+    if name in PEERS:
+        return Subject(name, "-", PEERS[name](shape[1]).to(device))
     slot = create_slot(name, shape[1], shape[2:]).to(device)
     with torch.no_grad():
         for p in slot.parameters():
@@ -129,8 +132,8 @@ def fresh(subject: Subject) -> Subject:
 
 
 def rivals() -> list[str]:
-    """Return the names of all mixers but CHASM."""
-    return [name for name in MIXERS.list() if name != "chasm"]
+    """Return the names of all mixers but CHASM, and of the peers that are timed by default."""
+    return [*(name for name in MIXERS.list() if name != "chasm"), *DEFAULT_PEERS]
 
 
 def forms(device: torch.device) -> list[str]:

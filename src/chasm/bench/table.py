@@ -38,6 +38,7 @@ from chasm.bench.clock import (
     measure_limits,
     peak_mib,
 )
+from chasm.bench.peers import PEERS
 from chasm.bench.subjects import LITERAL, Shape, Subject
 from chasm.common.registry import OWN_NAME_HINT, suggest
 
@@ -137,7 +138,7 @@ def make_plan(
     for kind, names, known in (
         ("dtype", dtypes, list(DTYPES)),
         ("mode", modes, list(MODES)),
-        ("mixer", mixers, ["chasm", *subjects.rivals()]),
+        ("mixer", mixers, ["chasm", *dict.fromkeys([*subjects.rivals(), *PEERS])]),
         ("form", forms, ["auto", *ops.FORMS]),
     ):
         for name in names or []:

@@ -15,6 +15,10 @@ MODES = (
     "core (forward of the spectral part), eval (forward of the block), step (forward and backward), "
     "core-graph and graph (core and step in a CUDA graph)."
 )
+MIXER = (
+    "A name of 'chasm mixers', or what people use instead: depthwise-7x7, convnext, window-attention, attention. "
+    "The paper-literal block is always measured."
+)
 OUT = typer.Option(None, "--out", "-o", help="Write OUT.md and OUT.csv.")
 
 
@@ -23,7 +27,7 @@ def bench(
     context: typer.Context,
     shape: list[str] = typer.Option([], help="B,C,H,W. Default: the published table's on a GPU, small ones on a CPU."),
     dtype: list[str] = typer.Option([], help="float32 or bf16."),
-    mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'. The paper-literal block is always measured."),
+    mixer: list[str] = typer.Option([], help=MIXER),
     mode: list[str] = typer.Option([], help=MODES),
     form: list[str] = typer.Option([], help="How CHASM is computed: auto, reference, fft, circulant, triton or fused."),
     compiled: bool = typer.Option(False, help="Also the paper-literal block under torch.compile; takes minutes."),
