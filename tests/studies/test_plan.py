@@ -91,6 +91,19 @@ def test_grids_have_the_size_of_their_tables():
     assert (len(tuned.points), len(tuned.runs), len(tuned.selection_runs)) == (54, 6, 6 * 8 * 4)
 
 
+def test_other_data_or_another_host_takes_the_label_and_not_the_papers_numbers(tmp_path):
+    plain = make_plan("cc359", overrides=["train.steps=8", "data.path=here"])
+    assert plain.quotes == plain.study.quotes
+    assert plain.setting_title("cc359-x8") == "CC359 ×8"
+    plan = make_plan("cc359", overrides=["data.name=phantom", "backbone.name=mine", "backbone.options.width=8"])
+    assert plan.quotes == {}
+    assert plan.setting_title("cc359-x8") == "phantom"
+    assert plan.host_label("vit") == "mine, backbone.options.width=8"
+    results = collect(make_plan("basis", overrides=["backbone.name=unet", "backbone.options={}"]), tmp_path)
+    assert results.hosts == {"hifi-mamba": "unet, backbone.options={}"}
+    assert results.paper == {}
+
+
 def test_a_run_shared_by_two_studies_is_one_run():
     main, basis = make_plan("cc359", "full"), make_plan("basis", "full")
     shared = [c for c in main.runs if c.key in {b.key for b in basis.runs}]

@@ -186,7 +186,7 @@ def _show_arm(plan: Any, setting: str, host: str, arm: str) -> None:
     place = (setting, host, arm)
     here = [run for run in (*plan.runs, *plan.selection_runs) if (run.setting, run.host, run.arm) == place]
     quotes = []
-    for metric, quote in plan.study.quotes.get(place, {}).items():
+    for metric, quote in plan.quotes.get(place, {}).items():
         digits = DECIMALS.get(metric, 2)
         spread = f" ± {quote.spread:.{digits}f}" if quote.spread is not None else ""
         quotes.append(f"{metric} {quote.mean:.{digits}f}{spread}")

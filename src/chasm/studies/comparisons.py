@@ -66,7 +66,7 @@ def compare(
     return comparisons
 
 
-def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsification]:
+def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: bool = True) -> list[Falsification]:
     """Return CHASM's gain over the strongest rival under a structured and a random mask, and what is lost of it.
 
     The strongest rival is the one with the highest test score, as in the paper, under each mask for itself.
@@ -74,6 +74,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsif
     Args:
         rows: the arms that have finished runs.
         runs: the runs behind the rows.
+        has_paper: whether the runs are those that the paper's numbers are about.
     """
     by_key = {run.key: run for run in runs}
     by_arm = {(row.setting, row.host, row.arm): row for row in rows}
@@ -99,7 +100,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> list[Falsif
         if structured.shape != random.shape:
             continue  # seeds are still missing on one side
         gains = [difference(ours, theirs, metric) for ours, theirs in sides]
-        paper = FALSIFICATION.get(setting) if host == "hifi-mamba" else None
+        paper = FALSIFICATION.get(setting) if host == "hifi-mamba" and has_paper else None
         gain, gain_random = (Gain(d.mean, d.low, d.high, d.verdict) for d in gains)
         lost = Drop(*drop(structured, random))
         found.append(Falsification(setting, host, metric, rivals[0], rivals[1], gain, gain_random, lost, paper))

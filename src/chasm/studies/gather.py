@@ -52,7 +52,7 @@ class FoundRows:
 
 
 def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRows:
-    """Read the finished runs of all studies in some folders.
+    """Read the finished runs of all studies in some folders, but for those with other data or another host (--set).
 
     Args:
         folders: as given to `chasm study run --out`. Where two have the same run, the first one counts.
@@ -70,6 +70,8 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
             try:
                 plan = load_plan(root, name, scale, protocol)
             except FileNotFoundError:
+                continue
+            if plan.own_parts:  # other data or another host: not what the paper's tables are about
                 continue
             results = collect(plan, root)
             rows += [FoundRow(name, row, results.runs_of(row), root) for row in results.rows]

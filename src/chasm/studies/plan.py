@@ -15,7 +15,7 @@ from chasm.common.registry import suggest
 from chasm.mixers import MIXERS
 from chasm.studies.agreement import FACTORS
 from chasm.studies.budget import near_budget
-from chasm.studies.catalogue import Study, get_study
+from chasm.studies.catalogue import Quotes, Study, get_study
 from chasm.studies.factors import (
     HOSTS,
     MULTIPLIERS,
@@ -84,6 +84,33 @@ class Plan:
     selection_steps: int = SELECTION_STEPS
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # a part of the study: factor, and its allowed values
     selections: tuple[Selection, ...] = ()  # filled by `chasm.studies.tuning.with_selections`
+
+    @property
+    def own_parts(self) -> list[str]:
+        """The overrides that put other data, another task or another host in the place of the study's."""
+        own = [o for o in self.overrides if o.partition(".")[0] in ("data", "task", "backbone")]
+        return [o for o in own if o.partition("=")[0] != "data.path"]
+
+    @property
+    def quotes(self) -> Quotes:
+        """What the paper prints for the runs; nothing where they are on other data, or in another host."""
+        return {} if self.own_parts else self.study.quotes
+
+    def setting_title(self, setting: str) -> str:
+        """Return what a setting is called in reports: by what runs, where overrides put other data in its place.
+
+        Args:
+            setting: name of the setting.
+        """
+        return _renamed(SETTINGS[setting].title, "data.name", [o for o in self.own_parts if not _is_of_host(o)])
+
+    def host_label(self, host: str) -> str:
+        """Return what a host is called in reports: by what runs, where overrides put another in its place.
+
+        Args:
+            host: name of the host.
+        """
+        return _renamed(HOSTS[host].label, "backbone.name", list(filter(_is_of_host, self.own_parts)))
 
     @property
     def points(self) -> list[tuple[str, str, str, float | None, int]]:
@@ -165,6 +192,17 @@ class Plan:
         changes = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed, "mixer": mixer, "train": training}
         config = base.model_copy(update=changes)
         return PlannedRun(setting, host, arm, multiplier, seed, kind, config, is_selection)
+
+
+def _is_of_host(override: str) -> bool:
+    return override.startswith("backbone")
+
+
+def _renamed(title: str, name_key: str, overrides: Sequence[str]) -> str:
+    """Return the title, or the name that an override sets, followed by the other overrides."""
+    names = [o.partition("=")[2] for o in overrides if o.partition("=")[0] == name_key]
+    others = [o for o in overrides if o.partition("=")[0] != name_key]
+    return ", ".join([*(names[-1:] or [title]), *others])
 
 
 def factor_text(value: str | float | None) -> str:

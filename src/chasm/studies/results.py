@@ -9,7 +9,7 @@ from typing import Any
 from chasm.common.files import read_json
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import compare, falsify, per_seed
-from chasm.studies.factors import HOSTS, SETTINGS, get_arm
+from chasm.studies.factors import SETTINGS, get_arm
 from chasm.studies.plan import Plan, PlannedRun, Selection
 from chasm.studies.records import (
     ArmInfo,
@@ -48,17 +48,17 @@ def collect(plan: Plan, root: str | Path) -> Results:
     train = study.kind == "train"
     return Results(
         study=StudyInfo(study.name, study.title, study.source, study.question, study.kind),
-        settings={name: _setting(name, study.kind) for name in settings},
-        hosts={name: HOSTS[name].label for name in hosts},
+        settings={name: _setting(plan, name) for name in settings},
+        hosts={name: plan.host_label(name) for name in hosts},
         arms={name: _arm(name) for name in arms},
         counts=dict(counts),
         runs=runs,
         rows=rows,
         references=references_of(runs),
-        comparisons=compare(rows, runs, {s: SETTINGS[s].metrics for s in settings}, study.quotes) if train else [],
-        falsification=falsify(rows, runs) if train else [],
+        comparisons=compare(rows, runs, {s: SETTINGS[s].metrics for s in settings}, plan.quotes) if train else [],
+        falsification=falsify(rows, runs, has_paper=not plan.own_parts) if train else [],
         selections=[_selection(selection) for selection in plan.open_selections],
-        paper=paper_extras(study),
+        paper={} if plan.own_parts else paper_extras(study),
         scale=plan.scale,
         protocol=plan.protocol,
         seeds=None if plan.seeds is None else list(plan.seeds),
@@ -112,10 +112,11 @@ def references_of(runs: Sequence[RunRecord]) -> list[Reference]:
     return list(references.values())
 
 
-def _setting(name: str, kind: str) -> SettingInfo:
+def _setting(plan: Plan, name: str) -> SettingInfo:
     setting = SETTINGS[name]
-    metrics = list(COSTS if kind == "cost" else setting.metrics)
-    return SettingInfo(setting.title, metrics, setting.dataset, setting.task, setting.acceleration, setting.mask)
+    metrics = list(COSTS if plan.study.kind == "cost" else setting.metrics)
+    title = plan.setting_title(name)
+    return SettingInfo(title, metrics, setting.dataset, setting.task, setting.acceleration, setting.mask)
 
 
 def _arm(name: str) -> ArmInfo:
@@ -170,7 +171,7 @@ def _rows(plan: Plan, runs: list[RunRecord]) -> list[ArmResult]:
             runs=[run.key for run in members],
             scores=scores,
             chosen_from=chosen_from.get(place),
-            paper=plan.study.quotes.get(place, {}),
+            paper=plan.quotes.get(place, {}),
             slot_numbers=first.slot_numbers,
             macs=first.macs,
             seconds=sum(seconds) / len(seconds) if seconds else None,

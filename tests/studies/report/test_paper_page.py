@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from chasm.cli.app import app
 from chasm.studies import paper
 from chasm.studies.plan import make_plan, part_of, save_plan
-from chasm.studies.report import write_paper_page
+from chasm.studies.report import sections, write_paper_page
+from chasm.studies.results import collect
 
 
 def finish(root: Path, study: str, *only: str) -> None:
@@ -133,6 +134,25 @@ def test_runs_under_other_settings_are_said(tmp_path: Path) -> None:
     text = page.with_suffix(".md").read_text()
     assert "Runs differ in train.lr: 0.0005 and 0.001." in text
     assert f"Runs come from different commits of chasm: {'a' * 12} and {'b' * 12}." in text
+
+
+def test_a_file_that_changed_between_seeds_is_said_in_the_report(tmp_path: Path) -> None:
+    plan = make_plan("seeds-basis", "tiny")
+    for i, cell in enumerate(plan.runs):
+        folder = plan.folder(tmp_path, cell)
+        fill(folder, cell.config.model_dump(mode="json"), 0.3, "embedded brain", 24)
+        environment = json.loads((folder / "environment.json").read_text())
+        environment |= {"with": {"/data/mine.py": f"{i % 2}" * 64}, "modified": False}
+        (folder / "environment.json").write_text(json.dumps(environment))
+    notices = sections.notices(collect(plan, tmp_path))
+    assert any(f"mine.py (--with) changed between runs: SHA-256 {'0' * 12} and {'1' * 12}" in n for n in notices)
+
+
+def test_runs_on_other_data_stay_out_of_the_papers_tables(tmp_path: Path) -> None:
+    plan = part_of(make_plan("basis", "tiny", overrides=["backbone.options.width=24"]), ["arm=chasm"])
+    save_plan(plan, tmp_path)
+    fill(plan.folder(tmp_path, plan.runs[0]), plan.runs[0].config.model_dump(mode="json"), 0, "embedded brain", 24)
+    assert write_paper_page([tmp_path], tmp_path / "out")[1] == 0
 
 
 def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm.common.text import counted
+from chasm.studies.agreement import disagreements
 from chasm.studies.comparisons import BASE, FOCUS
 from chasm.studies.records import ArmResult, Falsification, Gain, Results
 from chasm.studies.report import learned as learned_operators
@@ -45,6 +46,10 @@ def notices(results: Results) -> list[str]:
             found.append("One seed: the intervals are about other cases, not about other runs of the same training.")
         if any(c.verdict == "too few cases" for c in results.comparisons):
             found.append("Too few test cases for a verdict in some comparisons: their intervals are printed, no more.")
+    for setting, host in results.places():
+        runs = [run for row in results.rows_of(setting, host) for run in results.runs_of(row)]
+        for line in disagreements(runs):
+            found.append(f"{results.place_name(setting, host)}: {line}.")
     missing = sum(n for status, n in results.counts.items() if status != "done")
     if missing:
         found.append(f"{missing} of {sum(results.counts.values())} runs are not finished: the tables lack them.")
