@@ -36,7 +36,9 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_train_then_eval(call, tmp_path):
-    said = call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet", "--tensorboard").output
+    said = call(
+        "train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet", "--track", "tensorboard"
+    ).output
     folder = tmp_path / "runs" / "small-gfnet"  # another mixer than the recipe's
     metrics = json.loads((folder / "metrics.json").read_text())
     assert f"model: psnr {metrics['mean']['psnr']:.4g}" in said

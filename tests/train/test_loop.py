@@ -358,17 +358,6 @@ def test_a_thread_may_train(done: Path, tmp_path: Path) -> None:
     assert_same_run(done, tmp_path)
 
 
-def test_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(recipe(), tmp_path, quiet=True, tensorboard=True)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    rows = rows_logged(tmp_path)
-    for name in ("loss", "lr", "val_psnr"):
-        expected = [(r["step"], r[name]) for r in rows if name in r]
-        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, pytest.approx(v)) for s, v in expected]
-
-
 # --- what goes wrong --------------------------------------------------------------------------------
 
 

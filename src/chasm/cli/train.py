@@ -22,7 +22,9 @@ def train(
     ),
     show: bool = typer.Option(False, "--show", help="Print the recipe, --set and defaults filled in; train nothing."),
     quiet: bool = typer.Option(False, help="No progress bar, only important messages."),
-    tensorboard: bool = typer.Option(False, help="Also write the log for TensorBoard, into the run folder."),
+    track: list[str] = typer.Option(
+        [], help="Also send the log to tensorboard, wandb, mlflow, trackio or another tracker. Repeatable."
+    ),
 ) -> None:
     """Train from a recipe. A run that was stopped is resumed.
 
@@ -70,7 +72,7 @@ def train(
         return
     folder = out or Path("runs") / _name(recipe, config)
     done = (folder / "metrics.json").is_file()
-    metrics = run(config, folder, quiet=quiet, tensorboard=tensorboard)
+    metrics = run(config, folder, quiet=quiet, trackers=track)
     if metrics:
         _print(metrics)
         typer.echo(f"run folder: {folder}" + (" (already done: nothing was computed)" if done else ""))

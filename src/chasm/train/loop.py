@@ -8,7 +8,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from chasm.train.run import (
 from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, steps_per_epoch
 from chasm.train.snapshot import restore, snapshot, tensors_of
 from chasm.train.step import add_gradients
+from chasm.train.trackers import Trackers, check_trackers
 
 MAX_SKIPPED_STEPS = 10  # in a row, with train.on_nonfinite=skip
 
@@ -54,14 +55,16 @@ class NonFiniteError(FloatingPointError):
     """Loss, gradient or weights are not finite. For loss and gradient the message says where the slices are listed."""
 
 
-def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorboard: bool = False) -> dict[str, Any]:
+def train(
+    config: RunConfig, folder: str | Path, *, quiet: bool = False, trackers: Sequence[str] = ()
+) -> dict[str, Any]:
     """Train, select weights on validation, and test. Resumes a run that was stopped, and leaves a finished one alone.
 
     Args:
         config: what to train.
         folder: of the run.
         quiet: show no progress.
-        tensorboard: also write scalars for TensorBoard.
+        trackers: also send the log to these: "tensorboard", "wandb", "mlflow", as Accelerate names them.
 
     Returns:
         The content of metrics.json.
@@ -76,7 +79,7 @@ def train(config: RunConfig, folder: str | Path, *, quiet: bool = False, tensorb
         finished: dict[str, Any] = read_json(folder / "metrics.json")
         check_weights(folder)
         return finished
-    return Trainer(config, folder, quiet=quiet, tensorboard=tensorboard).run()
+    return Trainer(config, folder, quiet=quiet, trackers=trackers).run()
 
 
 def check_config(config: RunConfig, folder: Path) -> None:
@@ -98,10 +101,11 @@ class Trainer:
         config: of the run.
         folder: of the run.
         quiet: show no progress.
-        tensorboard: also write scalars for TensorBoard.
+        trackers: also send the log to these: "tensorboard", "wandb", "mlflow", as Accelerate names them.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False, tensorboard: bool = False) -> None:
+    def __init__(self, config: RunConfig, folder: Path, *, quiet: bool = False, trackers: Sequence[str] = ()) -> None:
+        check_trackers(trackers)
         t = config.train
         self.config, self.folder, self.t = config, folder, t
         self.accelerator = make_accelerator()
@@ -143,8 +147,7 @@ class Trainer:
         self.lock: Lock | None = None  # of the folder, in the main process
         self.stop_request = StopRequest(world)
         self.stopping = False  # the same in all processes
-        self.board: Any = None
-        self.tensorboard = tensorboard and self.main
+        self.tracker_names = trackers
         # Reading the data takes longest, so it comes last: mistakes in the config are found first.
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
 
@@ -169,10 +172,7 @@ class Trainer:
             write_text(self.folder / "config.yaml", dump(self.config))
             self._write_environment()
         self.log.rewrite()
-        if self.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.step + 1)
+        self.trackers = Trackers(self.accelerator, self.tracker_names, self.config, self.folder, self.step)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         if self.t.compile:
@@ -182,8 +182,7 @@ class Trainer:
             with self.stop_request.listening(), self.progress:
                 self.fit()
         finally:
-            if self.board is not None:
-                self.board.close()
+            self.trackers.close()
         return self.finish()
 
     def fit(self) -> None:
@@ -390,9 +389,7 @@ class Trainer:
     def _record(self, row: dict[str, Any]) -> None:
         self._require_place()
         self.log.add(row)
-        if self.board is not None:
-            for name, value in row.items():
-                self.board.add_scalar(name, value, row["step"])
+        self.trackers.log(row)
 
     def finish(self) -> dict[str, Any]:
         """Test the best weights, write examples and, last, metrics.json, which marks the run as done."""
