@@ -175,9 +175,13 @@ class CHASM(Mixer):
 
     def axis_parameters(self, axis: str) -> AxisParameters:
         """Return theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
-        theta, table, phase = self.theta.get(axis), self.gain_table[axis], self.phase_table.get(axis)
-        scale, start = self.step_scale, 1.0 if self.gain == "signed" else ops.UNIT_GAIN
-        return AxisParameters(stepped(theta, scale), stepped(table, scale, start), stepped(phase, scale))
+        return AxisParameters(stepped(self.theta.get(axis), self.step_scale), *self._gain_parameters(axis))
+
+    def _gain_parameters(self, axis: str) -> tuple[Tensor, Tensor | None]:
+        """Return Gamma and phi."""
+        start = 1.0 if self.gain == "signed" else ops.UNIT_GAIN
+        table, phase = self.gain_table[axis], self.phase_table.get(axis)
+        return stepped(table, self.step_scale, start), stepped(phase, self.step_scale)
 
     def operators(self, *spatial: int | tuple[int, ...]) -> dict[str, AxisOperator]:
         """Return basis and gains of every axis in use, for features of one spatial size. Differentiable.
@@ -200,7 +204,7 @@ class CHASM(Mixer):
         found = {}
         for axis in self.gain_table:
             i = AXES[self.ndim].index(axis)
-            _, table, phase = self.axis_parameters(axis)
+            table, phase = self._gain_parameters(axis)
             if phase is not None:
                 gains = ops.complex_gains(table, phase, spatial[i])
             else:
@@ -389,8 +393,8 @@ def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
     """
     if parameter is None or (scale == 1 and start == 0):
         return parameter
-    rest = (scale - 1) * parameter.detach()
-    return parameter + (rest + start if start else rest)
+    scaled = torch.add(parameter, parameter.detach(), alpha=scale - 1)
+    return scaled + start if start else scaled
 
 
 def _is_versioned(theta: Tensor) -> bool:
