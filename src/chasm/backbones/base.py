@@ -30,6 +30,7 @@ class Backbone(nn.Module):
     """
 
     slots: nn.ModuleDict
+    measurement: type[Measurement] = Measurement  # `RealMeasurement` where a runtime has no complex numbers
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -100,13 +101,13 @@ class ImageBackbone(Backbone):
         y = self.net(pad_to_multiple(x, self.multiple, self.smallest))[..., :H, :W]
         y = x + y if self.global_residual else y
         if self.data_consistency:
-            y = Measurement.of(x, mask, maps, measured).enforce(y)
+            y = self.measurement.of(x, mask, maps, measured).enforce(y)
         return y, x.new_zeros(())
 
 
 def padded_size(size: Sequence[int], multiple: int, smallest: int) -> Size:
     """The next size that `multiple` divides, and at least `smallest`, per axis."""
-    H, W = (max(-(-n // multiple) * multiple, smallest) for n in size)
+    H, W = (torch.sym_max((n + multiple - 1) // multiple * multiple, smallest) for n in size)
     return H, W
 
 
@@ -122,11 +123,12 @@ def extend(x: Tensor, dim: int, before: int, after: int) -> Tensor:
 
     By indexing, because CUDA has no deterministic backward for torch's own reflection padding.
     """
-    if before == after == 0:
-        return x
     n = x.shape[dim]
+    has_free_size = isinstance(n, torch.SymInt)  # in export: no branch, which would fix it
+    if not has_free_size and before == after == 0:
+        return x
     index = torch.arange(-before, n + after, device=x.device)
-    if max(before, after) < n:
+    if has_free_size or max(before, after) < n:
         index = (n - 1) - ((n - 1) - index.abs()).abs()
     return x.index_select(dim, index.clamp(0, n - 1))
 

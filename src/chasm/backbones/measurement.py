@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
+from chasm.mri.real import dft2c, product
 
 
 class Measurement(NamedTuple):
@@ -55,3 +56,27 @@ class Measurement(NamedTuple):
     def enforce(self, image: Tensor) -> Tensor:
         """(B, 2, H, W) -> same, its k-space replaced where it was measured."""
         return self.reduce(torch.where(self.mask, self.kspace, self.expand(image)))
+
+
+class RealMeasurement(Measurement):
+    """The same without complex numbers and FFTs, for runtimes that have none: k-space and maps are (B, M, 2, H, W).
+
+    Fourier transforms are products with matrices that are made for the size at hand.
+    """
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None) -> "RealMeasurement":
+        """From the arguments of a host, where `maps` and `measured` are real (B, M, 2, H, W)."""
+        assert mask is not None
+        kspace = dft2c(x.unflatten(1, (-1, 2))) if measured is None else measured
+        return cls(mask > 0, kspace, maps, (x.shape[-2], x.shape[-1]))
+
+    def expand(self, image: Tensor) -> Tensor:
+        im = image.unflatten(1, (-1, 2))
+        return dft2c(im if self.maps is None else product(self.maps, im))
+
+    def reduce(self, k: Tensor) -> Tensor:
+        im = dft2c(k, inverse=True)
+        if self.maps is not None:
+            im = product(self.maps, im, conjugate=True).sum(1, keepdim=True)
+        return im.flatten(1, 2)

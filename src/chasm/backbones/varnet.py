@@ -127,7 +127,7 @@ class VarNet(Backbone):
     def run(
         self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        measurement = Measurement.of(x, mask, maps, measured)
+        measurement = self.measurement.of(x, mask, maps, measured)
         return measurement.reduce(self.restore(measurement)), x.new_zeros(())
 
     def restore(self, measurement: Measurement) -> Tensor:

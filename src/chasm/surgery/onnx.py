@@ -1,8 +1,13 @@
 """ONNX files: a folded model, written with a free batch size and checked in onnxruntime before it appears."""
 
 import copy
+import logging
 import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +45,8 @@ def export_onnx(
     Raises:
         ValueError: when onnxruntime is missing, the model does not map tensors to tensors, or the file differs from it.
     """
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  (torch's exporter needs it)
-    except ModuleNotFoundError as missing:
-        raise ValueError(f"ONNX export needs {missing.name}: pip install 'chasm-mixer[export]'") from None
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent}: no such folder for {path.name}: make it first")
+    require_runtime(path)
     inputs = example if isinstance(example, tuple) else (example,)
     for t in inputs:
         if not isinstance(t, Tensor):
@@ -67,35 +66,125 @@ def export_onnx(
         if not isinstance(t, Tensor):
             raise ValueError(f"expected a model that returns tensors, got {type(t).__name__}: drop it from the output")
 
-    has_mixers = any(isinstance(m, CHASM) for m in model.modules())
-    constant = fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
+    folded = constant(model, inputs)
     # The exporter would take a batch of one for a constant. Beside a longer batch, an input of length 1 is constant.
     one = {t.shape[0] for t in inputs if t.ndim} == {1}
     sample = tuple(torch.cat([t, t]) if one and t.ndim else t for t in inputs)
     batch = torch.export.Dim.DYNAMIC
+    free = [{0: batch} if t.ndim and t.shape[0] != 1 else {} for t in sample]
+    checks = [(inputs, want)] if check else []
+    write_checked(path, folded, checks, sample=sample, dynamic_shapes=tuple(free), tolerance=tolerance)
+    return path
+
+
+def constant(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
+    """Return a copy in eval mode; CHASM mixers, if there are any, are folded for the size of the inputs."""
+    has_mixers = any(isinstance(m, CHASM) for m in model.modules())
+    return fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
+
+
+def write_checked(
+    path: Path,
+    model: nn.Module | torch.export.ExportedProgram,
+    checks: Sequence[tuple[tuple[Tensor, ...], Sequence[Tensor]]],
+    *,
+    sample: tuple[Tensor, ...] = (),
+    metadata: Mapping[str, str] | None = None,
+    tolerance: float = 1e-4,
+    **options: Any,
+) -> float:
+    """Write a model as ONNX, run the file in onnxruntime, and keep it only if it computes what is expected.
+
+    Args:
+        path: the file to write; its folder must exist.
+        model: a module, or what torch.export made of one.
+        checks: inputs, and the outputs that are expected for them.
+        sample: the inputs to trace a module with.
+        metadata: kept in the file.
+        tolerance: the largest relative error that is accepted.
+        **options: of torch.onnx.export.
+
+    Returns:
+        The largest relative error that was found.
+
+    Raises:
+        ValueError: when onnxruntime is missing, or the file differs.
+    """
+    runtime = require_runtime(path)
+    from chasm.surgery.onnx_scan import TRANSLATIONS
+
+    found = 0.0
 
     def write(partial: Path) -> None:
-        torch.onnx.export(
-            constant,
-            sample,
-            str(partial),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            dynamic_shapes=tuple({0: batch} if t.ndim and t.shape[0] != 1 else {} for t in sample),
-        )
-        if check:
-            session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
+        nonlocal found
+        with _quiet():
+            torch.onnx.export(
+                model,
+                sample,
+                str(partial),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                custom_translation_table=TRANSLATIONS,
+                **options,
+            )
+        if metadata:
+            _add_metadata(partial, metadata)
+        for inputs, expected in checks:
+            session = runtime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
             feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
-            for got, expected in zip(session.run(None, feed), want, strict=True):
-                error = _difference(torch.as_tensor(got).double(), expected.cpu().double())
+            for got, want in zip(session.run(None, feed), expected, strict=True):
+                error = _difference(torch.as_tensor(got).double(), want.cpu().double())
                 if not error <= tolerance:
                     raise ValueError(
                         f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
                     )
+                found = max(found, error)
 
     write_atomic(path, write)
-    return path
+    return found
+
+
+def require_runtime(path: Path) -> Any:
+    """Return the module onnxruntime, before work begins that could not be checked or written.
+
+    Args:
+        path: the file to write.
+
+    Raises:
+        ValueError: when onnxruntime or onnxscript is missing.
+        FileNotFoundError: when the folder of the file is.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"ONNX export needs {missing.name}: pip install 'chasm-mixer[export]'") from None
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent}: no such folder for {path.name}: make it first")
+    return onnxruntime
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks about packages and about its own deprecated calls."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _add_metadata(file: Path, metadata: Mapping[str, str]) -> None:
+    import onnx
+
+    model = onnx.load(str(file))
+    onnx.helper.set_model_props(model, dict(metadata))
+    onnx.save(model, str(file))
 
 
 def _difference(got: Tensor, want: Tensor) -> float:

@@ -165,7 +165,7 @@ class HiFiMamba(Backbone):
     def run(
         self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        measurement = Measurement.of(x, mask, maps, measured)
+        measurement = self.measurement.of(x, mask, maps, measured)
         x = self.embed(x)
         filters = low_pass_filters(self.lowpass, x)
         balance = []
