@@ -63,6 +63,7 @@ def test_import_brings_no_optional_package() -> None:
         "accelerate",
         "ray",
         "onnx",
+        "huggingface_hub",
     ]
     code = f"""
 import sys, torch
@@ -116,7 +117,7 @@ def test_what_is_declared() -> None:
     assert PROJECT["requires-python"] == ">=3.11"
     assert PROJECT["license"] == "MIT"
     assert "MIT" in (ROOT / "LICENSE").read_text()
-    extras = {"train", "data", "report", "export", "cluster", "dev", "docs"}
+    extras = {"train", "data", "report", "export", "hub", "cluster", "dev", "docs"}
     assert set(PROJECT["optional-dependencies"]) == extras
 
 
@@ -144,9 +145,9 @@ LAYERS: dict[str, set[str]] = {
     "data": {"common", "mri"},
     "tasks": {"common", "mri"},
     "ops": {"common"},
-    "mixers": {"common", "ops"},
+    "mixers": {"common", "models", "ops"},
     "surgery": {"common", "ops", "mixers"},
-    "backbones": {"common", "mri", "ops", "mixers"},
+    "backbones": {"common", "models", "mri", "ops", "mixers"},
     "interop": {"common", "mri", "mixers", "backbones"},
     "train": {"common", "models", "mri", "data", "tasks", "mixers", "surgery", "backbones"},
     "studies": {"common", "data", "ops", "mixers", "surgery", "backbones", "train"},

@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from chasm.backbones.measurement import Measurement
 from chasm.common.registry import Registry, is_count
 from chasm.mixers import create_slot
+from chasm.models import Pretrained
 
 Size = tuple[int, int]
 
 
-class Backbone(nn.Module):
+class Backbone(Pretrained):
     """Maps (B, in_channels, H, W) to (B, out_channels, H, W) for any H and W.
 
     A subclass writes `run`. Everything that a mixer brings sits in `self.slots`, built last by `make_slots`:
     with one seed, all other weights are the same whatever the mixer, its options and its places.
+    `save_pretrained`, `from_pretrained` and `push_to_hub` come with it.
     """
 
     slots: nn.ModuleDict
@@ -59,7 +61,7 @@ class Backbone(nn.Module):
         return (y, aux) if return_aux else y
 
 
-BACKBONES = Registry("backbone", Backbone, "chasm.backbones")
+BACKBONES = Backbone.registry = Registry("backbone", Backbone, "chasm.backbones")
 register_backbone = BACKBONES.register
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from chasm.common.registry import Registry
+from chasm.models import Pretrained
 
 
 class Facts(NamedTuple):
@@ -19,12 +20,12 @@ class Facts(NamedTuple):
     note: str = ""  # why our count or construction differs, or which part is a reading
 
 
-class Mixer(nn.Module):
+class Mixer(Pretrained):
     """Maps real (B, C, H, W) to the same shape, dtype and device, for any H and W.
 
     A subclass is constructed as ``cls(channels, *, size=None, <options>, device=None, dtype=None)``.
     One that contains an identity path sets ``owns_residual = True`` and takes ``residual=True``, so that a
-    host which adds its own can switch it off.
+    host which adds its own can switch it off. `save_pretrained`, `from_pretrained` and `push_to_hub` come with it.
     """
 
     owns_residual: ClassVar[bool] = False
@@ -38,7 +39,7 @@ class Mixer(nn.Module):
     facts: ClassVar[Facts] = Facts("-", "-", "-")
 
 
-MIXERS = Registry("mixer", Mixer, "chasm.mixers")
+MIXERS = Mixer.registry = Registry("mixer", Mixer, "chasm.mixers")
 register_mixer = MIXERS.register
 
 

@@ -11,3 +11,4 @@ from chasm.models.folders import find_model as find_model
 from chasm.models.folders import list_models as list_models
 from chasm.models.folders import sha256 as sha256
 from chasm.models.folders import shipped_models as shipped_models
+from chasm.models.pretrained import Pretrained as Pretrained

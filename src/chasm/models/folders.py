@@ -45,7 +45,7 @@ def find_model(source: str | Path) -> Path:
     if _HUB_NAME.fullmatch(str(source)) and not folder.parent.is_dir():
         from chasm.models.hub import download
 
-        return download(str(source))
+        return download(str(source), MODEL_FILES)
     what = "not a folder" if folder.exists() else "no such run folder or model"
     raise FileNotFoundError(f"{source}: {what}: give a run folder, owner/name on the Hub, or a model: {_known(source)}")
 

@@ -1,27 +1,63 @@
-"""Models from the Hugging Face Hub: the files of a model folder and no others."""
+"""The Hugging Face Hub: files by name, no code, nothing that is not asked for."""
 
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-from chasm.models.folders import MODEL_FILES
 
-
-def download(name: str) -> Path:
+def download(name: str, files: Iterable[str]) -> Path:
     """Return the folder of a Hub repository in the cache of huggingface_hub; downloads what is not there.
 
     Args:
         name: ``"owner/name"``.
+        files: the files to get; others are left where they are.
 
     Raises:
         ValueError: if huggingface_hub is not installed.
         OSError: with one line, if the Hub does not have the repository, or cannot be reached.
     """
+    hub = _hub(name)
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        return Path(hub.snapshot_download(name, allow_patterns=list(files)))
+    except Exception as e:  # of the Hub, the network, or whichever HTTP library is in use
+        raise OSError(f"{name}: no such folder, and the Hub does not give it ({_first_line(e)})") from None
+
+
+def upload(name: str, write: Callable[[Path], None], *, private: bool, token: str | None) -> str:
+    """Upload files to a Hub repository, in one commit.
+
+    Args:
+        name: ``"owner/name"``.
+        write: writes the files into the folder it is called with.
+        private: whether a new repository is private.
+        token: of the account.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ValueError: if huggingface_hub is not installed.
+        OSError: with one line, if the Hub refuses, or cannot be reached.
+    """
+    hub = _hub(name)
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        try:
+            api = hub.HfApi(token=token)
+            api.create_repo(name, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with chasm"))
+        except Exception as e:  # of the Hub, the network, or whichever HTTP library is in use
+            raise OSError(f"{name}: the Hub does not take it ({_first_line(e)})") from None
+
+
+def _hub(name: str) -> Any:
+    try:
+        import huggingface_hub
     except ModuleNotFoundError:
-        raise ValueError(f"{name}: a model of the Hub needs huggingface_hub: pip install 'chasm-mixer[hub]'") from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as e:
-        why = " ".join(str(e).split("\n")[0].split())
-        raise OSError(f"{name}: no such folder, and the Hub does not give it ({why})") from None
+        raise ValueError(f"{name}: the Hub needs huggingface_hub: pip install 'chasm-mixer[hub]'") from None
+    return huggingface_hub
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
