@@ -52,7 +52,7 @@ def test_ffc_formula(ratio, lfu, expected):
     [
         (FrequencyAttention(C, 8, "official"), 19_706),
         (SpatialAttention(C, 8), 59_432),
-        (EntangledFFN(C), 44_964),
+        (EntangledFFN(C, "ortho"), 44_964),
     ],
 )
 def test_fsel_parts(part, expected):
