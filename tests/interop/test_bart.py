@@ -14,7 +14,7 @@ from test_classical import db, phantom
 
 from chasm.data import KSpaceScan, open_dataset, read_scans, write_scan
 from chasm.data.bart import read_cfl, write_cfl
-from chasm.mri import Operator, create_mask, total_variation
+from chasm.mri import Operator, compression_matrix, create_mask, espirit_maps, rss, sense, total_variation
 from chasm.mri.classical import objective
 from chasm.mri.noise import prewhiten
 
@@ -81,3 +81,53 @@ def test_prewhitening(tmp_path: Path) -> None:
     ours = prewhiten(torch.from_numpy(k), torch.from_numpy(noise)).numpy()
     scale = np.linalg.norm(ours) / np.linalg.norm(theirs)
     np.testing.assert_allclose(ours, scale * theirs, rtol=1e-2, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A folder with their phantom of eight coils, k, with noise; and the same as a tensor."""
+    folder = tmp_path_factory.mktemp("noisy")
+    bart(folder, "phantom", "-k", "-s", 8, "-x", 64, "clean")
+    bart(folder, "noise", "-s", 1, "-n", 0.01, "clean", "k")
+    return folder, torch.from_numpy(read_cfl(folder / "k").squeeze().transpose(2, 0, 1).copy())[None]
+
+
+def test_espirit(noisy: tuple[Path, torch.Tensor]) -> None:
+    """The same maps in the same pixels, up to one phase for all. Their eigenvectors are iterated, ours are exact."""
+    folder, k = noisy
+    for sets in (1, 2):
+        bart(folder, "ecalib", "-m", sets, "k", "maps")
+        theirs = torch.from_numpy(read_cfl(folder / "maps").squeeze().copy())
+        theirs = theirs.permute(2, 0, 1) if sets == 1 else theirs.permute(3, 2, 0, 1)[0]
+        ours = espirit_maps(k, (20, 44), sets)
+        ours = ours[0] if sets == 1 else ours[0, 0]
+        inside, same = (m.abs().sum(0) > 0 for m in (theirs, ours))
+        assert (inside == same).float().mean() > 0.995
+        agreement = (theirs.conj() * ours).sum(0)[inside & same]
+        assert agreement.abs().quantile(0.05) > 0.99
+        assert agreement.abs().median() > 0.999
+        assert (agreement / agreement.mean()).angle().abs().quantile(0.95) < 0.05
+
+
+def test_sense_with_their_maps(noisy: tuple[Path, torch.Tensor]) -> None:
+    folder, k = noisy
+    mask = create_mask("equispaced", 64, 3)
+    y = mask.tensor() * k
+    write_cfl(y[0].permute(1, 2, 0)[:, :, None].numpy(), folder / "y")
+    bart(folder, "ecalib", "-m", 1, "k", "maps")
+    maps = torch.from_numpy(read_cfl(folder / "maps").squeeze().transpose(2, 0, 1).copy())[None]
+    bart(folder, "pics", "-w", 1, "-i", 200, "-l2", "-r", 0.01, "y", "maps", "x")
+    theirs = torch.from_numpy(read_cfl(folder / "x").squeeze().copy())[None, None]
+    ours = sense(Operator(mask.tensor(), maps), y, 0.01, iterations=200)
+    assert (ours - theirs).abs().max() < 1e-3 * theirs.abs().max()
+
+
+def test_coil_compression(noisy: tuple[Path, torch.Tensor]) -> None:
+    """The same virtual coils, up to a phase of each."""
+    folder, k = noisy
+    bart(folder, "cc", "-p", 3, "-A", "k", "fewer")
+    theirs = torch.from_numpy(read_cfl(folder / "fewer").squeeze().transpose(2, 0, 1).copy())
+    ours = torch.einsum("pq,qhw->phw", compression_matrix(k[0], 3), k[0])
+    for a, b in zip(theirs, ours, strict=True):
+        assert (a.conj() * b).sum().abs() > 0.9999 * a.norm() * b.norm()
+    assert torch.allclose(rss(theirs[None]), rss(ours[None]), rtol=1e-3, atol=1e-3 * float(rss(ours[None]).max()))

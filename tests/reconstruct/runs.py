@@ -62,6 +62,15 @@ def brains(n: int, size: tuple[int, int] = (48, 40)) -> np.ndarray:
     return np.stack([data[i].image[0].numpy() for i in range(n)])
 
 
+def coil_images(n: int = 1, coils: int = 6, size: tuple[int, int] = (48, 40)) -> np.ndarray:
+    """Complex images (n, coils, H, W) of smooth sensitivities around the head, whose squares sum to 1."""
+    y, x = np.meshgrid(*(np.linspace(-1, 1, k) for k in size), indexing="ij")
+    angles = 2 * np.pi * np.arange(coils) / coils
+    maps = np.stack([np.exp(-((x - np.cos(a)) ** 2 + (y - np.sin(a)) ** 2) + 1j * (a + x)) for a in angles])
+    maps /= np.sqrt((np.abs(maps) ** 2).sum(0))
+    return brains(n, size)[:, None] * maps
+
+
 def call(*words: object) -> Any:
     """`chasm reconstruct` with these words."""
     return CliRunner().invoke(app, ["reconstruct", *map(str, words)])

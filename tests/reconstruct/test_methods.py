@@ -9,21 +9,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
-from runs import brains, call, columns, make_run, zero_filled
+from runs import brains, call, coil_images, columns, make_run, zero_filled
 
 from chasm.data import KSpaceScan, write_scan
 from chasm.reconstruct import reconstruct
 
 pytestmark = pytest.mark.usefixtures("no_picture")
-
-
-def coil_images(n: int = 1, coils: int = 6, size: tuple[int, int] = (48, 40)) -> np.ndarray:
-    """Complex images (n, coils, H, W) of smooth sensitivities around the head, whose squares sum to 1."""
-    y, x = np.meshgrid(*(np.linspace(-1, 1, k) for k in size), indexing="ij")
-    angles = 2 * np.pi * np.arange(coils) / coils
-    maps = np.stack([np.exp(-((x - np.cos(a)) ** 2 + (y - np.sin(a)) ** 2) + 1j * (a + x)) for a in angles])
-    maps /= np.sqrt((np.abs(maps) ** 2).sum(0))
-    return brains(n, size)[:, None] * maps
 
 
 def written(file: Path) -> np.ndarray:

@@ -40,6 +40,12 @@ ACCELERATION = (
     "Undersample fully sampled data this much, instead of the run's mask. Without it tv, sense and zero-filled take "
     "fully sampled k-space as it is, and images at 4."
 )
+MAPS = (
+    "Coil sensitivities: lowres (default; low-resolution images over their root-sum-of-squares, as in training), "
+    "espirit, or a file (BART .cfl; .npy with coils, H, W, and slices and sets before them)."
+)
+SETS = "Sets of maps that espirit makes; 2 if the object is larger than the field of view. For tv and sense."
+COMPRESS = "Combine the coils into this many virtual ones first, which is faster (8 to 12 keep nearly all signal)."
 REPORT = (
     "Page to look at the result in a browser: slices, window and level, reconstruction beside target, zero-filled, "
     "error and residual. One file that needs no network. With several volumes, the name of each is added."
@@ -58,6 +64,9 @@ def reconstruct(
     acceleration: float | None = typer.Option(None, help=ACCELERATION),
     strength: float | None = typer.Option(None, help=STRENGTH),
     option: list[str] = typer.Option([], "--option", "-O", help=OPTION),
+    maps: str = typer.Option("lowres", "--maps", metavar="METHOD|FILE", help=MAPS),
+    map_sets: int = typer.Option(1, "--map-sets", help=SETS),
+    compress: int | None = typer.Option(None, "--compress", metavar="COILS", help=COMPRESS),
     complex_: bool = typer.Option(
         False, "--complex", help="Write complex values, not the magnitude: .nii, .nii.gz, .h5 or .npy."
     ),
@@ -81,7 +90,18 @@ def reconstruct(
 
     from chasm import reconstruct as logic
 
-    settings = logic.Settings(kind, mask, acceleration, parse_options(option), strength, report, complex_)
+    settings = logic.Settings(
+        kind=kind,
+        mask=mask,
+        acceleration=acceleration,
+        options=parse_options(option),
+        strength=strength,
+        report=report,
+        complex=complex_,
+        maps=maps,
+        map_sets=map_sets,
+        compress=compress,
+    )
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
     with ProgressBar() as bar:

@@ -2,8 +2,10 @@
 
 from chasm.mri.classical import sense as sense
 from chasm.mri.classical import total_variation as total_variation
+from chasm.mri.coils import compression_matrix as compression_matrix
 from chasm.mri.coils import estimate_maps as estimate_maps
 from chasm.mri.coils import rss as rss
+from chasm.mri.espirit import espirit_maps as espirit_maps
 from chasm.mri.fft import fft2c as fft2c
 from chasm.mri.fft import ifft2c as ifft2c
 from chasm.mri.fft import to_channels as to_channels

@@ -19,12 +19,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from chasm.mri.coils import rss
 from chasm.mri.operators import Operator
 
 
 def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int = 50) -> Tensor:
     """Complex images (B, M, H, W) from k-space `y` of the operator's shape, all slices at once.
+
+    With several sets of maps each has an image.
 
     `lam` is in units of each slice's largest zero-filled magnitude, so that scaling the data, or the maps, scales the
     image and changes nothing else.
@@ -33,7 +34,7 @@ def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int =
         raise ValueError(f"total variation needs lam > 0 and iterations >= 1, got {lam:g} and {iterations}")
     A, scale = _normalised(A)
     back = A.adjoint(y)
-    weight = _weight(back, lam)
+    weight = _weight(A, back, lam)
     rho = 10 * lam  # measured: converges in about 50 iterations for lam from 1e-3 to 1e-2
     x, z = back, _grad(back)
     u = torch.zeros_like(z)
@@ -70,18 +71,20 @@ def _normalised(A: Operator) -> tuple[Operator, Tensor]:
     """Return the operator with norm 1, and the scale of its maps, which becomes that of the image."""
     if A.maps is None:
         return A, torch.ones(())
-    scale = rss(A.maps).amax((-2, -1), keepdim=True).clamp_min(torch.finfo(A.maps.real.dtype).tiny)
-    return Operator(A.mask, A.maps / scale), scale
+    power = A.maps.abs().square().sum(-3).flatten(1).amax(1)  # of the coils, where it is largest
+    scale = power.sqrt().clamp_min(torch.finfo(power.dtype).tiny)[:, None, None, None]
+    return Operator(A.mask, A.maps / (scale if A.maps.ndim == 4 else scale[..., None])), scale
 
 
 def objective(A: Operator, y: Tensor, x: Tensor, lam: float) -> Tensor:
     """What `total_variation` minimises, for each slice: (B,)."""
     misfit = (A.forward(x) - y).abs().square().sum((1, 2, 3)) / 2
-    return misfit + (_weight(A.adjoint(y), lam) * _length(_grad(x))).sum((1, 2, 3))
+    return misfit + (_weight(A, A.adjoint(y), lam) * _length(_grad(x))).sum((1, 2, 3))
 
 
-def _weight(back: Tensor, lam: float) -> Tensor:
-    return lam * back.abs().amax((-2, -1), keepdim=True)
+def _weight(A: Operator, back: Tensor, lam: float) -> Tensor:
+    """Return lam in the units of each image; sets of maps share one."""
+    return lam * back.abs().amax((-2, -1) if A.maps is None else (1, 2, 3), keepdim=True)
 
 
 def _grad(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Many coils: root-sum-of-squares, and sensitivity maps from the fully sampled centre."""
+"""Many coils: root-sum-of-squares, sensitivity maps from the fully sampled centre, and fewer virtual coils."""
 
 import torch
 from torch import Tensor
@@ -32,6 +32,30 @@ def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = 0.02) -> Te
     total = rss(low)
     inside = total > floor * total.amax((-2, -1), keepdim=True)
     return torch.where(inside, low / total.clamp_min(torch.finfo(real).tiny), 0)
+
+
+def compression_matrix(calibration: Tensor, coils: int) -> Tensor:
+    """Return the matrix (coils, Q) that combines Q coils into fewer virtual ones that keep the most signal.
+
+    They are the first principal components (Buehrer et al., MRM 57:1131, 2007). Its rows are orthonormal, so that white
+    noise stays white. Apply it with `torch.einsum("pq,bqhw->bphw", matrix, y)`.
+
+    Args:
+        calibration: k-space (Q, H, W): the centre, or all that was measured.
+        coils: the number of virtual coils.
+
+    Example:
+        >>> y = torch.randn(6, 8, 8, dtype=torch.complex64)
+        >>> matrix = compression_matrix(y, 2)
+        >>> torch.allclose(matrix @ matrix.mH, torch.eye(2) + 0j, atol=1e-5)
+        True
+    """
+    available = len(calibration)
+    if not 1 <= coils <= available:
+        raise ValueError(f"{coils} virtual coils of {available}: expected 1 to {available}")
+    flat = calibration.flatten(1).to(torch.complex128)
+    vectors = torch.linalg.eigh(flat @ flat.mH).eigenvectors
+    return vectors[:, -coils:].flip(1).mH.to(calibration.dtype)
 
 
 def _hann(at: Tensor, middle: float, width: int) -> Tensor:

@@ -21,8 +21,9 @@ from chasm.mri.fft import as_complex, fft2c, ifft2c
 class Operator:
     """A = P F S on batches. Without maps, S = 1: each image of (B, M, H, W) is measured by one coil.
 
-    With maps (B, Q, H, W) an image (B, 1, H, W) becomes k-space (B, Q, H, W). The norm of A is at most 1 when
-    the squared maps sum to at most 1, as those of `estimate_maps` do.
+    With maps (B, Q, H, W) an image (B, 1, H, W) becomes k-space (B, Q, H, W). With several sets of maps,
+    (B, S, Q, H, W), each has an image of its own, (B, S, H, W), and their coil images add up. The norm of A is at
+    most 1 when the squared maps of a set sum to at most 1, as those of `estimate_maps` and `espirit_maps` do.
     """
 
     mask: Tensor  # zeros and ones, broadcast against (B, Q, H, W); `Mask.tensor()` gives (1, 1, 1, W)
@@ -30,7 +31,7 @@ class Operator:
 
     def forward(self, x: Tensor) -> Tensor:
         """Image -> measured k-space, zero where nothing was measured."""
-        return self.mask * fft2c(x if self.maps is None else self.maps * x)
+        return self.mask * fft2c(self._coils(x))
 
     def adjoint(self, y: Tensor) -> Tensor:
         """k-space -> image: zero-filled for one coil, the sensitivity-weighted combination for many."""
@@ -40,11 +41,21 @@ class Operator:
         """A^H A x. The centring shifts cancel around the mask: it is moved once, not the data four times."""
         mask = torch.fft.ifftshift(self.mask, dim=(-2, -1))
         with full_precision(x):
-            coils = as_complex(x) if self.maps is None else self.maps * x
-            return self._combine(torch.fft.ifft2(mask * torch.fft.fft2(coils)))
+            return self._combine(torch.fft.ifft2(mask * torch.fft.fft2(as_complex(self._coils(x)))))
+
+    def _coils(self, x: Tensor) -> Tensor:
+        """The image of every coil."""
+        if self.maps is None:
+            return x
+        return self.maps * x if self.maps.ndim == 4 else (self.maps * x[:, :, None]).sum(1)
 
     def _combine(self, coils: Tensor) -> Tensor:
-        return coils if self.maps is None else (self.maps.conj() * coils).sum(1, keepdim=True)
+        """The adjoint of `_coils`."""
+        if self.maps is None:
+            return coils
+        if self.maps.ndim == 4:
+            return (self.maps.conj() * coils).sum(1, keepdim=True)
+        return (self.maps.conj() * coils[:, None]).sum(2)
 
 
 def zero_filled(y: Tensor, mask: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ settings.py what the user may choose, and the run or method
 inputs.py   opens files and folders
 columns.py  tells which columns of k-space were measured
 likeness.py compares a scan with the training data of a run
+coils.py    makes or reads coil sensitivities
 slices.py   runs the model on one slice
 trust.py    says what can be known of the result without ground truth
 outputs.py  decides the names of the files

@@ -225,11 +225,11 @@ def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, 
         if raw.mask is None:
             masks[case] = measured_columns(raw.kspace, file, mask, notes if not guessed else [])
             guessed = guessed or (masks[case] is not None and mask is None)
-        elif mask is not None:
-            raise ValueError(f"{file}: says itself which lines were measured: leave out --mask")
         else:
             gaps = between(raw.mask.numpy()) & ~raw.mask.numpy()
             masks[case] = mask_from_array(raw.mask.numpy()) if gaps.any() else None
+            if mask is not None and gaps.any():
+                raise ValueError(f"{file}: says itself which lines were measured: leave out --mask")
         if masks[case] is None and whole:
             complete[case] = filled_columns(raw.kspace)
         if (masks[case] is None) != (next(iter(masks.values())) is None):

@@ -26,6 +26,7 @@ from chasm.common.files import json_safe
 from chasm.common.text import counted
 from chasm.data.base import existing
 from chasm.reconstruct.cases import Volume, write_case
+from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
@@ -137,14 +138,17 @@ def reconstruct_each(
         if n > 1:
             raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
     loaded = load(run, settings, device)
-    inputs = [path for path in paths if path.is_file()] + ([settings.mask_file] if settings.mask_file else [])
+    coils = CoilModel(settings.maps, settings.map_sets, settings.compress)
+    if coils.sets > 1 and not is_method(loaded):
+        raise ValueError(f"{loaded.folder}: a trained run takes one set of maps: use tv or sense for {coils.sets}")
+    inputs = [path for path in paths if path.is_file()] + [file for file in (settings.mask_file, coils.path) if file]
     if not is_method(loaded):
         inputs += [loaded.folder / name for name in RUN_FILES]
     written: set[Path] = set()
     for path, file in zip(paths, outs, strict=True):
         try:
             scan, fitting = _open(path, loaded, settings)
-            call = Call(path, file, settings, device, force, len(paths) > 1, inputs, written)
+            call = Call(path, file, settings, coils, device, force, len(paths) > 1, inputs, written)
             yield path, _reconstruct(scan, fitting, call, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
@@ -196,6 +200,7 @@ class Call:
         path: the input.
         out: the name of the volume.
         settings: what the user chose.
+        coils: how coils are combined.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
         several: whether there are other inputs.
@@ -206,6 +211,7 @@ class Call:
     path: Path
     out: Path
     settings: Settings
+    coils: CoilModel
     device: torch.device
     force: bool
     several: bool
@@ -217,7 +223,7 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
     """Reconstruct all cases of a scan."""
     started = time.monotonic()
     path, out, written = call.path, call.out, call.written
-    work = Reconstructor(scan, run, call.device)
+    work = Reconstructor(scan, run, call.device, call.coils)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
     if call.settings.report is not None:

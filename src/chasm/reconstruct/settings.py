@@ -30,6 +30,9 @@ class Settings:
         strength: of the regularisation, for a method without training. Default: that of the method.
         report: a page to write, to look at the result in a browser.
         complex: whether the volume is complex and not a magnitude.
+        maps: coil sensitivities: "lowres", "espirit" or a file; see `chasm.reconstruct.coils.CoilModel`.
+        map_sets: how many sets of maps ESPIRiT makes.
+        compress: the number of virtual coils.
     """
 
     kind: str | None = None
@@ -39,6 +42,9 @@ class Settings:
     strength: float | None = None
     report: str | Path | None = None
     complex: bool = False
+    maps: str | Path = "lowres"
+    map_sets: int = 1
+    compress: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:

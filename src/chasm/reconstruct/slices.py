@@ -1,6 +1,6 @@
 """What a run, or a method without training, makes of one slice of a scan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 from chasm.common.precision import tf32
 from chasm.data.files import crop_or_pad
 from chasm.data.filled import is_filled
-from chasm.mri import Mask, Operator, estimate_maps, fft2c, ifft2c, to_channels, to_complex
+from chasm.mri import Operator, fft2c, ifft2c, rss, to_channels, to_complex
 from chasm.mri.noise import edge_noise
+from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.inputs import Scan
 from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
 from chasm.reconstruct.volumes import SliceResult
@@ -19,7 +20,7 @@ from chasm.tasks.metrics import FastMRI, Rows
 from chasm.tasks.reconstruction import min_max
 from chasm.train import Run
 
-MAX_CALIBRATION = 32  # columns of a full k-space that coil sensitivities are taken from
+ONE_COIL = "--maps, --map-sets and --compress are about several coils, and here is one: leave them out"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,12 @@ class Measurement:
         several = self.operator.maps is not None
         return {"mask": self.operator.mask, "maps": self.operator.maps, "measured": self.y if several else None}
 
+    def combined(self, images: Tensor) -> Tensor:
+        """Return one complex image of those that several sets of maps give: all signal, with the phase of the first."""
+        if self.operator.maps is None or self.operator.maps.ndim == 4:
+            return images
+        return torch.polar(rss(images), images[:, :1].angle())
+
     def in_units(self, image: Tensor) -> Tensor:
         """Return an image in the units of the data."""
         return image * self.scale + self.low
@@ -62,13 +69,14 @@ class Reconstructor:
         scan: the slices.
         run: the model, its task and its config.
         device: where the model is.
+        coils: how coils are combined. Default: as in training.
 
     Attributes:
         sampling: the columns that are used, in words.
     """
 
-    def __init__(self, scan: Scan, run: Run, device: torch.device) -> None:
-        self.scan, self.run, self.device = scan, run, device
+    def __init__(self, scan: Scan, run: Run, device: torch.device, coils: CoilModel | None = None) -> None:
+        self.scan, self.run, self.device, self.coils = scan, run, device, coils or CoilModel()
         if scan.measured is not None:
             self.sampling = f"as measured: {scan.sampling}"
         else:
@@ -91,11 +99,22 @@ class Reconstructor:
         if task.complex:  # type: ignore[attr-defined]
             image = image.to(torch.complex64)
         batch = task.prepare(image, None, [s.case])
+        if not self.coils.is_default:
+            batch = self._with_coils(batch, s.index)
         measurement = _from_batch(batch)
         output = self._apply(measurement)
-        meters[0].add(task.scores(output, batch), [s.case])
-        meters[1].add(task.scores(batch.input, batch), [s.case])
+        for meter, x in zip(meters, (output, batch.input), strict=True):
+            meter.add(task.scores(to_channels(measurement.combined(to_complex(x))), batch), [s.case])
         return self._finish(measurement, output, batch.in_units(batch.target))
+
+    def _with_coils(self, batch: TaskBatch, index: int) -> TaskBatch:
+        """Return the batch with the sensitivities that are asked for."""
+        if batch.measured is None:
+            raise ValueError(ONE_COIL)
+        mask = self.run.task.sampling.mask(batch.input.shape[-1])  # type: ignore[attr-defined]
+        y = self.coils.compressed(batch.measured, mask)
+        A = Operator(mask.tensor(self.device), self.coils.maps(y, mask, index))
+        return replace(batch, input=to_channels(A.adjoint(y)), maps=A.maps, measured=y)
 
     def _measured(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
         """Data as it was measured.
@@ -107,9 +126,15 @@ class Reconstructor:
         mask = chosen.tensor(self.device)
         coils = crop_or_pad(ifft2c(raw.kspace[None].to(self.device)), (H, raw.kspace.shape[-1]))
         y = mask * fft2c(coils)
-        A = Operator(mask, estimate_maps(y, _calibration(chosen)) if y.shape[1] > 1 else None)
+        if y.shape[1] > 1:
+            y = self.coils.compressed(y, chosen)
+            A = Operator(mask, self.coils.maps(y, chosen, raw.index))
+        elif self.coils.is_default:
+            A = Operator(mask)
+        else:
+            raise ValueError(ONE_COIL)
         plain = A.adjoint(y)
-        scale = plain.abs().amax((-2, -1), keepdim=True)
+        scale = plain.abs().amax((1, 2, 3), keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
         noise, noise_from = raw.noise, FROM_SCAN
         if noise is None:  # cropping blurs the edge of a readout that is padded with zeros
@@ -122,7 +147,7 @@ class Reconstructor:
             return self._finish(measurement, output, size=(H, W))
         target = self.scan.data[row].image[None].to(self.device)
         for meter, x in zip(meters, (output, measurement.input), strict=True):
-            image = crop_or_pad(to_complex(x).abs() * scale, (H, W))
+            image = crop_or_pad(measurement.combined(to_complex(x)).abs() * scale, (H, W))
             meter.add(self._scores(image, target), [raw.case])
         return self._finish(measurement, output, target, (H, W))
 
@@ -143,12 +168,13 @@ class Reconstructor:
         def array(image: Tensor) -> np.ndarray:
             return _array(crop_or_pad(image, (H, W)))
 
+        image = m.combined(x)
         return SliceResult(
-            array(m.in_units(x.abs())),
-            array(m.in_units(to_complex(m.input).abs())),
+            array(m.in_units(image.abs())),
+            array(m.in_units(m.combined(to_complex(m.input)).abs())),
             None if target is None else array(target),
-            array(m.operator.adjoint(misfit).abs()),
-            crop_or_pad(m.in_units(x), (H, W))[0, 0].cpu().numpy() if x.shape[1] == 1 else None,
+            array(m.combined(m.operator.adjoint(misfit)).abs()),
+            crop_or_pad(m.in_units(image), (H, W))[0, 0].cpu().numpy() if image.shape[1] == 1 else None,
             SliceConsistency.of(misfit, m.y * m.scale, m.operator.mask, m.noise, m.noise_from),
         )
 
@@ -175,15 +201,6 @@ def _from_batch(batch: TaskBatch) -> Measurement:
     operator = Operator(batch.mask, batch.maps)
     noise = edge_noise(y * batch.scale)
     return Measurement(batch.input, operator, y, batch.low, batch.scale, noise, FROM_EDGE)
-
-
-def _calibration(mask: Mask) -> tuple[int, int]:
-    """Return the columns that coil sensitivities are taken from: of a full k-space only the middle of the centre."""
-    first, end = mask.center
-    if mask.lines > end - first or end - first <= MAX_CALIBRATION:
-        return first, end
-    middle = mask.width // 2
-    return max(first, middle - MAX_CALIBRATION // 2), min(end, middle + MAX_CALIBRATION // 2)
 
 
 def _array(x: Tensor) -> np.ndarray:

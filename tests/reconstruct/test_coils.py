@@ -1,0 +1,147 @@
+"""Coil sensitivities by ESPIRiT, in several sets, or from a file; virtual coils."""
+
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+import writers
+from runs import brains, call, coil_images, columns, make_run
+
+from chasm.data import KSpaceScan, write_scan
+from chasm.data.bart import write_cfl
+from chasm.mri import Operator, compression_matrix, espirit_maps, fft2c, rss
+from chasm.reconstruct import reconstruct
+
+pytestmark = pytest.mark.usefixtures("no_picture")
+
+
+def true_maps(size: tuple[int, int] = (48, 40)) -> np.ndarray:
+    return (coil_images(1, size=size) / brains(1, size)[:, None])[0].astype(np.complex64)
+
+
+def half(width: int, centre: int = 12) -> np.ndarray:
+    """Every second column, and some in the middle."""
+    mask = np.zeros(width, bool)
+    mask[::2], mask[(width - centre) // 2 : (width + centre) // 2] = True, True
+    return mask
+
+
+def test_espirit_finds_the_sensitivities() -> None:
+    """Up to a phase that all coils share, where there is signal; and zero where there is none."""
+    image, maps = torch.from_numpy(brains(1)), torch.from_numpy(true_maps())
+    image = torch.where(image.abs() > 0.2 * image.abs().max(), image, 0)
+    found = espirit_maps(fft2c(maps * image[:, None]), (14, 26))[0]
+    inside = (image[0].abs() > 0) & (rss(found[None])[0, 0] > 0)
+    assert inside.sum() > 0.9 * (image[0].abs() > 0).sum()
+    agreement = (maps.conj() * found).sum(0).abs()[inside]
+    assert agreement.quantile(0.05) > 0.98
+    assert (rss(found[None])[0, 0][:5, :5] == 0).all()  # air
+
+
+def test_operators_with_several_sets_are_adjoint() -> None:
+    g = torch.Generator().manual_seed(0)
+    maps = torch.randn(2, 3, 4, 8, 6, dtype=torch.complex128, generator=g)
+    A = Operator(torch.tensor([[[[1.0, 0, 1, 1, 0, 1]]]], dtype=torch.float64), maps)
+    x, y = (torch.randn(2, n, 8, 6, dtype=torch.complex128, generator=g) for n in (3, 4))
+    assert torch.allclose((A.forward(x).conj() * y).sum(), (x.conj() * A.adjoint(y)).sum())
+    assert torch.allclose(A.normal(x), A.adjoint(A.forward(x)))
+
+
+def test_two_sets_for_an_object_larger_than_the_field_of_view(tmp_path: Path) -> None:
+    """Where it folds over itself, one set of maps contradicts the data, and two do not."""
+    wide = coil_images(1, 4, (64, 80))[0]
+    folded = wide[..., 20:60].copy()
+    folded[..., -20:] += wide[..., :20]
+    folded[..., :20] += wide[..., 60:]
+    write_scan(KSpaceScan(writers.centred_fft(folded)[None].astype(np.complex64), (64, 40)), tmp_path / "scan.mrd")
+    np.savetxt(tmp_path / "mask.txt", half(40, 24))
+
+    def sense(sets: int) -> tuple[float, float]:
+        settings = {"mask": tmp_path / "mask.txt", "maps": "espirit", "map_sets": sets}
+        volume = reconstruct(tmp_path / "scan.mrd", "sense", tmp_path / "out.h5", **settings).volumes[0]
+        return volume.scores["psnr"], volume.consistency.residual
+
+    (one, left_one), (two, left_two) = sense(1), sense(2)
+    assert two > one + 3
+    assert left_two < 0.7 * left_one
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".cfl"])
+def test_maps_of_a_file(tmp_path: Path, suffix: str) -> None:
+    """The true maps give a better image than estimated ones, for every slice and for all slices."""
+    maps, images = true_maps(), coil_images(2)
+    k = writers.centred_fft(images) * half(40)
+    write_scan(KSpaceScan(k.astype(np.complex64), (48, 40)), tmp_path / "scan.mrd")
+
+    def error(**settings: object) -> float:
+        reconstruct(tmp_path / "scan.mrd", "sense", tmp_path / "out.h5", strength=1e-4, **settings)
+        with h5py.File(tmp_path / "out.h5") as f:
+            return float(np.linalg.norm(f["reconstruction"][:] - np.abs(brains(2))) / np.linalg.norm(brains(2)))
+
+    file = tmp_path / f"maps{suffix}"
+    if suffix == ".npy":
+        np.save(file, maps)
+    else:
+        write_cfl(
+            np.broadcast_to(maps.transpose(1, 2, 0)[..., None], (48, 40, 6, 2)).reshape(48, 40, 1, 6, *[1] * 9, 2), file
+        )
+    assert error(maps=file) < 0.05
+    assert error(maps=file) < error()
+
+
+def test_virtual_coils(tmp_path: Path) -> None:
+    images = coil_images(1, 6)
+    mixing = np.linalg.qr(np.random.default_rng(0).standard_normal((12, 6)))[0]
+    many = np.einsum("pq,nqhw->nphw", mixing, images)  # twelve coils that hold six
+    k = (writers.centred_fft(many) * half(40)).astype(np.complex64)
+    virtual = torch.einsum("pq,nqhw->nphw", compression_matrix(torch.from_numpy(k[0]), 6), torch.from_numpy(k))
+    np.testing.assert_allclose(rss(virtual)[0, 0], rss(torch.from_numpy(k))[0, 0], atol=1e-4)
+    write_scan(KSpaceScan(k, (48, 40)), tmp_path / "scan.mrd")
+    volumes = []
+    for compress in (None, 6):
+        reconstruct(tmp_path / "scan.mrd", "sense", tmp_path / "out.h5", compress=compress)
+        with h5py.File(tmp_path / "out.h5") as f:
+            volumes.append(f["reconstruction"][:])
+    np.testing.assert_allclose(volumes[0], volumes[1], atol=1e-3 * volumes[0].max())
+
+
+def test_a_trained_run_takes_other_maps(tmp_path: Path) -> None:
+    """Zero weights give the combined zero-filled image: with the true maps, of the true phase."""
+    k = (writers.centred_fft(coil_images(1)) * columns(40)).astype(np.complex64)
+    write_scan(KSpaceScan(k, (48, 40)), tmp_path / "scan.mrd")
+    np.save(tmp_path / "maps.npy", true_maps())
+    run = make_run(tmp_path / "run", complex=True)
+    reconstruct(tmp_path / "scan.mrd", run, tmp_path / "out.npy", maps=tmp_path / "maps.npy", complex=True)
+    combined = Operator(torch.from_numpy(columns(40)), torch.from_numpy(true_maps())[None]).adjoint(torch.from_numpy(k))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), combined[:, 0], atol=1e-4)
+
+
+def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
+    k = (writers.centred_fft(coil_images(1)) * columns(40)).astype(np.complex64)
+    write_scan(KSpaceScan(k, (48, 40)), tmp_path / "scan.mrd")
+    np.save(tmp_path / "one.npy", brains(1))
+    np.save(tmp_path / "maps.npy", true_maps()[:3])
+    np.save(tmp_path / "real.npy", np.ones((6, 48, 40)))
+    run = make_run(tmp_path / "run", complex=True)
+    for words, expected in (
+        (("scan.mrd", "--run", "tv", "--maps", "esprit"), "did you mean 'espirit'"),
+        (("scan.mrd", "--run", "tv", "--map-sets", 2), "--map-sets belongs to --maps espirit"),
+        (
+            ("scan.mrd", "--run", "tv", "--maps", "espirit"),
+            "ESPIRiT needs 6 or more centre columns, fully sampled: got",
+        ),
+        (("scan.mrd", "--run", run, "--maps", "espirit", "--map-sets", 2), "a trained run takes one set of maps"),
+        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "maps.npy"), "3 coils of 48 x 40, and the data has 6"),
+        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "real.npy"), "expected complex numbers (coils, H, W)"),
+        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "none.npy"), "none.npy: no such file"),
+        (("one.npy", "--run", "tv", "--compress", 2), "are about several coils, and here is one"),
+    ):
+        found = call(tmp_path / words[0], *words[1:], "-o", tmp_path / "out.h5")
+        assert found.exit_code == 3, found.output
+        assert expected in found.output
+        assert len(found.output.strip().splitlines()) == 1
