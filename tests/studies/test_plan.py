@@ -1,15 +1,18 @@
 """One protocol for every mixer by construction: runs of a setting in a host differ in the declared factors only."""
 
 import itertools
+import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
 
+from chasm.common.extensions import load
 from chasm.mixers import MIXERS
-from chasm.studies import STUDIES, collect, load_plan, make_plan
+from chasm.studies import STUDIES, Grid, collect, load_plan, make_plan, register_study
 from chasm.studies.agreement import FACTORS
-from chasm.studies.factors import ARMS, MULTIPLIERS
+from chasm.studies.factors import ARMS, DATASETS, HOSTS, MULTIPLIERS, SETTINGS, get_arm
 from chasm.studies.plan import PROTOCOLS, missing_paths, part_of, save_plan
 from chasm.studies.records import ArmInfo
 from chasm.studies.tuning import assume_choices
@@ -230,3 +233,56 @@ def test_a_part_of_a_study_is_saved_as_the_whole(tmp_path):
 def test_a_wrong_part_is_named(only, message):
     with pytest.raises(ValueError, match=message):
         part_of(make_plan("cc359"), only)
+
+
+def test_an_arm_takes_options():
+    plan = make_plan("bins", arms=["chasm( bins = 5 )", "fno-d(modes=[3, 5])"])
+    options = {run.arm: run.config.mixer.options for run in plan.runs}
+    assert options["chasm(bins=5)"] == {"bins": 5, "step_scale": 30.0}
+    assert options["fno-d(modes=[3,5])"] == {"modes": [3, 5]}
+    only = part_of(plan, ["arm=fno-d(modes=[3,5]),chasm"])
+    assert [run.arm for run in only.runs] == ["chasm", "fno-d(modes=[3,5])"]
+    assert get_arm("chasm(bins=5)").label == "CHASM (bins=5)"
+    for text, message in (
+        ("chasm(bin=5)", "no option 'bin': did you mean 'bins'"),
+        ("chasm(bins=5", "write options in brackets"),
+        ("chasm(bins)", "write bins as option=value"),
+        ("chsm(bins=5)", "did you mean 'chasm'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make_plan("bins", arms=[text])
+
+
+@pytest.fixture
+def own_names():
+    """Studies, settings, hosts, arms and datasets as they were, afterwards."""
+    known = (STUDIES, SETTINGS, HOSTS, ARMS, DATASETS)
+    before = [dict(names) for names in known]
+    yield
+    for names, stored in zip(known, before, strict=True):
+        names.clear()
+        names.update(stored)
+
+
+def test_a_study_of_ones_own_with_its_host_setting_and_arm(own_names, tmp_path):
+    file = tmp_path / "study_of_mine.py"
+    file.write_text(
+        "from chasm.studies import Arm, Grid, Host, Setting, Study, register_study\n"
+        "from chasm.train.config import Part\n"
+        "grid = Grid(('knee-x2',), ('small',), ('baseline', 'wide', 'chasm(bins=3)'))\n"
+        "register_study(Study('mine', 'Mine', 'not in the paper', 'Which?', (grid,), {}),\n"
+        "    settings=[Setting('knee-x2', 'Knee x2', 'fastmri', 'reconstruction', ('psnr', 'ssim'), 2)],\n"
+        "    hosts={'small': Host('Small', 'unet', {'width': 8}, {'width': 8, 'depth': 2, 'levels': [1]})},\n"
+        "    arms={'wide': Arm('Wide', Part(name='chasm', options={'bins': 99}))})\n"
+    )
+    load([file])
+    plan = make_plan("mine")
+    assert [run.key for run in plan.runs] == [
+        "knee-x2.small.baseline.m1.s0", "knee-x2.small.wide.m30.s0", "knee-x2.small.chasm(bins=3).m30.s0",
+    ]  # fmt: skip
+    assert plan.runs[1].config.mixer.options["bins"] == 99
+    assert collect(plan, tmp_path).hosts == {"small": "Small"}
+    with pytest.raises(ValueError, match="a host named 'vit' is already there"):
+        register_study(STUDIES["mine"], hosts={"vit": HOSTS["small"]})
+    with pytest.raises(ValueError, match="unknown setting 'cc359-x9': did you mean"):
+        register_study(replace(STUDIES["mine"], name="other", grids=(Grid(("cc359-x9",), ("vit",), ("chasm",)),)))

@@ -25,7 +25,9 @@ SELECTION_STEPS = typer.Option(
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
 SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
 PATHS = typer.Option([], "--path", help="Folder of the data: proxy=FOLDER; at full scale cc359=FOLDER, .. Repeatable.")
-ARM = typer.Option([], "--arm", help="Add this to every grid: an arm of another study, or any mixer. Repeatable.")
+ARM = typer.Option(
+    [], "--arm", help="Add this to every grid: an arm of another study, or any mixer; 'chasm(bins=256)'. Repeatable."
+)
 ONLY = typer.Option(
     [], "--only", help="A part of the study: --only host=unet,arm=chasm,gfnet. Values are alternatives. Repeatable."
 )
@@ -33,12 +35,13 @@ SET = typer.Option([], "--set", help="Change one key of every run: --set train.s
 
 
 @app.command("list")
-def list_studies() -> None:
+def list_all() -> None:
     """Name every study, what it asks and how many runs it has."""
     require("train", "data")
-    from chasm.studies import STUDIES, make_plan
+    from chasm.studies import list_studies, make_plan
 
-    for name, study in STUDIES.items():
+    for study in list_studies():
+        name = study.name
         plan = make_plan(name, "full", "tuned")
         count = counted(len(plan.points), "run")
         if plan.open_selections:

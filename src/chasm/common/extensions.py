@@ -1,9 +1,9 @@
-"""Mixers, datasets, backbones and tasks from outside this package: single files, and installed packages.
+"""Mixers, datasets, backbones, tasks and studies from outside this package: single files, and installed packages.
 
 `chasm --with mine.py ...` imports a file; the classes it registers can then be named everywhere. An installed package
 needs no option: it announces the module that registers a name as an entry point,
 
-    [project.entry-points."chasm.mixers"]     # or chasm.datasets, chasm.backbones, chasm.tasks
+    [project.entry-points."chasm.mixers"]     # or chasm.datasets, chasm.backbones, chasm.tasks, chasm.studies
     mine = "my_package.mine"
 
 and the module is imported when the name is first used. A name of chasm itself is never replaced. Files are not found

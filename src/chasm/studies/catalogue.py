@@ -1,10 +1,25 @@
 """The paper as data: its tables and ablations as studies, and the ones it lacks. The numbers are in `paper`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chasm.common.extensions import load_plugin, plugin_names
 from chasm.studies import paper
-from chasm.studies.factors import DRAWS, RIVALS, lookup
+from chasm.studies.factors import (
+    ARMS,
+    DATASETS,
+    DRAWS,
+    HOSTS,
+    RIVALS,
+    SETTINGS,
+    Arm,
+    Dataset,
+    Host,
+    Setting,
+    get_arm,
+    lookup,
+)
 from chasm.studies.paper import Quote
 
 
@@ -31,6 +46,7 @@ class Study:
     kind: str = "train"  # or "cost": parameters and multiply-adds, nothing is trained
 
 
+PLUGINS = "chasm.studies"  # entry-point group of installed packages
 HIFI, ALL = ("hifi-mamba",), paper.MIXERS
 Quotes = dict[tuple[str, str, str], dict[str, Quote]]
 
@@ -183,12 +199,73 @@ _LIST = [
 STUDIES = {study.name: study for study in _LIST}
 
 
+def register_study(
+    study: Study,
+    *,
+    settings: Sequence[Setting] = (),
+    hosts: Mapping[str, Host] | None = None,
+    arms: Mapping[str, Arm] | None = None,
+    datasets: Mapping[str, Dataset] | None = None,
+) -> None:
+    """Add a study, and the names it is written in.
+
+    Call it in a file that `chasm --with FILE.py` imports, or in the module that an installed package announces as an
+    entry point of its name in "chasm.studies".
+
+    Args:
+        study: the study. Its grids may also name what other studies use.
+        settings: datasets with a task, by their own names.
+        hosts: name to host.
+        arms: name to what goes into the slots.
+        datasets: name to what reads a dataset, for settings.
+
+    Raises:
+        ValueError: if a name is taken by something else, or a grid names what there is not.
+
+    A file with a study of its own host, for `chasm --with mine.py study run mine`:
+
+        grid = Grid(settings=("cc359-x8",), hosts=("small",), arms=("baseline", "chasm(bins=256)"))
+        study = Study("mine", "A small U-Net", "not in the paper", "Does it help there?", (grid,), {})
+        register_study(study, hosts={"small": Host("U-Net, small", "unet", {"width": 8})})
+    """
+    added: list[tuple[str, dict[str, Any], Mapping[str, Any]]] = [
+        ("dataset", DATASETS, datasets or {}),
+        ("setting", SETTINGS, {setting.name: setting for setting in settings}),
+        ("host", HOSTS, hosts or {}),
+        ("arm", ARMS, arms or {}),
+        ("study", STUDIES, {study.name: study}),
+    ]
+    for kind, known, new in added:
+        for name, value in new.items():
+            if known.get(name, value) != value:
+                raise ValueError(f"a {kind} named {name!r} is already there: choose another name")
+    for _, known, new in added[:-1]:
+        known.update(new)
+    for grid in study.grids:
+        for setting in grid.settings:
+            lookup("dataset", lookup("setting", setting, SETTINGS).dataset, DATASETS)
+        for host in grid.hosts:
+            lookup("host", host, HOSTS)
+        for arm in grid.arms:
+            get_arm(arm)
+    STUDIES[study.name] = study
+
+
+def list_studies() -> list[Study]:
+    """Return all studies: those of chasm, of files loaded with --with, and of installed packages."""
+    for name in sorted(plugin_names(PLUGINS) - set(STUDIES)):
+        get_study(name)
+    return list(STUDIES.values())
+
+
 def get_study(name: str) -> Study:
     """Return a study by its name.
 
     Raises:
         ValueError: if the name is unknown; the message suggests near ones.
     """
+    if name not in STUDIES:
+        load_plugin(PLUGINS, name, lambda: name in STUDIES)
     study: Study = lookup("study", name, STUDIES)
     return study
 

@@ -5,12 +5,12 @@ proxy bundle. `full` is the paper's protocol on its datasets. The paper does not
 proxy.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chasm.common.registry import OWN_NAME_HINT, suggest
 from chasm.mixers import MIXERS
-from chasm.train.config import Part
+from chasm.train.config import Part, parse_value
 
 SCALES = ("tiny", "proxy", "full")
 MULTIPLIERS: tuple[float, ...] = (1, 10, 30, 100)  # times lr: the spectral step sizes that every mixer tries first
@@ -157,17 +157,61 @@ ARMS: dict[str, Arm] = {
 
 
 def get_arm(name: str) -> Arm:
-    """Return an arm of the studies, or a registered mixer with its default options.
+    """Return an arm of the studies, or a registered mixer, with its default options or with others.
+
+    Args:
+        name: of the arm or mixer; options may follow in brackets: "chasm(bins=256)".
 
     Raises:
-        ValueError: if the name is unknown; the message suggests near ones.
+        ValueError: if the name or an option is unknown; the message suggests near ones.
+
+    >>> get_arm("chasm-untied(bins=8)").mixer.options
+    {'basis': 'untied', 'bins': 8}
     """
+    name, bracket, options = name.partition("(")
+    if bracket:
+        return _with_options(get_arm(name), options)
     if name not in ARMS and name in MIXERS.list():
         spectral = bool(MIXERS.get(name).spectral_parameters)  # type: ignore[attr-defined]
         return Arm(name, Part(name=name), spectral=spectral)
     if name not in ARMS:
         raise ValueError(f"unknown arm or mixer {name!r}: {suggest(name, {*ARMS, *MIXERS.list()})} {OWN_NAME_HINT}")
     return ARMS[name]
+
+
+def _with_options(arm: Arm, text: str) -> Arm:
+    """Return an arm with the options of "a=1, b=[2, 3])"."""
+    inner = text.removesuffix(")")
+    if inner == text or not inner.strip():
+        raise ValueError(f"({text}: write options in brackets, as in chasm(bins=256)")
+    options = {}
+    for entry in split_outside_brackets(inner):
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise ValueError(f"({text}: write {entry.strip()} as option=value, as in chasm(bins=256)")
+        options[key.strip()] = parse_value(value, f"({text}")
+    known = MIXERS.options(arm.mixer.name)
+    for key in options:
+        if key not in known:
+            raise ValueError(f"mixer {arm.mixer.name!r} has no option {key!r}: {suggest(key, known)}")
+    label = f"{arm.label} ({', '.join(f'{k}={v}' for k, v in options.items())})"
+    return replace(arm, label=label, mixer=Part(name=arm.mixer.name, options=arm.mixer.options | options))
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """Split at commas that are in no brackets.
+
+    >>> split_outside_brackets("a=1, b=[2, 3]")
+    ['a=1', ' b=[2, 3]']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from chasm.studies.factors import (
     image_size,
     lookup,
     needed_path,
+    split_outside_brackets,
 )
 from chasm.train.config import RunConfig, Training, load_recipe
 
@@ -242,7 +243,8 @@ def make_plan(
         seeds: instead of those the study declares.
         paths: "proxy" to the folder of the bundle, or dataset to folder. Needed to run, not to look.
         overrides: ``a.b=c``, changes of the config of every run.
-        arms: arms of another study, or any registered mixers, that stand in every grid beside the study's own.
+        arms: arms of another study, or any registered mixers, that stand in every grid beside the study's own, with
+            options or without: "chasm(bins=256)".
         selection_steps: steps of a selection run under `tuned`; at most those of a run of the study. A study whose
             length is given in epochs takes them as they are.
 
@@ -257,6 +259,7 @@ def make_plan(
         key = override.partition("=")[0]
         if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):
             raise ValueError(f"--set {override}: {key} is what the runs of a study differ in: it cannot be set for all")
+    arms = ["".join(arm.split()) for arm in arms]  # one spelling of options, since runs are named after it
     for arm in arms:
         get_arm(arm)
     return Plan(
@@ -290,7 +293,7 @@ def part_of(plan: Plan, only: Sequence[str]) -> Plan:
     known = {factor: {factor_text(point[i]) for point in plan.points} for i, factor in enumerate(POINT)}
     chosen: dict[str, list[str]] = {}
     factor = ""
-    for entry in ",".join(only).split(",") if only else ():
+    for entry in split_outside_brackets(",".join(only)) if only else ():
         name, equals, value = entry.strip().partition("=")
         if equals:
             factor = lookup("factor", name, {f: f for f in known})

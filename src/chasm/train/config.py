@@ -344,7 +344,20 @@ def _change(override: str) -> tuple[list[str], Any]:
     key, equals, value = override.partition("=")
     if not equals:
         raise ValueError(f"--set {override!r}: write it as key.subkey=value")
-    return key.split("."), _parse_yaml(value, f"--set {override!r}")
+    return key.split("."), parse_value(value, f"--set {override!r}")
+
+
+def parse_value(text: str, where: str) -> Any:
+    """Return a value as YAML writes it: 256, [3, 5], true or a word.
+
+    Args:
+        text: the value.
+        where: the start of an error.
+
+    Raises:
+        ValueError: with one line, if it is not YAML.
+    """
+    return _parse_yaml(text, where)
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
