@@ -1,8 +1,37 @@
 """What tests of several folders share."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"  # of tests of kernels
+HALF = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter cannot multiply bfloat16
+KERNEL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+
+
+def kernel_test(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test of Triton kernels. Without a GPU test_kernels_in_the_interpreter runs it in another process."""
+    skip = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
+    return pytest.mark.kernel(skip(test))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Random numbers in float64 on the device of the kernels."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE)
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Compare in the norm, relative to that of what is expected."""
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error <= tolerance, float(error)
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]], possible: Callable[..., bool] = lambda **_: True) -> list[Any]:

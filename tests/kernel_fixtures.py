@@ -1,7 +1,7 @@
 """What the tests of kernels share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +25,31 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_interpreter() -> Iterator[None]:
+    """Patch triton.language once per module, not at each launch and at each call of a helper function."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    original, patched = interpreter._patch_lang, set()
+
+    def patch(function):
+        if id(function.__globals__) not in patched:
+            patched.add(id(function.__globals__))
+            original(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_lang", patch)
+        yield
+
+
 @pytest.fixture
 def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies the bits of bfloat16, and TF32 as float32; rounds to bfloat16 towards zero; and patches
-    triton.language again at each call of a helper function.
+    """Compute as a card does: the interpreter multiplies the bits of bfloat16, multiplies TF32 as float32, and rounds
+    to bfloat16 towards zero.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
@@ -36,13 +57,7 @@ def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
-    original, done, dot = interpreter._patch_lang, set(), interpreter.InterpreterBuilder.create_dot
-
-    def patch(function):
-        if id(function.__globals__) not in done:
-            done.add(id(function.__globals__))
-            original(function)
-        return SimpleNamespace(restore=lambda: None)
+    dot = interpreter.InterpreterBuilder.create_dot
 
     def read(t, precision):
         """The numbers that a matrix unit would find in t."""
@@ -62,7 +77,6 @@ def mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cast = interpreter.InterpreterBuilder.cast_impl
     monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_to)
-    monkeypatch.setattr(interpreter, "_patch_lang", patch)
     monkeypatch.setattr(
         interpreter.InterpreterBuilder,
         "create_dot",

@@ -17,7 +17,7 @@ from chasm.ops.forms import fft
 from helpers import pairwise
 
 GAINS = ["positive", "signed", "complex"]
-FORMS = [form for form in ops.FORMS if form not in ops.GPU_FORMS]  # those: test_core_kernels.py, test_fused_kernel.py
+FORMS = [form for form in ops.FORMS if form not in ops.GPU_FORMS]  # those: test_triton_form.py, test_fused_kernel.py
 OWN_BACKWARD = ["fft", "circulant"]
 BASES = ["shared", "identity", "untied"]
 

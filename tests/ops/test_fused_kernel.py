@@ -1,7 +1,6 @@
 """The form that makes each axis one kernel: against float64, in the memory formats and sizes it takes."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -13,18 +12,11 @@ from chasm.ops import AxisOperator, reference
 from chasm.ops.forms import fused
 from chasm.ops.forms.fused import gain_table, hartley, scales
 from chasm.ops.kernels.layout import is_channels_last
-from helpers import pairwise
+from helpers import DEVICE, HALF, INTERPRETED, gpu_test, kernel_test, pairwise
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available()
-DEVICE = "cpu" if INTERPRETED else "cuda"
-DTYPE = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter cannot multiply bfloat16
 TOLERANCE = 1e-6 if INTERPRETED else 8e-3
 CPU = torch.device("cpu")
 
-# As in test_core_kernels.py: on a GPU as they are, without one in a process of their own.
-kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_the_kernel_in_the_interpreter")
-gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
@@ -129,7 +121,7 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
 def test_chains(shape, layout, before_local):
     C, size, dims, based = shape
     chain = random_chain(C, size, dims, based)
-    x = torch.randn(2, C, *size, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = torch.randn(2, C, *size, generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF)
     y = applied(x.contiguous(memory_format=FORMATS[layout]), chain, before_local)
     assert y.is_contiguous(memory_format=FORMATS["NCHW" if before_local else layout])
     assert_close(y, expected(x, chain))
@@ -140,14 +132,14 @@ def test_chains(shape, layout, before_local):
 def test_programs_that_take_several_rows(layout, monkeypatch):
     monkeypatch.setattr("chasm.ops.kernels.fused.multiprocessors", lambda x: 2)
     chain = random_chain(20, (6, 4), (2, 3))
-    x = torch.randn(3, 20, 6, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = torch.randn(3, 20, 6, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF)
     assert_close(applied(x.contiguous(memory_format=FORMATS[layout]), chain), expected(x, chain))
 
 
 @kernel_test
 def test_other_strides_and_an_untouched_input():
     chain = random_chain(16, (4, 6), (2, 3))
-    big = torch.randn(2, 20, 4, 12, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    big = torch.randn(2, 20, 4, 12, generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF)
     x = big[:, 2:18, :, ::2]
     before = x.clone()
     assert_close(applied(x, chain), expected(x, chain))
@@ -174,7 +166,7 @@ def autocast() -> torch.autocast:
 @pytest.mark.parametrize("layout", FORMATS)
 def test_a_mixer_in_eval(layout):
     mixer, plain = mixers(24, (6, 10), "fused")
-    x = torch.randn(2, 24, 6, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = torch.randn(2, 24, 6, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF)
     x = x.contiguous(memory_format=FORMATS[layout])
     with torch.no_grad(), autocast():
         assert mixer.explain(x).form == "fused"
@@ -191,11 +183,11 @@ def test_a_mixer_in_eval(layout):
 def test_folded_models_take_it(layout):
     mixer, plain = mixers(32, (2, 10), "fused")
     folded = chasm.fold(mixer, size=(2, 10))
-    x = torch.randn(1, 32, 2, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = torch.randn(1, 32, 2, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF)
     x = x.contiguous(memory_format=FORMATS[layout])
     with torch.no_grad(), autocast():
         y = folded(x)
-        assert {chain.form for chain in folded._chains(x, DTYPE)} == {"fused"}
+        assert {chain.form for chain in folded._chains(x, HALF)} == {"fused"}
     assert_close(y, plain(x.double()).cpu())
     assert y.is_contiguous(memory_format=FORMATS[layout])
 
@@ -205,7 +197,7 @@ def test_folded_models_take_it(layout):
 @pytest.mark.parametrize("shape", [(8, 96, 256, 256), (8, 64, 128, 128), (4, 96, 218, 170), (2, 128, 256, 64)])
 def test_real_sizes_on_a_gpu(shape, layout):
     chain = random_chain(shape[1], shape[2:], (2, 3))
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF)
     y = applied(x.contiguous(memory_format=FORMATS[layout]), chain)
     assert_close(y[-1:], expected(x[-1:], chain))
     assert y.isfinite().all()
@@ -213,8 +205,3 @@ def test_real_sizes_on_a_gpu(shape, layout):
 
 def test_gain_tables_are_filled_with_zeros():
     assert float(gain_table(torch.ones(5, 32), 8).sum()) == 8 * 32 * scales(8)[1]
-
-
-@pytest.mark.skipif(INTERPRETED, reason="that is where this runs")
-def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 38

@@ -1,20 +1,17 @@
 """Copies between channels first and channels last, and the memory format of what a mixer returns."""
 
-import os
-
 import pytest
 import torch
 
 import chasm
 from chasm.ops.kernels.layout import channels_last, contiguous, is_channels_last
+from helpers import CUDA, INTERPRETED
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA and not INTERPRETED else "cpu"
 LAST = torch.channels_last
 
-# Without a GPU twice: by torch, and in the interpreter.
-pytestmark = pytest.mark.usefixtures("poisoned")
+# Without a GPU they run twice: with torch here, and with the kernel in the interpreter.
+pytestmark = [pytest.mark.usefixtures("poisoned"), pytest.mark.kernel]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -59,8 +56,3 @@ def test_a_mixer_returns_the_format_it_gets(options, training):
         results.append((y, g))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernel is tested directly")
-def test_the_kernel_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__) == 21

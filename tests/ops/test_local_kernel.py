@@ -1,7 +1,5 @@
 """The kernels of the local block against float64: outputs and all gradients."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,18 +10,11 @@ from chasm import CHASM, ops
 from chasm.mixers import chasm as mixers
 from chasm.ops import local
 from chasm.ops.local import obstacle
+from helpers import DEVICE, INTERPRETED, gpu_test, kernel_test
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available()
-DEVICE = "cpu" if INTERPRETED else "cuda"
 NAMES = ("z", "x", "dw_weight", "dw_bias", "pw_weight", "pw_bias")
 BFLOAT16 = 2e-2 if INTERPRETED else 1e-2  # the interpreter cuts off where a GPU rounds
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: BFLOAT16}
-
-# On a GPU as they are; without one in Triton's interpreter, which wants its variable set before triton is first
-# imported, hence a process of its own.
-kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
-gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 
 
 def make(batch: int, channels: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -194,11 +185,6 @@ def test_kernels_leave_changed_layers_alone(kernels, monkeypatch):
     ):
         mixer(inputs)
     assert calls == []
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 19
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter takes tensors on a CPU")

@@ -1,8 +1,6 @@
 """Every form of the selective scan against the sequential oracle, outputs and all gradients."""
 
-import os
 import warnings
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -14,10 +12,9 @@ import chasm.ops.selective_scan as package
 from chasm.common.cost import Tally, measuring
 from chasm.ops.selective_scan import choose_form, chunked, selective_scan
 from chasm.ops.selective_scan.op import scan
+from helpers import CUDA, DEVICE, INTERPRETED, kernel_test
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available()
 
 
 def make(batch: int, channels: int, length: int, states: int, regime: str = "usual", seed: int = 0) -> list[Tensor]:
@@ -295,43 +292,20 @@ def test_cost_is_the_formula(form):
     assert dict(tally.macs) == {"scan": 2 * 10 * (9 * 3 * 4 + 3)}
 
 
-# ---- Triton: on a GPU as it is; without one in Triton's interpreter, which wants its variable set before triton is
-# first imported, hence a process of its own.
-
-kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
-DEVICE = "cpu" if INTERPRETED else "cuda"
+# ---- Triton
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch):
+def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None):
     """Kernels with small blocks, on memory full of NaN."""
     from chasm.ops.selective_scan import kernels
 
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(kernels, "CHUNK", 16)
     if INTERPRETED:
         for name, sizes in {"FORWARD": (2,), "BACKWARD": (2,), "CARRY": (2, 2), "ROWS": (2, 8)}.items():
             blocks = [key for key in getattr(kernels, name) if key.startswith("BLOCK")]
             monkeypatch.setattr(kernels, name, dict(zip(blocks, sizes, strict=True)))
-        _patch_the_language_once(monkeypatch)
     return kernels
-
-
-def _patch_the_language_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter patches triton.language again at each call of a helper function: most of its time."""
-    from triton.runtime import interpreter
-
-    original, done = interpreter._patch_lang, set()
-
-    def patch(function):
-        if id(function.__globals__) not in done:
-            done.add(id(function.__globals__))
-            original(function)
-        return SimpleNamespace(restore=lambda: None)
-
-    monkeypatch.setattr(interpreter, "_patch_lang", patch)
 
 
 @kernel_test
@@ -371,11 +345,6 @@ def test_kernels_with_bfloat16_and_an_empty_batch(kernels):
     assert y.shape == (0, 2, 17)
     y.sum().backward()
     assert not empty[2].grad.any()
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 8
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

@@ -1,6 +1,5 @@
 """The norm kernels of the HiFi-Mamba host against float64, outputs and all gradients, and the layers that use them."""
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,16 +12,9 @@ import chasm
 from chasm.backbones.hifi.blocks import InvertedBottleneck
 from chasm.backbones.hifi.kernels import norm as norm_module
 from chasm.backbones.hifi.kernels.norm import NormGELU, norm_gelu
+from helpers import DEVICE, INTERPRETED, gpu_test, kernel_test
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.cuda.is_available()
-DEVICE = "cpu" if INTERPRETED else "cuda"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-
-# On a GPU as they are; without one in Triton's interpreter, which wants its variable set before triton is first
-# imported, hence a process of its own.
-kernel_test = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="runs inside test_kernels_in_the_interpreter")
-gpu_test = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -163,11 +155,6 @@ def test_kernels_in_the_inverted_bottleneck(monkeypatch, layout):
 def test_kernels_leave_a_wrong_number_of_channels_an_error(channels):
     with pytest.raises(RuntimeError):
         NormGELU(4).to(DEVICE)(normal(1, channels, 4, 4))
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels are tested directly")
-def test_kernels_in_the_interpreter(passed_in_the_interpreter):
-    assert passed_in_the_interpreter(__file__, "-k", "kernels") == 19
 
 
 # ---- on a GPU
