@@ -57,6 +57,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "site_tools.generate.ReadingOrder",
     "abort_on_example_error": True,
     "default_thumb_file": str(HERE / "overview.png"),
+    "capture_repr": (),  # only what is printed
     "download_all_examples": False,
     "show_memory": False,
     "show_signature": False,
@@ -79,7 +80,10 @@ html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 6,
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {  # code wants the width
+        "**": ["page-toc"],
+        **{f"gallery/{name}": [] for name in generate.READING_ORDER},
+    },
     "footer_start": ["copyright"],
     "footer_end": [],
     "navigation_with_keys": False,
