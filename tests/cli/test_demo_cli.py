@@ -84,7 +84,7 @@ def test_scores_are_printed_and_the_page_names_all_in_order(finished: tuple[Path
 
 def test_a_second_call_trains_nothing_again(finished: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = finished
-    monkeypatch.setattr(executors, "_Process", None)  # starting one would fail
+    monkeypatch.setattr(executors, "WorkerProcess", None)  # starting one would fail
     assert call(out).exit_code == 0
 
 

@@ -96,25 +96,36 @@ def run(
     arm: list[str] = ARM,
     only: list[str] = ONLY,
     selection_steps: int = SELECTION_STEPS,
-    at_once: int = typer.Option(1, min=1, help="Runs at once on this machine; several may share a GPU."),
+    at_once: int = typer.Option(
+        1, min=1, help="Runs at once on this machine, where several may share a GPU, or tasks at once under SLURM."
+    ),
     ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
     address: str = typer.Option(None, help="Address of the Ray cluster. Default: one on this machine."),
-    cpus: float = typer.Option(1.0, help="CPUs of a run under Ray."),
-    gpus: float = typer.Option(0.0, help="GPUs of a run under Ray; 0.25 lets four share one."),
+    slurm: bool = typer.Option(False, "--slurm", help="Submit an array job to SLURM instead, and wait for it."),
+    cpus: float = typer.Option(1.0, help="CPUs of a run under Ray or SLURM."),
+    gpus: float = typer.Option(0.0, help="GPUs of a run under Ray or SLURM; under Ray 0.25 lets four share one."),
+    minutes: int = typer.Option(
+        60, min=1, help="Time limit of a SLURM task; one that meets it saves and goes on later."
+    ),
+    partition: str = typer.Option(None, help="Partition of the SLURM cluster. Default: the cluster's."),
 ) -> None:
     """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""
     require("train", "data")
     from chasm.studies.runner import run as run_study
 
+    if ray and slurm:
+        raise ValueError("--ray and --slurm are two places to run a study: choose one")
     plan = _plan(name, scale, protocol, seeds, path, overrides, arm, only, selection_steps)
     outcomes = run_study(
         plan,
         out,
-        executor="ray" if ray else "local",
+        executor="ray" if ray else "slurm" if slurm else "local",
         at_once=at_once,
         address=address,
         cpus=cpus,
         gpus=gpus,
+        minutes=minutes,
+        partition=partition,
         say=typer.echo,
     )
     count = Counter(outcomes.values())

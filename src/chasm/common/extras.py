@@ -8,7 +8,8 @@ EXTRAS = {
     "data": ("h5py", "nibabel", "pydicom", "ismrmrd", "twixtools", "PIL", "tifffile", "skimage", "typer", "rich"),
     "report": ("matplotlib", "jinja2", "typer", "rich"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "cluster": ("ray",),
+    "hub": ("huggingface_hub",),
+    "cluster": ("ray", "submitit"),
 }
 # Needed for some files or options only; what meets one of those says so.
 _RARE = {"pydicom", "ismrmrd", "twixtools", "tifffile", "tensorboard"}

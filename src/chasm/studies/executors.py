@@ -70,14 +70,14 @@ def local(
         on_poll: called many times a second while workers run, to show their progress.
     """
     gpus = visible_gpus() if gpus is None else gpus
-    waiting, running = list(reversed(jobs)), dict[int, _Process]()
+    waiting, running = list(reversed(jobs)), dict[int, WorkerProcess]()
     try:
         while waiting or running:
             for slot in range(at_once):
                 if waiting and slot not in running:
                     job = waiting.pop()
                     try:
-                        running[slot] = _Process(job, environment_of(slot, at_once, gpus, threads))
+                        running[slot] = WorkerProcess(job, environment_of(slot, at_once, gpus, threads))
                     except OSError:  # the folder cannot be created or written; `state` says so
                         yield job["key"], "failed"
             for slot, process in list(running.items()):
@@ -95,7 +95,7 @@ def local(
             process.end(deadline)
 
 
-class _Process:
+class WorkerProcess:
     """A worker process. Its output goes to output.txt in the folder of its cell, in case it dies."""
 
     def __init__(self, job: Job, environment: dict[str, str]) -> None:

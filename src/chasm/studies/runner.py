@@ -14,6 +14,7 @@ from chasm.data.records import SPLITS, in_split
 from chasm.studies.executors import local, on_ray
 from chasm.studies.factors import SETTINGS, image_size
 from chasm.studies.plan import Plan, arms_left_out, missing_paths, save_plan
+from chasm.studies.slurm import on_slurm
 from chasm.studies.state import has_diverged, state
 from chasm.studies.tuning import stage, with_selections
 from chasm.studies.worker import Job, make_job
@@ -46,6 +47,8 @@ def run(
     address: str | None = None,
     cpus: float = 1,
     gpus: float = 0,
+    minutes: int = 60,
+    partition: str | None = None,
     say: Say = print,
 ) -> dict[str, str]:
     """Run what is missing of a study. A failed run is recorded and the rest goes on.
@@ -55,11 +58,13 @@ def run(
     Args:
         plan: the study, or a part of it.
         root: folder of the runs.
-        executor: "local" or "ray".
-        at_once: runs at a time on this machine.
+        executor: "local", "ray" or "slurm".
+        at_once: runs at a time on this machine, or tasks at a time under SLURM.
         address: of the Ray cluster; None for one on this machine.
-        cpus: CPUs of a run under Ray.
-        gpus: GPUs of a run under Ray.
+        cpus: CPUs of a run under Ray or SLURM.
+        gpus: GPUs of a run under Ray or SLURM.
+        minutes: time limit of a task under SLURM.
+        partition: partition of the SLURM cluster.
         say: where messages go.
 
     Returns:
@@ -87,7 +92,14 @@ def run(
                 say(f"{plan.study.name}: {counted(len(plan.points), 'run')}, {len(jobs)} to do{_selecting(plan)}")
             if not jobs:
                 return outcomes
-            stream = on_ray(jobs, address, cpus, gpus) if executor == "ray" else local(jobs, at_once)
+            if executor == "ray":
+                stream = on_ray(jobs, address, cpus, gpus)
+            elif executor == "slurm":
+                stream = on_slurm(
+                    jobs, root / "slurm", at_once=at_once, cpus=cpus, gpus=gpus, minutes=minutes, partition=partition
+                )
+            else:
+                stream = local(jobs, at_once)
             folders = {job["key"]: Path(job["folder"]) for job in jobs}
             configs = {run.key: run.config for run in (*plan.selection_runs, *plan.runs)}
             try:

@@ -1,0 +1,119 @@
+"""Run the cells of a study as an array job of SLURM. submitit writes the job script, submits it and watches it."""
+
+import math
+import shutil
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from chasm.common.extras import how_to_install
+from chasm.studies.executors import MAX_SAVE_SECONDS, WorkerProcess, environment_of, visible_gpus
+from chasm.studies.state import failed, state
+from chasm.studies.worker import Job
+from chasm.train.config import RunConfig
+
+MAX_REQUEUES = 1000  # after time limits; a cell goes on where it was, so only a cell that never saves meets this
+POLL_SECONDS = 5.0
+
+
+def on_slurm(
+    jobs: Sequence[Job],
+    folder: Path,
+    *,
+    at_once: int = 1,
+    cpus: float = 1,
+    gpus: float = 0,
+    minutes: int = 60,
+    partition: str | None = None,
+    cluster: str = "slurm",
+) -> Generator[tuple[str, str], None, None]:
+    """Submit one array job with a task for each cell, and yield (key, outcome) as each ends.
+
+    The folder of the runs and the data must have the same paths on all machines. A task that meets its time limit or is
+    preempted saves and goes back to the queue. Closing the generator cancels the tasks that are left; they save, too.
+
+    Args:
+        jobs: the cells.
+        folder: for logs and job scripts.
+        at_once: how many tasks run at the same time.
+        cpus: CPUs of a task, and the number of its threads.
+        gpus: GPUs of a task.
+        minutes: time limit of a task.
+        partition: of the cluster; None for its default.
+        cluster: "slurm"; "local" runs the tasks on this machine, for tests.
+
+    Raises:
+        ValueError: if submitit or SLURM is not installed, or GPUs are not a whole number.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise ValueError(f"--slurm needs submitit: {how_to_install('submitit')}") from None
+    if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+        raise ValueError("--slurm needs sbatch and srun, which are not here: run it on a login node of the cluster")
+    if gpus != int(gpus):
+        raise ValueError(f"SLURM gives whole GPUs, got --gpus {gpus:g}: several runs can share one with --at-once")
+    threads = max(1, math.ceil(cpus))
+    executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=MAX_REQUEUES)
+    executor.update_parameters(
+        name="chasm",
+        timeout_min=minutes,
+        cpus_per_task=threads,
+        gpus_per_node=int(gpus),
+        slurm_array_parallelism=at_once,
+        slurm_signal_delay_s=MAX_SAVE_SECONDS + 30,
+        **({"slurm_partition": partition} if partition else {}),
+    )
+    waiting = dict(zip(executor.map_array(Cell(), jobs, [threads] * len(jobs)), jobs, strict=True))
+    try:
+        while waiting:
+            for task in [task for task in waiting if task.done()]:
+                job = waiting.pop(task)
+                yield job["key"], _outcome(job, task)
+            time.sleep(POLL_SECONDS if waiting else 0)
+    finally:
+        for task in waiting:
+            task.cancel(check=False)
+
+
+class Cell:
+    """What a task does: one cell in a process of its own. submitit calls `checkpoint` shortly before the time limit."""
+
+    process: WorkerProcess | None = None
+
+    def __call__(self, job: Job, threads: int) -> str:
+        """Run the cell to its end, and return the outcome.
+
+        Args:
+            job: the cell.
+            threads: of its process.
+        """
+        self.process = WorkerProcess(job, environment_of(0, 1, visible_gpus(), threads))
+        while (outcome := self.process.poll()) is None:
+            time.sleep(0.2)
+        return outcome
+
+    def checkpoint(self, job: Job, threads: int) -> Any:
+        """Stop the cell, which saves, and return what to submit again.
+
+        Args:
+            job: the cell.
+            threads: of its process.
+        """
+        from submitit.helpers import DelayedSubmission
+
+        if self.process is not None:
+            self.process.stop()
+            self.process.end(time.monotonic() + MAX_SAVE_SECONDS)
+        return DelayedSubmission(Cell(), job, threads)
+
+
+def _outcome(job: Job, task: Any) -> str:
+    """The outcome of a task that has ended, read from the folder of its cell."""
+    folder = Path(job["folder"])
+    found = state(folder, RunConfig.model_validate(job["config"]))[0]
+    if found in ("done", "failed", "running"):
+        return found
+    failed(folder, f"SLURM job {task.job_id} ended as {task.state}; its log is {task.paths.stderr}")
+    return "failed"
