@@ -229,6 +229,7 @@ DOCUMENTED = (
     "data",
     "mixers",
     "ops/forms",
+    "ops/selective_scan",
     "tasks",
     "train",
     "bench",

@@ -254,7 +254,7 @@ def test_choice_and_reason():
 def test_a_large_scan_on_the_fallback_warns_once(monkeypatch):
     package._warn_once.cache_clear()
     large = [x.to("meta", torch.float32) for x in make(1, 2, 3, 2)]
-    monkeypatch.setattr(package, "LARGE", 12)
+    monkeypatch.setattr(package, "MIN_WARNED_ELEMENTS", 12)
     with pytest.warns(UserWarning, match="chunked form, many times slower.*needs a CUDA tensor"):
         selective_scan(*large)
     with warnings.catch_warnings():
@@ -263,7 +263,7 @@ def test_a_large_scan_on_the_fallback_warns_once(monkeypatch):
         package._warn_once.cache_clear()
         selective_scan(*large, form="chunked")  # chosen by the caller
         selective_scan(*make(1, 2, 3, 2))  # on a CPU it is what there is
-        monkeypatch.setattr(package, "LARGE", 13)
+        monkeypatch.setattr(package, "MIN_WARNED_ELEMENTS", 13)
         selective_scan(*large)  # small
 
 

@@ -4,12 +4,12 @@ For every sample, channel d and state n, with h_0 = 0 and delta > 0 (Gu and Dao,
 
     h_t = exp(delta_t A) h_{t-1} + delta_t B_t u_t          y_t = sum_n C_t h_t + D u_t
 
-Four forms with the same result, chosen in one place, `choose_form`:
+Four forms give the same result. `choose_form` chooses one of them:
 
-    mamba_ssm    the kernel of that package, where it is installed (CUDA)
-    triton       kernels.py: forward and backward over chunks in parallel (CUDA)
-    chunked      chunked.py: plain PyTorch, any device; what a CPU uses
-    sequential   reference.py: the definition, step by step; slow, the oracle of the tests
+    mamba_ssm    the CUDA kernel of the package mamba_ssm, if it is installed
+    triton       kernels.py: forward and backward over chunks in parallel, on CUDA
+    chunked      chunked.py: plain PyTorch on any device, the default on a CPU
+    sequential   reference.py: the definition step by step; slow, the oracle of the tests
 """
 
 import os
@@ -31,7 +31,7 @@ __all__ = ["FORMS", "choose_form", "selective_scan", "sequential_scan"]
 FORMS = ("mamba_ssm", "triton", "chunked", "sequential")
 MAMBA_SSM = "mamba_ssm.ops.selective_scan_interface"
 ASKED = "asked for"
-LARGE = 2**24  # B * D * N * L from which the fallback on a GPU is worth a warning
+MIN_WARNED_ELEMENTS = 2**24  # B * D * N * L from which the slow form on a GPU gives a warning
 
 
 def selective_scan(
@@ -46,21 +46,39 @@ def selective_scan(
     *,
     form: str = "auto",
 ) -> Tensor:
-    """u, delta (B, D, L); A (D, N), negative; B, C (B, N, L); D, delta_bias (D,) -> y (B, D, L) like u.
+    """Run the scan. All arithmetic is in float32, or in float64 if u is float64, also under autocast.
 
-    The step size is delta + delta_bias, through softplus if asked. All arithmetic is in float32 (float64 for a
-    float64 u), whatever the inputs and autocast. y may be a transposed view: channels are contiguous in it.
+    Args:
+        u: input, (B, D, L).
+        delta: step sizes before bias and softplus, (B, D, L).
+        A: negative, (D, N).
+        B: (B, N, L).
+        C: (B, N, L).
+        D: weights of u in the output, (D,), or None.
+        delta_bias: added to delta, (D,), or None.
+        delta_softplus: apply softplus to the step sizes.
+        form: "auto", or one of `FORMS`.
+
+    Returns:
+        y, (B, D, L) in the dtype of u. It may be a transposed view, with contiguous channels.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit, or the form is unknown or cannot run.
+
+    >>> u, A, B = torch.ones(1, 2, 3), -torch.ones(2, 4), torch.ones(1, 4, 3)
+    >>> selective_scan(u, u, A, B, B).shape
+    torch.Size([1, 2, 3])
     """
     _check(u, delta, A, B, C, D, delta_bias)
     form, reason = choose_form(u, form)
     batch, channels, length = u.shape
     states = A.shape[1]
-    if form == "chunked" and u.device.type != "cpu" and reason != ASKED and u.numel() * states >= LARGE:
+    if form == "chunked" and u.device.type != "cpu" and reason != ASKED and u.numel() * states >= MIN_WARNED_ELEMENTS:
         _warn_once(f"selective scan in the chunked form, many times slower than a kernel ({reason})")
     with counted_as("scan", macs=batch * length * (9 * channels * states + channels)):
         if form in ("triton", "chunked"):
             return scan(u, delta, A, B, C, D, delta_bias, delta_softplus, form)[0].transpose(1, 2)
-        wide = torch.float64 if u.dtype == torch.float64 else torch.float32  # these compute in what they are given
+        wide = torch.float64 if u.dtype == torch.float64 else torch.float32  # other forms use the inputs' dtype
         u_, delta, A, B, C = (x.to(wide) for x in (u, delta, A, B, C))
         D, delta_bias = (x if x is None else x.to(wide) for x in (D, delta_bias))
         with torch.autocast(u.device.type, enabled=False):
@@ -73,7 +91,18 @@ def selective_scan(
 
 
 def choose_form(u: Tensor, form: str = "auto") -> tuple[str, str]:
-    """Which form a scan of u runs in, and why. A form that is asked for and cannot run is an error."""
+    """Choose the form of a scan.
+
+    Args:
+        u: input of the scan.
+        form: "auto", or one of `FORMS`.
+
+    Returns:
+        The form and the reason.
+
+    Raises:
+        ValueError: if the form is unknown or cannot run.
+    """
     if form == "auto":
         if u.device.type == "cpu":
             return "chunked", "a CPU tensor"
@@ -90,7 +119,7 @@ def choose_form(u: Tensor, form: str = "auto") -> tuple[str, str]:
 
 
 def _obstacle(form: str, u: Tensor) -> str:
-    """Why a form cannot scan u; empty if it can."""
+    """Return why a form cannot scan u, or an empty string if it can."""
     if form in ("chunked", "sequential"):
         return ""
     if u.dtype == torch.float64:
@@ -112,7 +141,7 @@ def _installed(package: str) -> bool:
 
 @cache
 def _imports(package: str) -> bool:
-    try:  # a package whose compiled part does not fit this torch is as good as none
+    try:  # the compiled part of a package may not fit this torch
         import_module(MAMBA_SSM if package == "mamba_ssm" else package)
     except ImportError:
         return False
@@ -133,8 +162,8 @@ def _check(
     sizes = {"delta": (batch, channels, length), "A": (channels, A.shape[1])}
     sizes |= {"B": (batch, A.shape[1], length), "C": (batch, A.shape[1], length)}
     sizes |= {"D": (channels,), "delta_bias": (channels,)}
-    given = {"delta": delta, "A": A, "B": B, "C": C, "D": D, "delta_bias": delta_bias}
-    for name, x in given.items():
+    tensors = {"delta": delta, "A": A, "B": B, "C": C, "D": D, "delta_bias": delta_bias}
+    for name, x in tensors.items():
         if x is not None and tuple(x.shape) != sizes[name]:
             raise ValueError(
                 f"expected {name} of shape {sizes[name]} for u {tuple(u.shape)} and A {tuple(A.shape)}, "

@@ -1,15 +1,15 @@
 """The selective scan in plain PyTorch, chunk by chunk, forward and backward.
 
-The sequence is cut into chunks of T steps. P neighbouring chunks form a group: its P recurrences advance side
-by side, one tensor operation per time step, and everything that is not recurrent (the decays, the outputs, all
-gradients) is one operation for the whole group. Groups follow one another and pass on the state. Within a
-group of several chunks the recurrences start from zero; then the true start states S follow from the chunk
-ends, because the decay over several steps is exp(A * sum of their deltas), and correct the local result:
+The sequence is cut into chunks of T steps, and P neighbouring chunks form a group. The P recurrences of a group advance
+together, with one tensor operation per time step. Everything that is not recurrent (decays, outputs, all gradients) is
+one operation for the whole group. Each group passes its last state on to the next. In a group of several chunks the
+recurrences start from zero. The true start states S then follow from the ends of the chunks, because the decay over
+several steps is exp(A * sum of their deltas), and correct the local result:
 
     h_t = h_t(local) + exp(A * (delta_1 + .. + delta_t)) * S
 
-The backward pass is the same recurrence run from right to left on the adjoint l_t = C_t g_t + a_{t+1} l_{t+1}.
-Saved for it are the inputs and the start state of each chunk; states inside a chunk are computed again.
+The backward pass runs the recurrence of the adjoint, l_t = C_t g_t + a_{t+1} l_{t+1}, from right to left. It needs the
+inputs and the start state of each chunk, and computes the states inside a chunk again.
 
 Inside, channels are last: x is (G, T, P, B, D), B and C are (G, T, P, B, N), states (T, P, B, N, D).
 """
@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64  # T: a saved state per T steps
-# P is chosen so that one time step of a group has about this many elements. A CPU is busy with few of them and
-# then P = 1 saves the correction; a GPU wants many, and a group's T steps are in memory a few times at once.
+CHUNK = 64  # T; one state is saved per T steps
+# P is chosen so that one time step of a group has about this many elements. Few elements keep a CPU busy, and P = 1
+# needs no correction. A GPU needs many, but several copies of a group's T steps are in memory at once.
 STEP_ELEMENTS_CPU = 2**10
 STEP_ELEMENTS = 2**19
 
@@ -40,6 +40,15 @@ class Plan(NamedTuple):
 
 
 def plan(batch: int, channels: int, states: int, length: int, device: torch.device) -> Plan:
+    """Choose the number of groups and lanes.
+
+    Args:
+        batch: number of samples.
+        channels: D.
+        states: N.
+        length: L.
+        device: device of the scan.
+    """
     chunks = -(-length // CHUNK)
     wanted = STEP_ELEMENTS_CPU if device.type == "cpu" else STEP_ELEMENTS
     lanes = wanted // max(1, batch * channels * states)
@@ -48,6 +57,15 @@ def plan(batch: int, channels: int, states: int, length: int, device: torch.devi
 
 
 def states_shape(batch: int, channels: int, states: int, length: int, device: torch.device) -> tuple[int, ...]:
+    """Return the shape of the start states of all chunks.
+
+    Args:
+        batch: number of samples.
+        channels: D.
+        states: N.
+        length: L.
+        device: device of the scan.
+    """
     p = plan(batch, channels, states, length, device)
     return (p.groups, p.lanes, batch, states, channels)
 
@@ -55,7 +73,21 @@ def states_shape(batch: int, channels: int, states: int, length: int, device: to
 def forward(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None, softplus: bool
 ) -> tuple[Tensor, Tensor]:
-    """-> y (B, L, D), and the start state of every chunk (G, P, B, N, D)."""
+    """Run the scan.
+
+    Args:
+        u: input, (B, D, L).
+        delta: step sizes before bias and softplus, (B, D, L).
+        A: negative, (D, N).
+        B: (B, N, L).
+        C: (B, N, L).
+        D: weights of u in the output, (D,), or None.
+        bias: added to delta, (D,), or None.
+        softplus: apply softplus to the step sizes.
+
+    Returns:
+        y, (B, L, D), and the start state of each chunk, (G, P, B, N, D).
+    """
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
     x, deltas, At, Bs, Cs = _prepare(p, u, delta, A, B, C)
@@ -66,8 +98,8 @@ def forward(
     y, y_groups = _output(p, x)
     carry = x.new_zeros(1, batch, *At.shape)
     decay = x.new_empty(p.steps, p.lanes, batch, *At.shape)
-    h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)  # from the state before the first step
-    # Views are made once: making one costs as much as using it.
+    h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)  # starts with the state before the first step
+    # Views are made once, because making one takes as long as using it.
     decay_t, h_t, h_now, h_end = decay.unbind(), h.unbind(), h[1:], h[-1, -1:]
     for x_g, raw, B_g, C_g, start, out in zip(x, deltas, Bs.mT, Cs, starts, y_groups, strict=True):
         raw = raw if bias is None else raw + bias
@@ -81,7 +113,7 @@ def forward(
         else:
             h_t[0].zero_()
             _recur(decay_t, h_t)
-            total = (dt.cumsum(0).unsqueeze(-2) * At).exp_()  # (T, P, B, N, D): decay since the start
+            total = (dt.cumsum(0).unsqueeze(-2) * At).exp_()  # (T, P, B, N, D): decay since the start of the chunk
             _chain(carry, total[-1], h_t[-1], start)
             h_now.addcmul_(total, start)
         carry.copy_(h_end)
@@ -103,7 +135,23 @@ def backward(
     bias: Tensor | None,
     softplus: bool,
 ) -> tuple[Tensor, ...]:
-    """grad (B, L, D) -> the gradients of u, delta (B, L, D), A (N, D), B, C (B, L, N), D, bias (D,)."""
+    """Compute the gradients of the scan.
+
+    Args:
+        grad: gradient of y, (B, L, D).
+        starts: start states from `forward`.
+        u: input, (B, D, L).
+        delta: step sizes before bias and softplus, (B, D, L).
+        A: negative, (D, N).
+        B: (B, N, L).
+        C: (B, N, L).
+        D: weights of u in the output, (D,), or None.
+        bias: added to delta, (D,), or None.
+        softplus: apply softplus to the step sizes.
+
+    Returns:
+        The gradients of u and delta, (B, L, D), A, (N, D), B and C, (B, L, N), D and bias, (D,).
+    """
     batch, channels, length = u.shape
     p = plan(batch, channels, A.shape[1], length, u.device)
     x, deltas, At, Bs, Cs = _prepare(p, u, delta, A, B, C)
@@ -135,10 +183,10 @@ def backward(
             _recur_back(decay_t, adjoint_t)
         else:
             _recur_back(decay_t, adjoint_t)
-            rest = torch.zeros_like(dt)  # sum of the deltas behind each step
+            rest = torch.zeros_like(dt)  # sum of the deltas after each step
             rest[:-1] = dt[1:].flip(0).cumsum(0).flip(0)
             total = ((rest[0] + dt[0]).unsqueeze(-2) * At).exp_()
-            enters = torch.empty_like(total)  # from the right, so the last chunk comes first
+            enters = torch.empty_like(total)  # goes from right to left, so the last chunk comes first
             _chain(carry, total.flip(0), (decay_t[0] * adjoint_t[0]).flip(0), enters)
             adjoint.addcmul_((rest.unsqueeze(-2) * At).exp_(), enters.flip(0))
 
@@ -146,9 +194,9 @@ def backward(
         dB_groups[g] = dot(dtx, adjoint_columns)
         ddtx = dot(B_g, adjoint)
         torch.mul(dt, ddtx, out=du_groups[g])
-        adjoint.mul_(decay)  # now of the state before each step
+        adjoint.mul_(decay)  # now the adjoint of the state before each step
         carry.copy_(first)
-        adjoint.mul_(h_before)  # and now of delta * A
+        adjoint.mul_(h_before)  # now the gradient of delta * A
         dA += torch.mul(adjoint, dt_n, out=decay).sum((0, 1, 2))
         ddt = adjoint.mul_(At).sum(-2).addcmul_(x_g, ddtx)
         ddelta_groups[g] = softplus_backward(ddt, raw, 1, 20) if softplus else ddt
@@ -159,16 +207,16 @@ def backward(
 
 
 def _prepare(p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, ...]:
-    """-> u, delta (G, T, P, B, D), A (N, D), B, C (G, T, P, B, 1, N)."""
+    """Return u and delta (G, T, P, B, D), A (N, D), B and C (G, T, P, B, 1, N)."""
     dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
     u, delta, B, C = (_group(p, v.to(dtype)) for v in (u, delta, B, C))
     return u, delta, A.t().to(dtype).contiguous(), B.unsqueeze(-2), C.unsqueeze(-2)
 
 
 def _group(p: Plan, x: Tensor) -> Tensor:
-    """(B, M, L) -> (G, T, P, B, M). Zeros behind the end: with u = C = 0 there, nothing comes back from it."""
+    """Rearrange (B, M, L) to (G, T, P, B, M), padded with zeros: where u = C = 0, no gradient flows back."""
     batch, width, length = x.shape
-    # Two ways to (L, B, M): torch transposes a matrix fast, and copies rows fast where M is already last.
+    # Both ways to (L, B, M) are fast: torch transposes a matrix, or copies rows if M is already last.
     x = x.reshape(batch * width, length).t() if x.is_contiguous() else x.permute(2, 0, 1)
     x = x.reshape(length, batch, width)
     if missing := p.groups * p.lanes * p.steps - length:
@@ -177,14 +225,14 @@ def _group(p: Plan, x: Tensor) -> Tensor:
 
 
 def _output(p: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory (B, L or a little more, M), and a view of it as (G, T, P, B, M)."""
+    """Return memory of shape (B, padded L, M), and a view of it as (G, T, P, B, M)."""
     batch, width = like.shape[-2:]
     memory = like.new_empty(batch, p.groups, p.lanes, p.steps, width)
     return memory.flatten(1, 3), memory.permute(1, 3, 2, 0, 4)
 
 
 def _row_times_matrix(device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """(..., 1, K), (..., K, M) -> (..., M): a matrix product, unless the user has made those less exact."""
+    """Return a function of (..., 1, K) and (..., K, M): their product, also if the user allows inexact products."""
     backends: Any = torch.backends
     backend = {"cpu": backends.mkldnn, "cuda": backends.cuda}.get(device.type)
     if backend is not None and backend.matmul.fp32_precision in ("none", "ieee"):
@@ -193,19 +241,19 @@ def _row_times_matrix(device: torch.device) -> Callable[[Tensor, Tensor], Tensor
 
 
 def _recur(decay: Steps, x: Steps) -> None:
-    """x_t += a_t x_{t-1}, in place, t = 1..T; x has an x_0."""
+    """Compute x_t += a_t x_{t-1} in place for t = 1..T, where x starts with x_0."""
     for a, before, now in zip(decay, x, x[1:], strict=False):
         now.addcmul_(a, before)
 
 
 def _recur_back(decay: Steps, x: Steps) -> None:
-    """x_t += a_{t+1} x_{t+1}, in place, t = T-1..1."""
+    """Compute x_t += a_{t+1} x_{t+1} in place for t = T-1..1."""
     for a, after, now in zip(decay[:0:-1], x[::-1], x[-2::-1], strict=False):
         now.addcmul_(a, after)
 
 
 def _chain(first: Tensor, decay: Tensor, end: Tensor, out: Tensor) -> None:
-    """What enters each chunk of a group: S_1 = first, S_{p+1} = decay_p S_p + end_p."""
+    """Compute the state that enters each chunk of a group: S_1 = first, S_{p+1} = decay_p S_p + end_p."""
     out[:1] = first
     for p in range(1, len(out)):
         torch.addcmul(end[p - 1], decay[p - 1], out[p - 1], out=out[p])

@@ -1,20 +1,20 @@
 """The selective scan as Triton kernels, forward and backward; float32 inside, deterministic (no atomics).
 
-A program owns one chunk of T time steps of BLOCK_D channels of one sample: grid (chunks, channel blocks, batch).
-Its state is an (N, BLOCK_D) tile. Forward:
+A program computes one chunk of T time steps for BLOCK_D channels of one sample, so the grid is (chunks, channel blocks,
+batch). Its state is an (N, BLOCK_D) tile. The forward pass runs four kernels:
 
-    _rows_kernel      u, delta, B, C with channels last; the step size from delta, bias and softplus
-    _forward_kernel   every chunk from a zero state: its end state and its sum of step sizes
-    _carry_kernel     chunk after chunk: the true start states, with decays exp(A * sum of step sizes)
-    _forward_kernel   again, from the true start states: y
+    _rows_kernel      puts channels last in u, delta, B and C, and computes step sizes from delta, bias and softplus
+    _forward_kernel   runs every chunk from a zero state, for its end state and its sum of step sizes
+    _carry_kernel     computes the true start states, chunk after chunk, with decays exp(A * sum of step sizes)
+    _forward_kernel   runs every chunk from its true start state, for y
 
-Backward is the mirror image. _adjoint_kernel goes through every chunk from both ends at once: from the right with
-the adjoint, from the left with the state, of which it notes one in NOTE in memory. After _carry_kernel from the
-right, _backward_kernel walks back through the chunk and keeps four states in registers.
+The backward pass mirrors it. _adjoint_kernel goes through every chunk from both ends at once: from the right with the
+adjoint, and from the left with the state, of which it writes one in NOTE to memory. After _carry_kernel from the right,
+_backward_kernel goes back through the chunk and keeps four states in registers.
 
-Inside, u, the step sizes and y are (B, L, D), B and C are (B, L, N), states (B, J, N, D), and all three sizes are
-filled up to whole blocks, so that no load or store needs a mask: zeros in u, B, C and dy let nothing come back
-from there. A comes multiplied by log2(e), for exp2.
+Inside, u, the step sizes and y are (B, L, D), B and C are (B, L, N), and states are (B, J, N, D). L, D and N are padded
+to whole blocks, so that no load or store needs a mask: where u, B, C and dy are zero, no gradient flows back. A is
+multiplied by log2(e), for exp2.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 64  # T; a saved state per T steps
+CHUNK = 64  # T; one state is saved per T steps
 FORWARD = {"BLOCK_D": 32, "num_warps": 1}
 BACKWARD = {"BLOCK_D": 32, "num_warps": 1}
 NOTE = 8  # 4, or a multiple of it that divides T
@@ -247,6 +247,15 @@ class Sizes(NamedTuple):
 
 
 def states_shape(batch: int, channels: int, states: int, length: int, device: torch.device) -> Sizes:
+    """Return the shape of the start states of all chunks.
+
+    Args:
+        batch: number of samples.
+        channels: D.
+        states: N.
+        length: L.
+        device: device of the scan; has no effect.
+    """
     block = max(kernel["BLOCK_D"] for kernel in (FORWARD, BACKWARD, CARRY))
     return Sizes(batch, -(-length // CHUNK), triton.next_power_of_2(int(states)), -(-channels // block) * block)
 
@@ -254,7 +263,21 @@ def states_shape(batch: int, channels: int, states: int, length: int, device: to
 def forward(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None, softplus: bool
 ) -> tuple[Tensor, Tensor]:
-    """-> y (B, L, D), and the start state of every chunk (B, J, N, D)."""
+    """Run the scan.
+
+    Args:
+        u: input, (B, D, L).
+        delta: step sizes before bias and softplus, (B, D, L).
+        A: negative, (D, N).
+        B: (B, N, L).
+        C: (B, N, L).
+        D: weights of u in the output, (D,), or None.
+        bias: added to delta, (D,), or None.
+        softplus: apply softplus to the step sizes.
+
+    Returns:
+        y, (B, L, D), and the start state of each chunk, (B, J, N, D).
+    """
     batch, channels, length = u.shape
     s = states_shape(batch, channels, A.shape[1], length, u.device)
     states = torch.empty(s, device=u.device)
@@ -283,7 +306,23 @@ def backward(
     bias: Tensor | None,
     softplus: bool,
 ) -> tuple[Tensor, ...]:
-    """dy (B, L, D) -> the gradients of u, delta (B, L, D), A (N, D), B, C (B, L, N), D, bias (D,)."""
+    """Compute the gradients of the scan.
+
+    Args:
+        dy: gradient of y, (B, L, D).
+        states: start states from `forward`.
+        u: input, (B, D, L).
+        delta: step sizes before bias and softplus, (B, D, L).
+        A: negative, (D, N).
+        B: (B, N, L).
+        C: (B, N, L).
+        D: weights of u in the output, (D,), or None.
+        bias: added to delta, (D,), or None.
+        softplus: apply softplus to the step sizes.
+
+    Returns:
+        The gradients of u and delta, (B, L, D), A, (N, D), B and C, (B, L, N), D and bias, (D,).
+    """
     batch, channels, length = u.shape
     n = A.shape[1]
     s = states_shape(batch, channels, n, length, u.device)
@@ -320,7 +359,7 @@ def _prepare(
     s: Sizes, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None,
     softplus: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """-> u, step sizes (B, L, D), A (N, D), B, C (B, L, N), D (D,)."""
+    """Return u and step sizes (B, L, D), A (N, D), B and C (B, L, N), and D (D,)."""
     channels, n = A.shape
     fill = (0, s.channels - channels)
     A2 = F.pad(A.t().float() * LOG2E, (*fill, 0, s.states - n)).contiguous()

@@ -1,7 +1,7 @@
 """The chunked and the Triton form as one PyTorch operator with its own backward.
 
-A registered operator, not an `autograd.Function`: torch.compile and torch.export then see one opaque node and do
-not unroll the time steps. Gradients are of first order only.
+It is a registered operator and not an `autograd.Function`, so that torch.compile and torch.export see one opaque node
+and do not unroll the time steps. There is no second derivative.
 """
 
 from typing import Any
@@ -14,19 +14,19 @@ from chasm.ops.selective_scan import chunked
 
 def _implementation(form: str) -> Any:
     if form == "triton":
-        from chasm.ops.selective_scan import kernels  # imports triton, which not everybody has
+        from chasm.ops.selective_scan import kernels  # needs triton
 
         return kernels
     return chunked
 
 
-# The time axis comes in last, as in u (B, D, L), and leaves in the middle, (B, L, D): inside, channels are last.
+# Inputs have the time axis last, as u (B, D, L). Results have channels last, (B, L, D), as the forms compute them.
 _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? bias, bool softplus, str form"
 
 
 @torch.library.custom_op("chasm::selective_scan", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
 def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """-> y (B, L, D) and the start states of the chunks, which only the backward reads."""
+    """Return y (B, L, D) and the start states of the chunks, which only the backward pass reads."""
     *arguments, form = inputs
     with torch.autocast(inputs[0].device.type, enabled=False):
         return _implementation(form).forward(*arguments)
@@ -36,7 +36,7 @@ def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     "chasm::selective_scan_backward", mutates_args=(), schema=f"(Tensor dy, Tensor states, {_INPUTS}) -> Tensor[]"
 )
 def scan_backward(*inputs: Any) -> list[Tensor]:
-    """-> the gradients of u, delta, B, C in the dtype of each, and of A, D, bias in that of the states."""
+    """Return the gradients of u, delta, B and C in their dtypes, and of A, D and bias in the dtype of the states."""
     *arguments, form = inputs
     _, states, u, delta, _, B, C, *_ = arguments
     with torch.autocast(inputs[0].device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""The selective scan as its definition reads, one time step after the other: the oracle of the other forms."""
+"""The selective scan by its definition, one time step after the other: the oracle of the other forms."""
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,28 @@ def sequential_scan(
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
 ) -> Tensor:
-    """u, delta (B, D, L); A (D, N); B, C (B, N, L); D, delta_bias (D,) -> (B, D, L). Gradients by autograd."""
+    """Run the scan step by step. Autograd computes the gradients.
+
+    Args:
+        u: input, (B, D, L).
+        delta: step sizes before bias and softplus, (B, D, L).
+        A: negative, (D, N).
+        B: (B, N, L).
+        C: (B, N, L).
+        D: weights of u in the output, (D,), or None.
+        delta_bias: added to delta, (D,), or None.
+        delta_softplus: apply softplus to the step sizes.
+
+    Returns:
+        y, (B, D, L).
+    """
     if delta_bias is not None:
         delta = delta + delta_bias[:, None]
     if delta_softplus:
         delta = F.softplus(delta)
     state = u.new_zeros(*u.shape[:2], A.shape[1])  # (B, D, N)
     outputs = []
-    # unbind, not indexing: the gradient of x[..., t] is a full-length tensor for every t.
+    # unbind instead of indexing, because the gradient of x[..., t] would be a tensor of full length for every t.
     for u_t, delta_t, B_t, C_t in zip(*(x.unbind(-1) for x in (u, delta, B, C)), strict=True):
         decay = torch.exp(delta_t[..., None] * A)
         state = decay * state + (delta_t * u_t)[..., None] * B_t[:, None]
