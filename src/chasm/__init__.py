@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 # Public name -> the module it lives in. Loaded on first use, so that `import chasm` stays cheap.
 _PUBLIC = {
     "CHASM": "chasm.mixers.chasm",
-    "batched_bases": "chasm.mixers.chasm",
+    "batched_bases": "chasm.mixers.batched",
     "create_mixer": "chasm.mixers",
     "create_slot": "chasm.mixers",
     "list_mixers": "chasm.mixers",

@@ -11,7 +11,8 @@ from chasm.mixers.base import (
     list_mixers,
     register_mixer,
 )
-from chasm.mixers.chasm import CHASM, batched_bases
+from chasm.mixers.batched import batched_bases
+from chasm.mixers.chasm import CHASM
 from chasm.mixers.contract import check_mixer
 from chasm.mixers.difffno import DiffFNO
 from chasm.mixers.ffc import FFC

@@ -16,10 +16,6 @@ gradients of A and Gamma (see `stepped`). `step_scale=1` is the paper's paramete
 """
 
 import math
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,16 +25,16 @@ from torch.nn.functional import gelu
 from chasm import ops
 from chasm.common.cost import paper_products
 from chasm.common.precision import autocast_dtype
-from chasm.common.registry import is_count, suggest
+from chasm.common.registry import is_count
 from chasm.common.tracing import is_transformed
 from chasm.mixers._cache import Cache
+from chasm.mixers._options import AXES, bins_per_axis, one_of, parse_axes, spatial_size
 from chasm.mixers._wrapper import POINTWISE, in_format_of, joined_layers
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, Chain, Choice
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 
-AXES = {1: ("cl",), 2: ("ch", "cw"), 3: ("cd", "ch", "cw")}  # names of the spatial axes, in order
 STEP_SCALE = 30.0
 Basis = Literal["shared", "identity", "untied"]
 Gain = Literal["positive", "signed", "complex"]
@@ -111,10 +107,10 @@ class CHASM(Mixer):
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        _one_of("ndim", ndim, AXES)
-        _one_of("basis", basis, ("shared", "identity", "untied", None))
-        _one_of("gain", gain, ("positive", "signed", "complex"))
-        _one_of("form", form, ("auto", *ops.FORMS))
+        one_of("ndim", ndim, AXES)
+        one_of("basis", basis, ("shared", "identity", "untied", None))
+        one_of("gain", gain, ("positive", "signed", "complex"))
+        one_of("form", form, ("auto", *ops.FORMS))
         if not is_count(channels):
             raise ValueError(f"expected a whole number of channels, 1 or more, got channels={channels!r}")
         channels = int(channels)
@@ -124,7 +120,7 @@ class CHASM(Mixer):
         self.step_scale = float(step_scale)
         self.axes = ">".join(AXES[ndim]) if axes is None else axes
         self.residual = local if residual is None else residual
-        self.chains = _parse_axes(self.axes, ndim)
+        self.chains = parse_axes(self.axes, ndim)
         used = [axis for chain in self.chains for axis in chain] if basis is not None else []
         self._dims = [2 + AXES[ndim].index(axis) for axis in used]
         n_bins = dict(zip(AXES[ndim], bins_per_axis(size, bins, ndim), strict=True))
@@ -197,7 +193,7 @@ class CHASM(Mixer):
             >>> found["ch"].U.shape, found["ch"].gains.shape
             (torch.Size([8, 8]), torch.Size([9, 8]))
         """
-        return self._operators(_spatial(spatial, self.ndim))
+        return self._operators(spatial_size(spatial, self.ndim))
 
     def _operators(self, spatial: tuple[int, ...]) -> dict[str, AxisOperator]:
         bases = self._bases(spatial)
@@ -322,64 +318,6 @@ class CHASM(Mixer):
         return self
 
 
-@contextmanager
-def batched_bases(model: nn.Module) -> Iterator[None]:
-    """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
-
-    A mixer whose theta is replaced, moved or written to meanwhile, is sharded, or runs in compiled code builds its own
-    bases. (Fused optimisers write unseen: leave the context before they step.) The batched call has one backward pass:
-    open a context for each, around forward and backward; checkpointing looks for the same bases when it computes again.
-
-    Args:
-        model: any module; those without CHASM mixers are left alone.
-
-    >>> import torch
-    >>> model = nn.Sequential(CHASM(8, size=16), CHASM(8, size=16))
-    >>> with batched_bases(model):
-    ...     model(torch.randn(1, 8, 16, 16)).square().mean().backward()
-    """
-    groups: dict[Any, list[tuple[CHASM, str, Tensor]]] = defaultdict(list)
-    mixers = [m for m in model.modules() if isinstance(m, CHASM) and m.basis == "shared"]
-    mixers = [m for m in mixers if all(_is_versioned(t) for t in m.theta.values())]
-    for mixer in mixers:
-        for axis in mixer.theta:
-            theta = mixer.axis_parameters(axis).theta
-            assert theta is not None
-            groups[theta.shape, theta.dtype, theta.device].append((mixer, axis, theta))
-    bases: dict[CHASM, dict[str, Tensor]] = defaultdict(dict)
-    for members in groups.values():
-        batch = _OneBackward.apply(ops.orthogonal_basis(torch.stack([theta for *_, theta in members])))
-        for (mixer, axis, _), U in zip(members, batch, strict=True):
-            bases[mixer][axis] = U
-    try:
-        for mixer in mixers:
-            mixer._cache.give({a: bases[mixer][a] for a in mixer.theta}, list(mixer.theta.values()))
-        yield
-    finally:
-        for mixer in mixers:
-            mixer._cache.given = None
-
-
-class _OneBackward(torch.autograd.Function):
-    """The identity; a second backward pass through it says which context is in the way."""
-
-    @staticmethod
-    def forward(ctx: Any, bases: Tensor) -> Tensor:
-        ctx.save_for_backward(bases.new_empty(0))
-        return bases.view_as(bases)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        try:
-            _ = ctx.saved_tensors  # freed by the first backward pass, unless it had retain_graph=True
-        except RuntimeError:
-            raise RuntimeError(
-                "a second backward pass within one chasm.batched_bases: the bases are built once and their graph is "
-                "freed by the first backward pass: open a context for each, or add the losses and go back once"
-            ) from None
-        return gradient
-
-
 def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
     """Return start + scale * parameter, with the gradient of that handed to the parameter as it is.
 
@@ -395,56 +333,3 @@ def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
         return parameter
     scaled = torch.add(parameter, parameter.detach(), alpha=scale - 1)
     return scaled + start if start else scaled
-
-
-def _is_versioned(theta: Tensor) -> bool:
-    """True if a change of theta can be seen: it is not sharded (a DTensor), nor computed when it is asked for."""
-    return type(theta) is nn.Parameter and not theta.is_inference()
-
-
-def _one_of(name: str, value: Any, allowed: Any) -> None:
-    if value in allowed:
-        return
-    if value == "None" and None in allowed:
-        raise ValueError(f"{name}='None' is text: write None in Python, null in YAML")
-    raise ValueError(f"unknown {name}={value!r}: {suggest(str(value), [str(a) for a in allowed])}")
-
-
-def _spatial(given: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
-    """(64, 48) of operators(64, 48) and of operators((64, 48))."""
-    values = tuple(given[0]) if len(given) == 1 and isinstance(given[0], Iterable) else given
-    if len(values) != ndim or not all(map(is_count, values)):
-        raise ValueError(f"expected {ndim} positive whole numbers, one per spatial axis, got {given!r}")
-    return tuple(map(int, values))
-
-
-def _parse_axes(axes: str, ndim: int) -> list[list[str]]:
-    """ "ch>cw" -> one chain of two passes; "ch+cw" -> two chains, averaged."""
-    names = re.split(r"[>+]", str(axes))
-    if any(n not in AXES[ndim] for n in names) or len(set(names)) != len(names) or (">" in axes and "+" in axes):
-        example = ">".join(AXES[ndim])
-        raise ValueError(
-            f"axes={axes!r} is not a composition of {', '.join(AXES[ndim])}: write for example {example!r} (in order)"
-            f" or {example.replace('>', '+')!r} (mean), each axis at most once"
-        )
-    return [[n] for n in names] if "+" in axes else [names]
-
-
-def bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
-    """Return the bins of every axis.
-
-    Args:
-        size: spatial size of the features, as one number or one per axis.
-        bins: instead of the bins of that size, as one number or one per axis.
-        ndim: number of spatial axes.
-    """
-
-    def per_axis(name: str, value: Any) -> tuple[int, ...]:
-        values = tuple(value) if isinstance(value, Iterable) else (value,) * ndim
-        if len(values) != ndim or not all(map(is_count, values)):
-            raise ValueError(f"{name}={value!r}: expected a positive whole number, or {ndim} of them, one per axis")
-        return tuple(map(int, values))
-
-    if bins is not None:
-        return per_axis("bins", bins)
-    return (64,) * ndim if size is None else tuple(n // 2 + 1 for n in per_axis("size", size))

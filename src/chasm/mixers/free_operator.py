@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from chasm.common.registry import suggest
+from chasm.mixers._options import bins_per_axis
 from chasm.mixers._spectral import full_precision, is_empty, wide
 from chasm.mixers._wrapper import Pointwise2d
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.mixers.chasm import STEP_SCALE, bins_per_axis, stepped
+from chasm.mixers.chasm import STEP_SCALE, stepped
 from chasm.ops import table_at
 from chasm.ops.forms.fft import matrix_per_frequency
 

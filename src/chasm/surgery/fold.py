@@ -17,8 +17,9 @@ from chasm import ops
 from chasm.common.precision import autocast_dtype
 from chasm.common.tracing import is_exporting, is_transformed
 from chasm.mixers._cache import Cache
+from chasm.mixers._options import AXES
 from chasm.mixers._wrapper import in_format_of, joined_layers
-from chasm.mixers.chasm import AXES, CHASM
+from chasm.mixers.chasm import CHASM
 from chasm.ops import AxisOperator, Chain
 from chasm.ops.forms.circulant import channel_product
 from chasm.ops.gains import impulse_response

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from chasm.mixers.chasm import AXES, CHASM
+from chasm.mixers._options import AXES
+from chasm.mixers.chasm import CHASM
 
 MAX_SWEEPS = 100
 LEAST_PROGRESS = 1e-6  # share of the off-diagonal energy that a sweep must remove for another one to follow

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chasm.mixers.chasm import batched_bases
+from chasm.mixers.batched import batched_bases
 from chasm.tasks import Task, TaskBatch
 
 Context = AbstractContextManager[Any]
