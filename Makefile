@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test lint bench interop docs wheel clean
+.PHONY: demo test fuzz lint bench interop docs wheel clean
 
 demo: .venv/.ready
 	$(BIN)/chasm demo
 
 test: lint
 	$(BIN)/python -m pytest
+
+# New damage for every reader, recipe, run folder and study folder, for about an hour on two cores.
+fuzz: .venv/.ready
+	CHASM_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -o addopts= -q -n 2 tests/fuzz
 
 lint: .venv/.ready
 	$(BIN)/ruff check src tests benchmarks docs examples setup.py

@@ -92,7 +92,7 @@ def test_wrong_use_is_one_line_and_exit_3(arguments: list[str], message: str, tm
 @pytest.mark.parametrize("kind", ["proxy", "images"])
 def test_preview_writes_a_picture(kind: str, tmp_path: Path) -> None:
     write_proxy(tmp_path / "proxy", size=64)
-    write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
+    write_photo(tmp_path / "images" / "train" / "a$^$b.png", size=(64, 80))  # no formula
     out = tmp_path / "new" / "p.png"
     more = {"proxy": ["--slices", "1"], "images": ["-O", "size=64"]}[kind]
     result = runner.invoke(app, ["data", "preview", str(tmp_path / kind), "--as", kind, "-o", str(out), *more])
@@ -214,7 +214,7 @@ def test_montage_combines_coils(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["manifest", "preview"])
 def test_a_file_that_chasm_did_not_write_is_kept(what: str, tmp_path: Path) -> None:
-    write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
+    write_photo(tmp_path / "images" / "train" / "a$^$b.png", size=(64, 80))  # no formula
     mine = tmp_path / ("thesis.json" if what == "manifest" else "thesis.png")
     words = ["check", "--manifest"] if what == "manifest" else ["preview", "-O", "size=64", "-o"]
 
@@ -239,7 +239,7 @@ def test_a_file_that_chasm_did_not_write_is_kept(what: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_every_kind_of_preview_is_known_again(suffix: str, tmp_path: Path) -> None:
-    write_photo(tmp_path / "images" / "train" / "a.png", size=(64, 80))
+    write_photo(tmp_path / "images" / "train" / "a$^$b.png", size=(64, 80))  # no formula
     words = ["data", "preview", str(tmp_path / "images"), "--as", "images", "-O", "size=64", "-o"]
     for _ in range(2):
         result = runner.invoke(app, [*words, str(tmp_path / f"p.{suffix}")])

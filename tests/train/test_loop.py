@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +20,11 @@ from safetensors.torch import load_file
 from small import UNET, _one_thread, assert_same_run, checkpoint, recipe  # noqa: F401
 
 from chasm.common import files
+from chasm.data import DataError
 from chasm.tasks import Summary
 from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, log, loop, train
 from chasm.train.loop import MAX_SKIPPED_STEPS, Trainer
+from chasm.train.run import batches, open_split
 from chasm.train.schedule import rows_of_step
 
 
@@ -182,6 +185,32 @@ def test_scores_that_are_not_numbers_do_not_stop_a_run(tmp_path: Path, monkeypat
 def test_resident_or_not_the_run_is_the_same(options: dict[str, Any], done: Path, tmp_path: Path) -> None:
     train(recipe(**options), tmp_path, quiet=True)
     assert_same_run(done, tmp_path)
+
+
+def kill_reader(self: Any, i: int) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def damage_reader(self: Any, i: int) -> Any:
+    raise DataError("a.npy: image: damaged")
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (kill_reader, "a process that reads data was killed.*train.workers"),
+        (damage_reader, "^a.npy: image: damaged$"),
+    ],
+)
+def test_what_happens_in_a_process_that_reads_data_is_one_line(
+    read: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = recipe()
+    data = open_split(config, "train")
+    monkeypatch.setattr(type(data), "__getitem__", read)
+    with pytest.raises((DataError, ChildProcessError), match=expected) as e:
+        list(batches(data, [[0]], torch.device("cpu"), workers=1))
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -27,7 +27,7 @@ def montage(slices: Sequence[Slice], domain: str, sampling: Sampling) -> "Figure
         panels = _photo(s) if domain == "photo" else _mri(s, sampling)
         for ax, (title, picture, options) in zip(row, panels, strict=True):
             ax.imshow(picture.numpy(), **options)
-            ax.set_title(title, fontsize=8)
+            ax.set_title(title, fontsize=8, parse_math=False)  # a $ in a file name is a $
             ax.set_axis_off()
         if s.label is not None:
             for value, colour in enumerate(("tab:blue", "tab:green", "tab:red"), start=1):

@@ -25,6 +25,26 @@ def markdown_table(columns: Sequence[str], rows: Cells, *, right: Collection[str
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
+def escaped(text: str) -> str:
+    """Return text so that Markdown shows it as it is: on one line, without tags, links, code or bold of its own.
+
+    >>> print(escaped("a*b <script> [x](y)"))
+    a\\*b \\<script> [x]\\(y)
+    """
+    for mark, plain in (("\\", r"\\"), ("`", r"\`"), ("*", r"\*"), ("<", r"\<"), ("](", r"]\(")):
+        text = text.replace(mark, plain)
+    return " ".join(text.splitlines())
+
+
+def code(text: str) -> str:
+    """Return text as code in Markdown, whatever backticks it has.
+
+    >>> code("chasm report"), code("a`b")
+    ('`chasm report`', '`` a`b ``')
+    """
+    return f"`` {' '.join(text.splitlines())} ``" if "`" in text else f"`{' '.join(text.splitlines())}`"
+
+
 def print_table(
     columns: Sequence[str],
     rows: Cells,

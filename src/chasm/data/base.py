@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import Dataset
 
 from chasm.common.registry import Registry
-from chasm.data.records import Case, CaseFacts, Geometry, RawSlice, Slice, in_split
+from chasm.data.records import Case, CaseFacts, Geometry, RawSlice, Slice, fault, in_split
+
+BEYOND_SINGLE = "values are beyond float32 (3.4e38): scale the data"
 
 if TYPE_CHECKING:
     from chasm.data.resident import Resident
@@ -100,7 +102,13 @@ class FileDataset(SliceDataset):
         return len(self._rows)
 
     def __getitem__(self, i: int) -> Slice:
-        return self.read(*self.locate(i))
+        case, k = self.locate(i)
+        found = self.read(case, k)
+        if (
+            not found.image.isfinite().all()
+        ):  # an FFT or a sum over coils can leave float32, though every value is in it
+            raise fault(case.files[0], f"image of slice {k}", BEYOND_SINGLE)
+        return found
 
     def locate(self, i: int) -> tuple[Case, int]:
         """Return the case of row i and the number of its slice within the case. Reads nothing."""

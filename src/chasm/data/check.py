@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from typing import Any
 from chasm.common.files import read_json, write_text
 from chasm.common.registry import suggest
 from chasm.common.text import counted
-from chasm.data.base import DATASETS, FileDataset, existing
+from chasm.data.base import BEYOND_SINGLE, DATASETS, FileDataset, existing
 from chasm.data.records import Case, CaseFacts, DataError, fault
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
@@ -120,11 +121,16 @@ def _read(
 
     def one(case: Case) -> CaseFacts | DataError:
         try:
-            return probe(case)
+            facts = probe(case)
         except DataError as e:
             return e
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as e:  # one damaged file must not end the check
-            return fault(case.files[0], "file", f"cannot be read ({e})")
+        except ImportError:
+            raise
+        except Exception as e:  # one damaged file must not end the check
+            return fault(case.files[0], "file", f"cannot be read ({str(e) or type(e).__name__})")
+        if not (math.isfinite(facts.low) and math.isfinite(facts.high)):
+            return fault(case.files[0], "image", BEYOND_SINGLE)
+        return facts
 
     def record(file: Path) -> dict[str, Any]:
         try:

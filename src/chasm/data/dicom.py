@@ -7,7 +7,7 @@ place, an echo time and a scale of its own.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -268,11 +268,17 @@ def _frame(file: Path, data: Any, number: int) -> Frame:
 
     def floats(group: str, name: str, length: int) -> np.ndarray | None:
         value = get(group, name)
-        if value is None or len(value) != length:
+        if not isinstance(value, MutableSequence) or len(value) != length:
             return None
-        return np.array([float(v) for v in value])
+        numbers = np.array([float(v) for v in value])
+        return numbers if np.isfinite(numbers).all() else None
 
+    spacing = floats("PixelMeasuresSequence", "PixelSpacing", 2)
+    if spacing is not None and not (spacing > 0).all():
+        spacing = None  # no size: as good as none
     orientation = floats("PlaneOrientationSequence", "ImageOrientationPatient", 6)
+    if orientation is not None and not np.cross(*orientation.reshape(2, 3)).any():
+        orientation = None  # no plane
     position = floats("PlanePositionSequence", "ImagePositionPatient", 3)
     if int(data.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in data:
         position = None  # the file gives one position for all its frames: that of the first
@@ -294,6 +300,6 @@ def _frame(file: Path, data: Any, number: int) -> Frame:
         int(time or 0),
         position,
         None if orientation is None else orientation.reshape(2, 3),
-        floats("PixelMeasuresSequence", "PixelSpacing", 2),
+        spacing,
         None if thickness is None else float(thickness),
     )

@@ -1,6 +1,9 @@
 """Opening files so that a damaged one gives one line with its name, and none stays open by accident."""
 
+import logging
 import os
+import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +18,40 @@ from chasm.data.limits import refuse_other_files, require_fits, require_h5_fits,
 from chasm.data.records import DataError, fault
 
 
+class _QuietLibraries:
+    """Keep what libraries warn and log about a file to themselves: the one line of the error says it.
+
+    The filters of warnings belong to the process: the first thread that enters sets them, the last one puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._loggers = [logging.getLogger(name) for name in ("tifffile", "pydicom", "nibabel.global", "PIL")]
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._disabled = [logger.disabled for logger in self._loggers]
+                self._warnings = warnings.catch_warnings()
+                self._warnings.__enter__()
+                warnings.simplefilter("ignore")
+                for logger in self._loggers:
+                    logger.disabled = True
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._warnings.__exit__(None, None, None)
+                for logger, disabled in zip(self._loggers, self._disabled, strict=True):
+                    logger.disabled = disabled
+
+
+_quiet_libraries = _QuietLibraries()
+
+
 @contextmanager
 def reading(file: Path, field: str = "file") -> Iterator[None]:
     """Turn whatever a library raises while it reads a file into a one-line DataError. Pipes and devices are refused.
@@ -25,7 +62,8 @@ def reading(file: Path, field: str = "file") -> Iterator[None]:
     """
     require_regular(file, field)
     try:
-        yield
+        with _quiet_libraries:
+            yield
     except DataError:
         raise
     except FileNotFoundError:

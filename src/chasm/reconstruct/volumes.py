@@ -223,5 +223,5 @@ def side_by_side(path: Path, case: str, results: dict[int, SliceResult]) -> None
             ax.imshow(image, **options)
             ax.set_title(title, fontsize=9)
             ax.set_axis_off()
-    figure.suptitle(case, fontsize=10)
+    figure.suptitle(case, fontsize=10, parse_math=False)  # a $ in a file name is a $
     write_atomic(path, lambda partial: figure.savefig(partial, format="png", dpi=120))

@@ -354,7 +354,11 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
             f"study {study!r} ({scale}, {protocol}) was not started in {root}: "
             f"chasm study run {study} --scale {scale} --protocol {protocol}"
         )
+    content = read_json(path)
     try:
-        return make_plan(**read_json(path))
-    except TypeError:
-        raise ValueError(f"{path}: not a plan that chasm wrote: remove it and start the study again") from None
+        return make_plan(**content)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as e:
+        reason = " ".join(str(e).split())
+        raise ValueError(
+            f"{path}: not a plan that chasm wrote ({reason}): remove it and start the study again"
+        ) from None

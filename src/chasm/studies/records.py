@@ -3,41 +3,64 @@
 `Results.to_json` is what report.json holds: the fields by their names, and null for values that are not finite.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from chasm.common.files import json_safe
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from chasm.common.files import json_safe, read_json
 from chasm.studies.paper import Quote
 from chasm.train.config import RunConfig
 
 FORMAT = 2  # of report.json; 1 had "cells" instead of "runs", and no "selections"
 
 
-class _FromJson:
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null: not finite
+
+
+class _FromFile:
+    """A record that is read from a JSON file of a run folder."""
+
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        """Return the record of a JSON object; keys that are no fields are left out."""
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in content.items() if name in known})
+    def read(cls, path: Path) -> Self:
+        """Read the record. Keys that are no fields are left out, and a null stands for the default.
+
+        Args:
+            path: the JSON file.
+
+        Raises:
+            ValueError: with one line that names the file and the key, if a value has another type than it should.
+            OSError: if the file cannot be opened.
+        """
+        content = {key: value for key, value in read_json(path).items() if value is not None}
+        try:
+            return TypeAdapter(cls).validate_python(content)
+        except ValidationError as e:
+            problem = e.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            advice = "remove it, and the command that made it makes it again"
+            raise ValueError(f"{path}: {place}: {problem['msg']}, got {problem['input']!r:.80}: {advice}") from None
 
 
 @dataclass
-class Reference(_FromJson):
+class Reference:
     """Scores of the method that needs no training (zero-filled, bicubic) in a setting."""
 
     name: str
-    mean: dict[str, float]
-    std: dict[str, float]
+    mean: dict[str, Number]
+    std: dict[str, Number]
     setting: str = ""
 
 
 @dataclass
-class Metrics(_FromJson):
-    """What metrics.json of a run holds, as far as studies use it."""
+class Metrics(_FromFile):
+    """What metrics.json of a run holds, as far as studies use it. Scores that are null there are nan."""
 
-    cases: dict[str, dict[str, float]] = field(default_factory=dict)  # test case to metric to score
-    best_val: dict[str, float] = field(default_factory=dict)  # validation scores of the selected weights
+    cases: dict[str, dict[str, Number]] = field(default_factory=dict)  # test case to metric to score
+    best_val: dict[str, Number] = field(default_factory=dict)  # validation scores of the selected weights
     best_step: int | None = None
     steps: int | None = None
     seconds: float | None = None
@@ -61,7 +84,7 @@ class Metrics(_FromJson):
 
 
 @dataclass
-class Environment(_FromJson):
+class Environment(_FromFile):
     """What environment.json of a run says about where it ran."""
 
     device: str = ""
@@ -71,7 +94,7 @@ class Environment(_FromJson):
     modified: bool | None = None
     command: str = ""
     seed: int | None = None
-    with_files: dict[str, str] = field(default_factory=dict)  # files of --with, to the SHA-256 of their content
+    with_files: Annotated[dict[str, str], Field(validation_alias="with")] = field(default_factory=dict)  # to SHA-256
     plugins: dict[str, str] = field(default_factory=dict)  # "group: name" to package and version
 
 
@@ -264,6 +287,7 @@ class Results:
     protocol: str | None = None
     seeds: list[int] | None = None
     overrides: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)  # files of runs that the report lacks, and why
     format: int = FORMAT
 
     @property

@@ -1,12 +1,9 @@
 """From the run folders of a study to its results."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from chasm.common.files import read_json
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import compare, falsify, per_seed
 from chasm.studies.factors import SETTINGS, get_arm
@@ -66,26 +63,10 @@ def collect(plan: Plan, root: str | Path) -> Results:
     )
 
 
-def read_metrics(path: Path) -> Metrics:
-    """Read metrics.json of a run. Scores that are null there, being no numbers, are nan: statistics take numbers.
-
-    Raises:
-        ValueError: if the file is not JSON.
-    """
-    content: dict[str, Any] = read_json(path)
-    for scores in (content.get("best_val", {}), *content.get("cases", {}).values()):
-        scores |= {name: math.nan for name, value in scores.items() if value is None}
-    metrics = Metrics.from_json({k: v for k, v in content.items() if v is not None})
-    if isinstance(metrics.reference, dict):
-        metrics.reference = Reference.from_json(metrics.reference)
-    return metrics
-
-
 def read_environment(path: Path) -> Environment | None:
     """Read environment.json of a run; None where there is none that can be read."""
     try:
-        content = read_json(path)
-        return Environment.from_json(content | {"with_files": content.get("with", {})})
+        return Environment.read(path)
     except (OSError, ValueError):
         return None
 
@@ -144,7 +125,7 @@ def _run(plan: Plan, root: str | Path, planned: PlannedRun) -> RunRecord:
         error=error,
         config=planned.config,
         environment=read_environment(folder / "environment.json"),
-        metrics=read_metrics(folder / "metrics.json") if status == "done" else None,
+        metrics=Metrics.read(folder / "metrics.json") if status == "done" else None,
     )
 
 

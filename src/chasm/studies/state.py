@@ -8,6 +8,7 @@ from pathlib import Path
 
 from chasm.common.files import read_json, write_json, write_text
 from chasm.common.locks import is_locked, locked
+from chasm.studies.records import Metrics
 from chasm.train import NonFiniteError
 from chasm.train.checkpoints import holds_work
 from chasm.train.config import RunConfig, differences, load_recipe
@@ -37,16 +38,16 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
     Returns:
         One of `STATES`, and what went wrong, if anything.
     """
-    if holds_work(folder) and (folder / "config.yaml").is_file():
-        other = differences(load_recipe(folder / "config.yaml"), config)
-        if other:
-            return "other config", other
-    if (folder / "metrics.json").is_file():
-        try:
-            read_json(folder / "metrics.json")
+    try:
+        if holds_work(folder) and (folder / "config.yaml").is_file():
+            other = differences(load_recipe(folder / "config.yaml"), config)
+            if other:
+                return "other config", other
+        if (folder / "metrics.json").is_file():
+            Metrics.read(folder / "metrics.json")
             return "done", None
-        except ValueError as e:
-            return "failed", str(e)
+    except (OSError, ValueError) as e:  # a file that cannot be read, or has another shape
+        return "failed", str(e)
     if is_locked(folder / "lock"):
         return "running", None
     if (folder / "failed.json").is_file():

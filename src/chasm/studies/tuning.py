@@ -11,10 +11,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from chasm.common.files import read_json
 from chasm.common.text import counted
 from chasm.studies.factors import MULTIPLIERS, SETTINGS
 from chasm.studies.plan import Plan, Selection
+from chasm.studies.records import Metrics
 from chasm.studies.state import has_diverged, state
 
 MAX_EXTENSIONS = 3
@@ -75,7 +75,7 @@ def _scores(plan: Plan, selection: Selection, root: Path) -> dict[float, float |
         run = plan.selection_run(selection, multiplier)
         folder = plan.folder(root, run)
         if state(folder, run.config)[0] == "done":
-            value = read_json(folder / "metrics.json")["best_val"].get(SETTINGS[selection.setting].selection_metric)
+            value = Metrics.read(folder / "metrics.json").best_val.get(SETTINGS[selection.setting].selection_metric)
             scores[multiplier] = value if value is not None and math.isfinite(value) else None
         elif has_diverged(folder):
             scores[multiplier] = None

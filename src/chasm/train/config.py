@@ -277,8 +277,9 @@ def read_yaml(file: Path) -> Any:
 
 
 def _parse_yaml(text: str, where: str) -> Any:
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -289,7 +290,8 @@ def _parse_yaml(text: str, where: str) -> Any:
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:

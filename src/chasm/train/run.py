@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
@@ -127,22 +127,58 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
         rows: numbers of the slices of each batch.
         device: device of the batches.
         workers: processes that read slices, for data that is not in memory.
+
+    Raises:
+        DataError: if a slice cannot be read, here or in a worker.
+        ChildProcessError: if a worker was killed.
     """
     if isinstance(data, Resident):
         for chosen in rows:
             yield data.batch(chosen).to(device)
     else:
         loader: DataLoader[Any] = DataLoader(
-            data,
+            _Collated(data),
             batch_sampler=rows,
-            collate_fn=collate,
+            collate_fn=_as_it_is,
             num_workers=workers,
             worker_init_fn=_outlive_signals,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # without one it draws a seed from the stream that dropout uses
         )
-        for batch in loader:
+        for batch in _loaded(loader):
             yield batch.to(device, non_blocking=True)
+
+
+class _Collated(Dataset[Any]):
+    """Batches of a dataset by their rows. An error comes as a value: from a worker, torch would raise its traceback."""
+
+    def __init__(self, data: SliceDataset) -> None:
+        self.data = data
+
+    def __getitems__(self, rows: list[int]) -> Batch | Exception:
+        try:
+            return collate([self.data[i] for i in rows])
+        except (ValueError, OSError, MemoryError) as e:
+            return e
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _loaded(loader: Iterable[Batch | Exception]) -> Iterator[Batch]:
+    """Yield the batches of a loader; raise the error of one that could not be read, or one line if a worker died."""
+    try:
+        for batch in loader:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+    except RuntimeError as e:
+        if not str(e).startswith("DataLoader worker"):
+            raise
+        raise ChildProcessError(
+            "a process that reads data was killed, often for lack of memory: set train.workers lower, and start again"
+        ) from e
 
 
 def _outlive_signals(worker: int) -> None:

@@ -214,8 +214,13 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     (classic / "metrics.json").write_text(json.dumps(kept))
     shutil.copy(tmp_path / "Baseline" / "examples.npz", classic)
     folders = {label: tmp_path / label for label in ("compressed sensing", *runs)}
+    folders["$^$ <b> *x*"] = folders.pop("wrapper only")
+    for name in ("log.jsonl", "examples.npz", "weights.safetensors"):  # cut files do not take the rest of the report
+        (tmp_path / "wrapper only" / name).write_bytes(b'{"')
     page = report_runs(folders, tmp_path / "report.html", title="A <demo> & more", question="Which one?")
     text = page.read_text()
+    for name in ("log.jsonl", "examples.npz", "weights.safetensors"):
+        assert re.search(rf"Not shown, since it cannot be read: \S*wrapper only/{name}", text)
     parsed = Page(text)
     pictures = [s for s in parsed.sources if s.startswith("data:")]
     assert len(pictures) == 5
@@ -223,7 +228,8 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     assert "A &lt;demo&gt; &amp; more" in text
     assert "Which one?" in text
     number = r"\d\d\.\d\d"
-    order = f"highest mean PSNR CHASM, {number} dB, then wrapper only {number}, compressed sensing {number}, Baseline"
+    odd = re.escape("$^$ &lt;b&gt; *x*")
+    order = f"highest mean PSNR CHASM, {number} dB, then {odd} {number}, compressed sensing {number}, Baseline"
     assert re.search(order, text)
     table = differences(parsed)
     assert table["compressed sensing"]["CHASM − it"].endswith("] win")
@@ -231,6 +237,8 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     markdown = page.with_suffix(".md").read_text()
     assert "Embedded data" in markdown
     assert "| paper" not in markdown
+    assert r"| $^$ \<b> \*x\* |" in markdown
+    assert r"# A \<demo> & more" in markdown
 
 
 def test_numbers_as_they_are_printed() -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from chasm.data.files import reading
+from chasm.data.limits import read_npz
+
 
 @dataclass(frozen=True)
 class Example:
@@ -31,13 +34,20 @@ def read_example(folder: Path) -> Example | None:
 
     Args:
         folder: of the run.
+
+    Raises:
+        ValueError: with one line that names the file, if it cannot be read.
     """
     path = folder / "examples.npz"
     if not path.is_file():
         return None
-    with np.load(path, allow_pickle=False) as examples:
-        i = len(examples["slices"]) // 2
-        return Example(str(examples["slices"][i]), *(examples[k][i] for k in ("target", "reference", "output")))
+    with reading(path), np.load(path, allow_pickle=False) as archive:
+        names = read_npz(path, archive, "slices")
+        i = len(names) // 2
+        views = [read_npz(path, archive, key)[i] for key in ("target", "reference", "output")]
+        if any(view.ndim not in (2, 3) or view.dtype.kind not in "uif" or not view.size for view in views):
+            raise ValueError(f"no images: shapes {[view.shape for view in views]}")
+        return Example(str(names[i]), *views)
 
 
 def slice_score(output: np.ndarray, target: np.ndarray) -> str:

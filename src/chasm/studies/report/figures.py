@@ -63,10 +63,25 @@ def png_source(content: bytes) -> str:
 
 def encoded(figure: "Figure", kind: str) -> bytes:
     """The content of an SVG, PDF or PNG file; the same numbers give the same bytes."""
+    show_dollars(figure)
     buffer = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     figure.savefig(buffer, format=kind, dpi=150, metadata=undated.get(kind))
     return buffer.getvalue()
+
+
+def show_dollars(figure: "Figure") -> None:
+    """Show every text that is no formula as it is: the name of a method or case may have a $ in it."""
+    from matplotlib.mathtext import MathTextParser
+    from matplotlib.text import Text
+
+    parser = MathTextParser("path")
+    for text in figure.findobj(Text):
+        if "$" in text.get_text():
+            try:
+                parser.parse(text.get_text())
+            except ValueError:
+                text.set_parse_math(False)
 
 
 def axis_style(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:

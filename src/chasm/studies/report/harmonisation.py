@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.files import read_json
 from chasm.studies.comparisons import FOCUS
 from chasm.studies.harmony import Harmony, measure_harmony
 from chasm.studies.projection import harmonised_folder
-from chasm.studies.records import ArmResult, Gain, Results
+from chasm.studies.records import ArmResult, Gain, Metrics, Results
 from chasm.studies.report import text
 from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
 from chasm.studies.report.figures import INK, new_figure, source
@@ -130,7 +129,7 @@ def _lost(results: Results, row: ArmResult, metric: str, root: Path) -> str:
         scored = harmonised_folder(root / run.folder) / "metrics.json"
         if scored.is_file():
             before.append({case: values[metric] for case, values in run.result.cases.items()})
-            after.append({case: values[metric] for case, values in read_json(scored)["cases"].items()})
+            after.append({case: values[metric] for case, values in Metrics.read(scored).cases.items()})
     if not before:
         return text.UNKNOWN
     d = difference(after, before, metric)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from chasm import ops
+from chasm.data.files import reading
 from chasm.studies.report.figures import FOCUS, INK, axis_style, new_figure, source
 
 _KEY = re.compile(r"^slots\.(\d+)\.((?:.*\.)?)(theta|gain_table|phase_table)\.(\w+)$")
@@ -44,7 +45,16 @@ class Learned:
 
 
 def read(weights: Path, gain: str = "positive") -> list[Learned]:
-    """Every slot and axis of the CHASM mixers in a run's weights, in the order of the slots."""
+    """Every slot and axis of the CHASM mixers in a run's weights, in the order of the slots.
+
+    Raises:
+        ValueError: with one line that names the file, if it cannot be read.
+    """
+    with reading(weights, "weights"):
+        return _read(weights, gain)
+
+
+def _read(weights: Path, gain: str) -> list[Learned]:
     from safetensors.torch import load_file
 
     found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from chasm import __version__
 from chasm.common.files import write_bytes, write_text
-from chasm.common.tables import markdown_table
+from chasm.common.tables import code, escaped, markdown_table
 from chasm.studies.records import Results
 from chasm.studies.report import sections
 from chasm.studies.report.elements import Picture, Section, Table
@@ -142,25 +142,28 @@ def _html(report: ReportPage) -> str:
 
 def _markdown(report: ReportPage) -> str:
     """Text and tables; figures are in the HTML."""
-    lines = [f"# {report.title}", "", *([report.question, ""] if report.question else []), " · ".join(report.facts), ""]
+    question = [escaped(report.question), ""] if report.question else []
+    lines = [f"# {escaped(report.title)}", "", *question, escaped(" · ".join(report.facts)), ""]
     for notice in report.notices:
-        lines += [f"> **Note.** {notice}", ""]
+        lines += [f"> **Note.** {escaped(notice)}", ""]
     for section in report.sections:
-        lines += [f"## {section.title}", "", *(part for line in section.text for part in (line, ""))]
+        lines += [f"## {escaped(section.title)}", "", *(part for line in section.text for part in (escaped(line), ""))]
         if section.points:
-            lines += [*(f"- {point}" for point in section.points), ""]
+            lines += [*(f"- {escaped(point)}" for point in section.points), ""]
         for item in section.items:
             if isinstance(item, Table):
                 lines += _markdown_table(item)
-    return "\n".join([*lines, f"Made by `{report.command}`, chasm {report.version}.", ""])
+    return "\n".join([*lines, f"Made by {code(report.command)}, chasm {report.version}.", ""])
 
 
 def _markdown_table(table: Table) -> list[str]:
-    lines = [f"**{table.title}**", ""] if table.title else []
-    rows = [[f"**{c.text}**" if c.kind == "best" else c.text for c in row.cells] for row in table.rows]
-    columns = flat_columns(table)
+    lines = [f"**{escaped(table.title)}**", ""] if table.title else []
+    rows = [
+        [f"**{escaped(c.text)}**" if c.kind == "best" else escaped(c.text) for c in row.cells] for row in table.rows
+    ]
+    columns = [escaped(column) for column in flat_columns(table)]
     lines.append(markdown_table(columns, rows, right=[] if table.is_text else columns[1:]))
-    return [*lines, "", *([table.note, ""] if table.note else [])]
+    return [*lines, "", *([escaped(table.note), ""] if table.note else [])]
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,5 +1,6 @@
 """The figures of the paper's page: images of two datasets at two accelerations, and gains beside those printed."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def qualitative(found: FoundRows) -> Picture | None:
     for setting in QUALITATIVE:
         study = "fastmri" if setting.startswith("fastmri") else "cc359"
         rows = {arm: found.get(study, setting, HIFI, arm) for arm in paper.MIXERS}
-        examples = {arm: read_example(row.folder) for arm, row in rows.items() if row is not None}
+        examples = {arm: _example(row.folder) for arm, row in rows.items() if row is not None}
         present = {arm: example for arm, example in examples.items() if example is not None}
         first = next((example.slice_name for example in present.values()), None)
         blocks[setting] = {arm: example for arm, example in present.items() if example.slice_name == first}
@@ -48,6 +49,13 @@ def qualitative(found: FoundRows) -> Picture | None:
     )
     caption += f" Without finished runs: {', '.join(missing)}." if missing else ""
     return _picture(_qualitative_figure(shown), "images and errors of every mixer", caption, "figure-2")
+
+
+def _example(folder: Path) -> Example | None:
+    try:
+        return read_example(folder)
+    except ValueError:  # one damaged file does not take the figure of the others
+        return None
 
 
 def gains(found: FoundRows) -> Picture | None:

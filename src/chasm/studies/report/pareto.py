@@ -143,6 +143,7 @@ def _place_labels(ax: Any) -> None:
             weight="bold" if line.get_marker() == "*" else "normal",
             in_layout=False,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            parse_math=False,
         )
         best = math.inf
         for distance, (right, up) in product(DISTANCES, DIRECTIONS):

@@ -50,7 +50,12 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
         section.items.append(_pareto(points, labels, text.metric_name(first), f"{setting}-{host}"))
     if root is not None:
         runs = [run for row in rows for run in results.runs_of(row)]
-        curves = [curve for curve in (_curve(root, run, first) for run in runs) if curve is not None]
+        curves = []
+        for run in runs:
+            try:
+                curves += [curve] if (curve := _curve(root, run, first)) is not None else []
+            except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as e:
+                results.unreadable.append(f"{root / run.folder / 'log.jsonl'} ({' '.join(str(e).split())})")
         if any(curve.val for curve in curves):
             caption = "Learning curves: validation score (it selects the weights that are tested) and training loss."
             drawn = figures.learning(curves, labels, text.metric_name(first))
@@ -185,12 +190,10 @@ def _curve(root: Path, run: RunRecord, metric: str) -> figures.Curve | None:
     curve = figures.Curve(run.arm, run.seed)
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        if row.get("loss") is not None:  # null: not finite
-            curve.steps.append(row["step"])
-            curve.loss.append(row["loss"])
-        if row.get(f"val_{metric}") is not None:
-            curve.val_steps.append(row["step"])
-            curve.val.append(row[f"val_{metric}"])
+        for name, steps, values in (("loss", curve.steps, curve.loss), (f"val_{metric}", curve.val_steps, curve.val)):
+            if row.get(name) is not None:  # null: not finite
+                steps.append(int(row["step"]))
+                values.append(float(row[name]))
     return curve
 
 
@@ -198,7 +201,11 @@ def _panel(results: Results, setting: str, rows: Sequence[ArmResult], root: Path
     """Draw the middle one of the slices that every run saved, with the first seed of each method."""
     outputs, notes, first = {}, {}, None
     for row in rows:
-        example = read_example(root / results.runs_of(row)[0].folder)
+        try:
+            example = read_example(root / results.runs_of(row)[0].folder)
+        except ValueError as e:
+            results.unreadable.append(str(e))
+            continue
         if example is None:
             continue
         first = first or example

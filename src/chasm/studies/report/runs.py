@@ -5,7 +5,7 @@ from pathlib import Path
 
 from chasm.studies.comparisons import compare, per_seed
 from chasm.studies.records import ArmInfo, ArmResult, Metrics, Results, RunRecord, SettingInfo, StudyInfo
-from chasm.studies.results import read_environment, read_metrics, references_of, score_over
+from chasm.studies.results import read_environment, references_of, score_over
 from chasm.train.config import RunConfig, load_recipe
 
 ARM_NAMES = {"wrapper only": "wrapper"}  # names that studies also use, so that colours agree
@@ -69,7 +69,7 @@ def _arm(record: RunRecord) -> ArmInfo:
 def _record(label: str, folder: Path) -> RunRecord:
     if not (folder / "metrics.json").is_file():
         raise FileNotFoundError(f"{folder / 'metrics.json'}: not there: give the folder of a finished run")
-    metrics, config = read_metrics(folder / "metrics.json"), _config(folder)
+    metrics, config = Metrics.read(folder / "metrics.json"), _config(folder)
     setting, host = _place(config, metrics) if config else ("", "")
     return RunRecord(
         key=label,

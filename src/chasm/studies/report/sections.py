@@ -53,6 +53,7 @@ def notices(results: Results) -> list[str]:
     missing = sum(n for status, n in results.counts.items() if status != "done")
     if missing:
         found.append(f"{missing} of {sum(results.counts.values())} runs are not finished: the tables lack them.")
+    found += [f"Not shown, since it cannot be read: {line}" for line in results.unreadable]
     return found
 
 
@@ -216,7 +217,11 @@ def learned(results: Results, root: Path | None) -> Section | None:
         run = results.runs_of(row)[0]
         weights = root / run.folder / "weights.safetensors"
         gain = str(results.arms[row.arm].options.get("gain", "positive"))
-        operators = learned_operators.read(weights, gain) if weights.is_file() else []
+        try:
+            operators = learned_operators.read(weights, gain) if weights.is_file() else []
+        except ValueError as e:
+            results.unreadable.append(str(e))
+            continue
         if not operators:
             continue
         title = f"{results.label(row)}: {results.place_name(row.setting, row.host)}"
