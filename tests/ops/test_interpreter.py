@@ -22,6 +22,8 @@ def test_kernels_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "kernel", *files]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
+    summary = done.stdout.splitlines()[-1]
+    passed = re.search(r"(\d+) passed", summary)
     assert passed, done.stdout
-    assert int(passed[1]) == 272
+    assert int(passed[1]) >= 250
+    assert "skipped" not in summary  # a mark that keeps kernels from the interpreter would hide here

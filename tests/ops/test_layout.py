@@ -40,8 +40,11 @@ def test_other_strides():
     assert not is_channels_last(torch.randn(2, 3, 4, device=DEVICE))
 
 
-@pytest.mark.parametrize("options", [{}, {"local": False}, {"residual": False}, {"basis": None}], ids=str)
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("options", "training"),
+    [({}, True), ({}, False), ({"local": False}, True), ({"residual": False}, False), ({"basis": None}, True)],
+    ids=str,
+)
 def test_a_mixer_returns_the_format_it_gets(options, training):
     torch.manual_seed(0)
     mixer = chasm.CHASM(8, size=(4, 6), **options).to(DEVICE).train(training)

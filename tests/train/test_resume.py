@@ -77,8 +77,16 @@ def test_dropout_was_active(whole: Any) -> None:
     assert not torch.equal(early, late)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-@pytest.mark.parametrize(("name", "group"), [("everything", False), ("changing, worker", True)])
+@pytest.mark.parametrize(
+    ("name", "group", "number"),
+    [
+        ("everything", False, signal.SIGTERM),
+        ("everything", False, signal.SIGHUP),
+        ("changing, worker", True, signal.SIGTERM),
+        ("changing, worker", True, signal.SIGINT),
+        ("changing, worker", True, signal.SIGUSR1),
+    ],
+)
 def test_a_signal_saves_and_the_run_resumes_bit_equal(
     name: str, group: bool, number: int, whole: Any, tmp_path: Path
 ) -> None:
