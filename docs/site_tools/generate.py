@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from site_tools import links, pictures
+from site_tools import commands, links, pictures
 
 READING_ORDER = (
     "first_mixer",
@@ -67,6 +67,7 @@ def write_all(docs: Path) -> None:
     generated = docs / "generated"
     generated.mkdir(exist_ok=True)
     write_if_changed(generated / "mixers.md", mixer_tables())
+    write_if_changed(generated / "commands.md", commands.commands_page())
     write_if_changed(generated / "measured.md", measured())
     write_if_changed(generated / "promises.md", promises(docs.parent / "tests"))
     write_if_changed(docs / "_static" / "pictures-data.js", pictures.as_script())

@@ -26,10 +26,10 @@ def tools() -> SimpleNamespace:
     """The modules that the build uses, which are no package of ours."""
     sys.path.insert(0, str(DOCS))
     try:
-        from site_tools import check, generate, links, pictures
+        from site_tools import check, commands, generate, links, pictures
     finally:
         sys.path.remove(str(DOCS))
-    return SimpleNamespace(check=check, generate=generate, links=links, pictures=pictures)
+    return SimpleNamespace(check=check, commands=commands, generate=generate, links=links, pictures=pictures)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -66,6 +66,14 @@ def test_commands_on_the_pages_exist_with_their_options(command: str) -> None:
 def test_every_example_has_its_place_in_the_gallery(tools: SimpleNamespace) -> None:
     assert set(tools.generate.READING_ORDER) == {file.stem for file in (ROOT / "examples").glob("*.py")}
     assert 8 <= len(tools.generate.READING_ORDER) <= 10
+
+
+def test_the_reference_of_commands_has_their_options(tools: SimpleNamespace) -> None:
+    text = tools.commands.commands_page()
+    section = text.partition("## `chasm study run`\n")[2].partition("\n## ")[0]
+    assert "| `--protocol` |" in section
+    assert "Default: tiny." in section
+    assert "130 interrupted" in text
 
 
 def test_promises_count_their_tests(tools: SimpleNamespace) -> None:
