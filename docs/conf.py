@@ -31,6 +31,7 @@ extensions = [
 exclude_patterns = ["generated", "site_tools", "**/sg_execution_times.rst", "sg_execution_times.rst"]
 templates_path = ["_templates"]
 default_role = "code"  # docstrings write `names` with single backticks
+smartquotes = False  # options begin with two hyphens
 
 # --- pages ---------------------------------------------------------------------------------------
 
