@@ -117,6 +117,7 @@ class WorkerProcess:
             self.process.stdin.write(json.dumps(job).encode() + b"\n")  # stays open: the worker stops when it closes
 
     def poll(self) -> str | None:
+        """Return how the run ended; None while it works."""
         code = self.process.poll()
         if code is None:
             return None
@@ -133,10 +134,12 @@ class WorkerProcess:
         return "failed"
 
     def stop(self) -> None:
+        """Ask the worker to save and stop."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self, deadline: float) -> None:
+        """Wait for the worker until a time of `time.monotonic`, then kill it."""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
