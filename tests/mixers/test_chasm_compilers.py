@@ -80,6 +80,13 @@ def test_the_mean_of_axes_counts_every_axis_as_long() -> None:
             assert mixer.explain(torch.zeros(1, 2, 4000, 4)).form == "fft"
 
 
+@pytest.mark.parametrize(("axes", "short", "long"), [("ch", (4, 400), (400, 4)), ("cw", (400, 4), (4, 400))])
+def test_only_the_axes_of_the_mixer_count(axes: str, short: tuple[int, int], long: tuple[int, int]) -> None:
+    mixer = CHASM(2, bins=3, axes=axes)
+    assert mixer.explain(torch.zeros(1, 2, *short)).form == "circulant"
+    assert mixer.explain(torch.zeros(1, 2, *long)).form == "fft"
+
+
 def test_a_forced_form_that_cannot_be_is_refused() -> None:
     x = features(1, 3, 6, 5)
     with pytest.raises(ValueError, match="form 'circulant' needs"):
