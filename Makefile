@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test fuzz lint bench interop docs wheel clean
+.PHONY: demo test fuzz lint bench interop docs web wheel clean
 
 demo: .venv/.ready
 	$(BIN)/chasm demo
@@ -21,9 +21,14 @@ lint: .venv/.ready
 
 # Tests against other people's programs, from the packages of Debian or Ubuntu. `make test` neither needs nor runs them.
 interop: .venv/.ready
-	command -v bart && command -v ismrmrd_generate_cartesian_shepp_logan && command -v dcm2niix && command -v dcmdump && command -v dciodvfy && command -v chromium || \
-	  $$(command -v sudo) apt-get install -y --no-install-recommends bart ismrmrd-tools dcm2niix dcmtk dicom3tools chromium
+	command -v bart && command -v ismrmrd_generate_cartesian_shepp_logan && command -v dcm2niix && command -v dcmdump && command -v dciodvfy && command -v chromium && command -v npm || \
+	  $$(command -v sudo) apt-get install -y --no-install-recommends bart ismrmrd-tools dcm2niix dcmtk dicom3tools chromium nodejs npm
+	cd web && npm ci --ignore-scripts --no-audit --no-fund
 	$(BIN)/python -m pytest -m interop tests/interop
+
+# Copies the libraries of the page that `chasm app` shows from npm into the package. Needed only to change their versions.
+web:
+	cd web && npm ci --ignore-scripts --no-audit --no-fund && node vendor.mjs
 
 bench: .venv/.ready
 	$(BIN)/python benchmarks/operator_cpu.py

@@ -153,6 +153,7 @@ LAYERS: dict[str, set[str]] = {
     "studies": {"common", "data", "ops", "mixers", "surgery", "backbones", "train"},
     "publish": {"common", "models", "data", "train", "studies"},
     "reconstruct": {"common", "mri", "data", "tasks", "train"},
+    "app": {"common", "models", "mri", "data", "mixers", "surgery", "backbones", "train", "reconstruct"},
     "bench": {"common", "tasks", "ops", "mixers", "surgery", "backbones", "train"},
     "cli": {
         "common",
@@ -166,6 +167,7 @@ LAYERS: dict[str, set[str]] = {
         "train",
         "studies",
         "reconstruct",
+        "app",
         "bench",
     },
 }

@@ -61,7 +61,7 @@ def test_the_wheel_works_far_from_any_checkout(dist: Path, tmp_path: Path) -> No
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         wheel.extractall(installed)
     assert [p.read_text() for p in sorted(installed.glob("chasm/recipes/*"))] == [p.read_text() for p in RECIPES]
-    for name in ("py.typed", "studies/report/page.html.j2", "reconstruct/page.html"):
+    for name in ("py.typed", "studies/report/page.html.j2", "reconstruct/page.html", "app/static/vendor/manifest.json"):
         assert (installed / "chasm" / name).is_file(), name
     packages = {p.parent.relative_to(ROOT / "src") for p in (ROOT / "src/chasm").rglob("*.py")}
     assert {p.parent.relative_to(installed) for p in (installed / "chasm").rglob("*.py")} == packages

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from chasm.cli import bench, data, demo, export, harmonise, mixers, models, reconstruct, report, study, train
+from chasm.cli import bench, browser, data, demo, export, harmonise, mixers, models, reconstruct, report, study, train
 from chasm.cli.errors import EXIT_CODES, one_line_errors
 
 
@@ -76,3 +76,4 @@ app.command("report")(report.report)
 app.command("harmonise")(harmonise.harmonise)
 app.command("export")(export.export)
 app.command("reconstruct")(reconstruct.reconstruct)
+app.command("app")(browser.app)

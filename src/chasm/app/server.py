@@ -1,0 +1,197 @@
+"""The page on the local machine: 127.0.0.1 only, and only for who knows the token in its address."""
+
+import json
+import mimetypes
+import secrets
+import struct
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import numpy as np
+
+from chasm.mri import rss
+from chasm.reconstruct.inputs import open_scan
+
+MAX_UPLOAD = 768 * 2**20
+CHUNK = 2**20
+TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".wasm": "application/wasm",
+    ".onnx": "application/octet-stream",
+}
+HEADERS = {
+    "Cross-Origin-Opener-Policy": "same-origin",  # with the next one: threads in WebAssembly
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def serve(site: Path, port: int = 0, on_ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serve a site until Ctrl-C.
+
+    Args:
+        site: a folder that `build_site` wrote.
+        port: of 127.0.0.1; 0 takes a free one.
+        on_ready: called with the address, which holds the token.
+
+    Raises:
+        OSError: with one line, if the port is taken.
+    """
+    with make_server(site, port) as server:
+        on_ready(server.address)
+        server.serve_forever()
+
+
+def make_server(site: Path, port: int = 0) -> "SiteServer":
+    """Return the server of a site, bound to 127.0.0.1 and not yet running.
+
+    Args:
+        site: a folder that `build_site` wrote.
+        port: 0 takes a free one.
+    """
+    try:
+        return SiteServer(site, port)
+    except OSError as e:
+        raise OSError(f"port {port} cannot be used ({e.strerror}): choose another --port, or leave it out") from None
+
+
+class SiteServer(ThreadingHTTPServer):
+    """A server of one folder.
+
+    Args:
+        site: the folder.
+        port: of 127.0.0.1.
+
+    Attributes:
+        token: the first part of every path that is answered.
+        address: of the page.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, site: Path, port: int) -> None:
+        self.token = secrets.token_urlsafe(16)
+        super().__init__(("127.0.0.1", port), partial(_Handler, site.resolve()))
+        self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET gives out files of the site; POST convert turns a scan into numbers."""
+
+    server: SiteServer
+    timeout = 60  # seconds that a silent connection is kept
+
+    def __init__(self, site: Path, *args: Any) -> None:
+        self.site = site
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        path = self._path()
+        if path is None:
+            return
+        file = (self.site / (path or "index.html")).resolve()
+        if not file.is_relative_to(self.site) or not file.is_file():
+            return self._answer(HTTPStatus.NOT_FOUND, b"no such file")
+        kind = TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        self._answer(HTTPStatus.OK, file.read_bytes(), kind)
+
+    def do_POST(self) -> None:
+        path = self._path()
+        if path is None:
+            return
+        if path != "convert":
+            return self._answer(HTTPStatus.NOT_FOUND, b"no such address")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > MAX_UPLOAD:
+            self.close_connection = True
+            limit = f"larger than {MAX_UPLOAD >> 20} MB: use 'chasm reconstruct'"
+            return self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, limit.encode())
+        name = PurePosixPath(parse_qs(urlsplit(self.path).query).get("name", ["scan"])[0]).name or "scan"
+        with tempfile.TemporaryDirectory(prefix="chasm-app-") as folder:
+            file = Path(folder) / name
+            if not self._receive(file, int(length)):
+                return  # the tab was closed
+            try:
+                content = convert(file)
+            except (ValueError, OSError, MemoryError) as e:
+                why = " ".join(str(e).split()).replace(f"{folder}/", "")
+                return self._answer(HTTPStatus.UNPROCESSABLE_ENTITY, why.encode())
+        self._answer(HTTPStatus.OK, content, "application/octet-stream")
+
+    def _receive(self, file: Path, length: int) -> bool:
+        with open(file, "wb") as f:
+            while length > 0:
+                part = self.rfile.read(min(CHUNK, length))
+                if not part:
+                    return False
+                f.write(part)
+                length -= len(part)
+        return True
+
+    def _path(self) -> str | None:
+        """The path after the token; None, and an answer, for requests of other pages and of people without it."""
+        own = {f"127.0.0.1:{self.server.server_port}", f"localhost:{self.server.server_port}"}
+        origin = self.headers.get("Origin")
+        foreign = self.headers.get("Host") not in own or (origin is not None and urlsplit(origin).netloc not in own)
+        _, token, *rest = unquote(urlsplit(self.path).path).split("/", 2)
+        if foreign or not rest or not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            self._answer(HTTPStatus.FORBIDDEN, b"open the address that 'chasm app' printed")
+            return None
+        return rest[0]
+
+    def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        try:
+            self.send_response(status)
+            for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+        except (BrokenPipeError, ConnectionResetError):  # the tab was closed
+            self.close_connection = True
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing: names of files are nobody's business."""
+
+
+def convert(file: Path) -> bytes:
+    """Read a scan with chasm's readers, as the page takes it: length of a JSON header, the header, float32 numbers.
+
+    Several coils are combined by root-sum-of-squares.
+
+    Raises:
+        ValueError: with one line, if it is no scan, or undersampled k-space, which needs `chasm reconstruct`.
+    """
+    scan = open_scan(file, phase=True, target="rss")
+    if scan.measured is not None:
+        raise ValueError(f"{file.name}: undersampled k-space: the page simulates masks only: use 'chasm reconstruct'")
+    parts, shape, is_complex = [], None, False
+    for i in range(len(scan.data)):
+        image = scan.data[i].image
+        image = rss(image[None])[0] if len(image) > 1 else image
+        is_complex = image.is_complex()
+        planes = [image.real, image.imag] if is_complex else [image]
+        if shape not in (None, tuple(image.shape)):
+            raise ValueError(f"{file.name}: slices of several sizes")
+        shape = tuple(image.shape)
+        parts += [np.ascontiguousarray(plane[0].numpy(), dtype="<f4").tobytes() for plane in planes]
+    if shape is None:
+        raise ValueError(f"{file.name}: no slice in it")
+    facts = {
+        "count": len(scan.data),
+        "height": shape[-2],
+        "width": shape[-1],
+        "complex": is_complex,
+        "note": scan.read_as,
+    }
+    text = json.dumps(facts).encode()
+    text += b" " * (-(len(text) + 4) % 4)  # float32 numbers begin at a multiple of 4
+    return struct.pack("<I", len(text)) + text + b"".join(parts)

@@ -1,0 +1,345 @@
+// The page: what is chosen, what is shown, what is saved.
+import {drawBasis, drawGains} from './learned.js';
+import {DeadWorker, Network} from './network.js';
+import {createMask, prepare, scores, shown} from './physics.js';
+import {FileError, MAX_BYTES, loadScript, readScan} from './readers.js';
+import {Views} from './views.js';
+import {nifti, save} from './writers.js';
+
+const BANDS = ['lowest', 'low', 'middle', 'high', 'highest'];
+const $ = (id) => document.getElementById(id);
+const state = {site: null, model: null, scan: null, index: 0, bands: BANDS.map(() => 1), turn: 0, stopped: false};
+const network = new Network();
+const views = new Views(document, () => {
+  $('level').value = 1 - views.level;
+  $('window').value = 2.05 - views.window;
+  $('wipe').value = views.wipe;
+});
+
+function say(text) {
+  $('status').textContent = text;
+}
+
+function complain(error) {
+  const expected = error instanceof FileError || error instanceof DeadWorker;
+  $('message').hidden = false;
+  $('message').firstElementChild.textContent = error.message || String(error);
+  $('restart').hidden = !(error instanceof DeadWorker);
+  say('');
+  if (!expected) console.error(error);
+}
+
+function calm() {
+  $('message').hidden = true;
+}
+
+/** Run something that a person started; what goes wrong is shown, never thrown away. */
+async function act(work) {
+  calm();
+  try {
+    await work();
+  } catch (error) {
+    complain(error);
+  }
+}
+
+async function fetchJson(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error(`${path} cannot be fetched (${answer.status}): is the server still running?`);
+  return answer.json();
+}
+
+async function begin() {
+  state.site = await fetchJson('site.json');
+  $('privacy').textContent = state.site.convert
+    ? 'Files stay on this machine: the page talks to the chasm that serves it, and to nothing else.'
+    : 'Files stay in this page: it has no server to send them to.';
+  if (state.site.convert) $('formats').textContent += '; ISMRMRD, BART, Siemens and compressed DICOM by way of chasm';
+  for (const name of state.site.models) $('model').add(new Option(name));
+  $('model').value = state.site.models[0];
+  await chooseModel();
+}
+
+async function chooseModel() {
+  const name = $('model').value, folder = `models/${encodeURIComponent(name)}/`;
+  say(`Loading ${name} ..`);
+  state.model = await fetchJson(`${folder}page.json`);
+  const {ms, threads} = await network.load(new URL(`${folder}model.onnx`, location.href).href);
+  state.loaded = `${name} loaded in ${(ms / 1000).toFixed(1)} s, ${threads} thread${threads > 1 ? 's' : ''}`;
+  say(`${state.loaded}.`);
+  const {task, mixers} = state.model, isScan = task.name === 'reconstruction';
+  document.querySelectorAll('.mri').forEach((element) => (element.hidden = !isScan));
+  $('plain-caption').textContent = isScan ? 'zero-filled' : 'bicubic';
+  $('left').replaceChildren(new Option(isScan ? 'zero-filled' : 'bicubic', 'plain'), new Option('target', 'target'));
+  views.left = 'plain';
+  if (isScan) {
+    const own = task.acceleration, all = [...new Set([2, 3, 4, 6, 8, 10, 12, own])].sort((a, b) => a - b);
+    $('acceleration').replaceChildren(...all.map((a) => new Option(a === own ? `x${a} (trained)` : `x${a}`, a)));
+    $('acceleration').value = own;
+    $('kind').value = [...$('kind').options].some((o) => o.value === task.kind) ? task.kind : 'equispaced';
+  }
+  showCard();
+  $('learned').hidden = !mixers.length;
+  $('slot').replaceChildren(...mixers.map((mixer, i) => new Option(`${mixer.name}: ${mixer.channels} channels`, i)));
+  if (mixers.length) chooseSlot();
+  if (state.scan) await reconstruct();
+}
+
+function showCard() {
+  const pre = document.createElement('pre');
+  pre.textContent = state.model.card;
+  $('card').replaceChildren(pre);
+}
+
+function chooseSlot() {
+  const mixer = state.model.mixers[$('slot').value];
+  const names = {ch: 'height', cw: 'width'}, before = $('axis').value;
+  $('axis').replaceChildren(...Object.keys(mixer.axes).map((axis) => new Option(names[axis] ?? axis, axis)));
+  if (mixer.axes[before]) $('axis').value = before;
+  drawLearned();
+}
+
+function drawLearned() {
+  const mixer = state.model?.mixers[$('slot').value];
+  if (!mixer) return;
+  const {gains, basis} = mixer.axes[$('axis').value];
+  drawGains($('gains'), gains, state.bands);
+  $('basis').closest('figure').hidden = !basis;
+  if (basis) drawBasis($('basis'), basis);
+}
+
+/** Ask the chasm that serves the page to read what the page cannot. */
+async function convert(files, error) {
+  if (files.length > 1) throw error;
+  say(`${files[0].name}: read by chasm ..`);
+  const url = `convert?name=${encodeURIComponent(files[0].name)}`;
+  const answer = await fetch(url, {method: 'POST', body: files[0]}).catch(() => {
+    throw new FileError(`${error.message} The chasm that serves this page does not answer: is it still running?`);
+  });
+  const buffer = await answer.arrayBuffer();
+  if (!answer.ok) throw new FileError(new TextDecoder().decode(buffer));
+  const length = new DataView(buffer).getUint32(0, true);
+  const {count, height: H, width: W, complex, spacing, note} = JSON.parse(new TextDecoder().decode(buffer.slice(4, 4 + length)));
+  const n = H * W, values = new Float32Array(buffer.slice(4 + length));
+  const slice = (i) => {
+    const at = i * n * (complex ? 2 : 1);
+    const re = values.subarray(at, at + n), im = complex ? values.subarray(at + n, at + 2 * n) : null;
+    return {channels: [{re, im}]};
+  };
+  return {name: files[0].name.replace(/\..*$/, ''), H, W, count, slice, spacing, note};
+}
+
+async function open(files) {
+  say('Reading ..');
+  const scan = await readScan([...files], state.site.convert ? convert : null);
+  const {task} = state.model;
+  if (task.name === 'superres' && (scan.H % task.factor || scan.W % task.factor)) trim(scan, task.factor);
+  state.scan = scan;
+  state.index = Math.floor(scan.count / 2);
+  $('slice').max = scan.count - 1;
+  $('slice').value = state.index;
+  document.querySelectorAll('.many').forEach((element) => (element.hidden = scan.count < 2));
+  $('work').hidden = false;
+  await reconstruct();
+}
+
+/** Cut rows and columns that the factor does not divide. */
+function trim(scan, factor) {
+  const {H, W, slice} = scan, h = H - (H % factor), w = W - (W % factor);
+  const cut = (values) => values && Float32Array.from({length: h * w}, (_, i) => values[Math.floor(i / w) * W + (i % w)]);
+  scan.slice = (i) => ({channels: slice(i).channels.map(({re, im}) => ({re: cut(re), im: cut(im)}))});
+  [scan.H, scan.W] = [h, w];
+}
+
+async function infer(index, bands) {
+  const {scan, model} = state, {H, W} = scan;
+  const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value)};
+  const slice = scan.slice(index);
+  if (model.task.name === 'reconstruction' && slice.channels.length > 1) slice.channels = [grey(slice.channels)];
+  const prepared = prepare(slice, H, W, model.task, sampling);
+  const {input, channels, mask} = prepared;
+  const run = async (factors) => {
+    const {output, ms} = await network.run({input, channels, H, W, mask, bands: factors});
+    return {output, ms, shown: shown(output, model.task)};
+  };
+  const result = await run(bands);
+  const unchanged = bands.some((b) => b !== 1) ? (await run(bands.map(() => 1))).shown : null;
+  return {...prepared, ...result, unchanged};
+}
+
+const grey = ([r, g, b]) => ({re: r.re.map((v, i) => 0.299 * v + 0.587 * g.re[i] + 0.114 * b.re[i]), im: null});
+
+async function reconstruct() {
+  const turn = ++state.turn;
+  $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
+  say('Reconstructing ..');
+  const result = await infer(state.index, state.bands);
+  if (turn !== state.turn) return;  // another slice or mask was chosen meanwhile
+  state.result = result;
+  const {H, W, note} = state.scan, {target, plain, shown: output, unchanged} = result;
+  views.show({target, plain, output, unchanged}, H, W);
+  $('changed-caption').textContent = `effect of the band sliders × ${views.changeFactor}`;
+  const lines = [];
+  if (target) {
+    for (const [name, image] of [['reconstruction', output], [$('plain-caption').textContent, plain]]) {
+      const {psnr, nmse} = scores(image, target);
+      lines.push(`${name}: PSNR ${psnr.toFixed(2)} dB, NMSE ${nmse.toFixed(4)}`);
+    }
+  } else {
+    lines.push('no target: the k-space was measured undersampled');
+  }
+  $('numbers').textContent = lines.join('  ·  ');
+  const kept = result.mask ? `${result.mask.reduce((a, b) => a + b, 0)} of ${W} columns · ` : '';
+  say(`${H} x ${W} · ${kept}network ${Math.round(result.ms)} ms${note ? ` · ${note}` : ''} · ${state.loaded}`);
+  $('work').dataset.ready = turn;
+}
+
+/** All slices in the units of the file. */
+async function allSlices() {
+  const {count} = state.scan, slices = [];
+  state.stopped = false;
+  $('cancel').hidden = false;
+  try {
+    for (let i = 0; i < count; i++) {
+      if (state.stopped) throw new FileError(`Stopped after ${i} of ${count} slices.`);
+      say(`Slice ${i + 1} of ${count} ..`);
+      const {shown: output, low, scale} = await infer(i, state.bands);
+      slices.push(output.map((v) => v * scale + low));
+    }
+  } finally {
+    $('cancel').hidden = true;
+  }
+  say(`${count} slice${count > 1 ? 's' : ''} reconstructed.`);
+  return slices;
+}
+
+async function volume() {
+  const {H, W, count} = state.scan;
+  return nifti(await allSlices(), H, W, {...state.scan, count});
+}
+
+async function showVolume() {
+  const blob = await volume();
+  $('volume').hidden = false;
+  if (!globalThis.niivue) await loadScript('vendor/niivue.umd.js');
+  const viewer = state.viewer ?? new niivue.Niivue({backColor: [0, 0, 0, 1], show3Dcrosshair: true, logLevel: 'error'});
+  if (!state.viewer) await viewer.attachToCanvas($('volume-canvas'));
+  state.viewer = viewer;
+  await viewer.loadFromArrayBuffer(await blob.arrayBuffer(), `${state.scan.name}.nii`);
+}
+
+// --- events -------------------------------------------------------------------------------------------------------
+
+let timer = 0;
+function soon(work, wait = 150) {
+  clearTimeout(timer);
+  timer = setTimeout(() => act(work), wait);
+}
+
+function chooseSlice(index) {
+  if (!state.scan) return;
+  state.index = Math.min(state.scan.count - 1, Math.max(0, index));
+  $('slice').value = state.index;
+  soon(reconstruct);
+}
+
+$('model').onchange = () => act(chooseModel);
+$('kind').onchange = $('acceleration').onchange = () => state.scan && act(reconstruct);
+$('slice').oninput = () => chooseSlice(Number($('slice').value));
+$('level').oninput = () => { views.level = 1 - $('level').value; views.make(); };
+$('window').oninput = () => { views.window = 2.05 - $('window').value; views.make(); };
+$('wipe').oninput = () => { views.wipe = Number($('wipe').value); views.draw(); };
+$('left').onchange = () => { views.left = $('left').value; views.draw(); };
+$('smaller').onclick = () => views.setZoom(views.zoom / 1.3);
+$('larger').onclick = () => views.setZoom(views.zoom * 1.3);
+$('reset').onclick = () => views.reset();
+$('slot').onchange = chooseSlot;
+$('axis').onchange = drawLearned;
+$('cancel').onclick = () => { state.stopped = true; };
+$('save-png').onclick = () => act(async () => save(await views.png(), `${state.scan.name}-${state.index + 1}.png`));
+$('save-nifti').onclick = () => act(async () => save(await volume(), `${state.scan.name}-reconstructed.nii`));
+$('volume-button').onclick = () => act(showVolume);
+$('restart').onclick = () => act(async () => { network.start(); await chooseModel(); });
+$('choose').onclick = (event) => { event.stopPropagation(); $('files').click(); };
+$('drop').onclick = () => $('files').click();
+$('drop').onkeydown = (event) => { if (event.target === $('drop') && (event.key === 'Enter' || event.key === ' ')) $('files').click(); };
+$('files').onchange = () => { const files = [...$('files').files]; $('files').value = ''; if (files.length) act(() => open(files)); };
+$('example').onclick = (event) => {
+  event.stopPropagation();
+  act(async () => {
+    const name = state.model.example, answer = await fetch(`models/${encodeURIComponent(state.model.name)}/${name}`);
+    await open([new File([await answer.blob()], name)]);
+  });
+};
+$('card-button').onclick = () => {
+  $('card').hidden = !$('card').hidden;
+  $('card-button').setAttribute('aria-expanded', String(!$('card').hidden));
+};
+$('keys-button').onclick = () => $('keys').showModal();
+$('theme').onclick = () => {
+  const root = document.documentElement.dataset, dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  root.theme = (root.theme ?? (dark ? 'dark' : 'light')) === 'dark' ? 'light' : 'dark';
+  localStorage.setItem('chasm-theme', root.theme);
+  drawLearned();
+};
+
+for (const [i, name] of BANDS.entries()) {
+  const label = document.createElement('label'), input = document.createElement('input'), output = document.createElement('output');
+  Object.assign(input, {type: 'range', min: 0, max: 2, step: 0.05, value: 1});
+  input.dataset.band = i;
+  output.textContent = '× 1';
+  label.append(`${name} frequencies`, input, output);
+  input.oninput = () => {
+    state.bands[i] = Number(input.value);
+    output.textContent = `× ${input.value}`;
+    drawLearned();
+    if (state.scan) soon(reconstruct, 250);
+  };
+  $('bands').append(label);
+}
+const neutral = Object.assign(document.createElement('button'), {type: 'button', textContent: 'All × 1'});
+neutral.onclick = () => $('bands').querySelectorAll('input').forEach((input) => { input.value = 1; input.oninput(); });
+$('bands').append(neutral);
+
+for (const type of ['dragenter', 'dragover']) addEventListener(type, (event) => { event.preventDefault(); $('drop').classList.add('over'); });
+addEventListener('dragleave', (event) => { if (!event.relatedTarget) $('drop').classList.remove('over'); });
+addEventListener('drop', (event) => {
+  event.preventDefault();
+  $('drop').classList.remove('over');
+  act(async () => open(await dropped(event.dataTransfer)));
+});
+
+/** The files that were dropped, those of a folder too. */
+async function dropped(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), plain = [...transfer.files];
+  const files = [];
+  for (const entry of entries) {
+    if (entry.isFile) continue;
+    const reader = entry.createReader();
+    for (let batch; (batch = await new Promise((done, fail) => reader.readEntries(done, fail))).length;) {
+      for (const inner of batch) if (inner.isFile) files.push(await new Promise((done, fail) => inner.file(done, fail)));
+    }
+  }
+  return files.length ? files : plain;
+}
+
+addEventListener('keydown', (event) => {
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
+  const wipe = (by) => { views.wipe = Math.min(1, Math.max(0, views.wipe + by)); $('wipe').value = views.wipe; views.draw(); };
+  const keys = {
+    ArrowLeft: () => chooseSlice(state.index - 1), ArrowRight: () => chooseSlice(state.index + 1),
+    '+': () => views.setZoom(views.zoom * 1.3), '=': () => views.setZoom(views.zoom * 1.3), '-': () => views.setZoom(views.zoom / 1.3),
+    0: () => views.reset(), '[': () => wipe(-0.05), ']': () => wipe(0.05), o: () => $('files').click(), s: () => state.scan && $('save-png').click(),
+  };
+  if (keys[event.key]) {
+    event.preventDefault();
+    keys[event.key]();
+  }
+});
+addEventListener('resize', drawLearned);
+addEventListener('unhandledrejection', ({reason}) => complain(reason));
+
+// What tests in a browser ask for: the numbers behind the pictures.
+globalThis.chasm = {state, network, createMask, MAX_BYTES};
+
+act(begin);

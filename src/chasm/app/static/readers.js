@@ -1,0 +1,258 @@
+// Files into scans: {name, H, W, count, slice(i) -> {channels: [{re, im}], mask}, spacing, note}. Nothing leaves the page.
+import {fft2c} from './physics.js';
+
+export const MAX_BYTES = 768 * 2 ** 20;  // a tab has 2 to 4 GB, and decoding needs several copies
+const MAX_SIDE = 2048;
+const INSTEAD = "'chasm reconstruct' reads it without a browser";
+
+/** An error whose text is for the person at the screen. */
+export class FileError extends Error {}
+
+/** Run a library that is no module. */
+export function loadScript(src) {
+  return new Promise((resolve, reject) => {
+    const script = Object.assign(document.createElement('script'), {src, onload: resolve});
+    script.onerror = () => reject(new FileError(`${src} cannot be loaded: is the server still running?`));
+    document.head.append(script);
+  });
+}
+
+/** Read what was dropped: one file, or the files of one DICOM series. */
+export async function readScan(files, local = null) {
+  if (!files.length) throw new FileError('No file was given.');
+  const size = files.reduce((sum, file) => sum + file.size, 0), name = files[0].name;
+  if (size === 0) throw new FileError(`${name} is empty.`);
+  if (size > MAX_BYTES) {
+    const told = `${(size / 2 ** 30).toFixed(1)} GB, and a page can hold ${MAX_BYTES / 2 ** 20} MB`;
+    throw new FileError(`${name}: ${told}: ${INSTEAD}.`);
+  }
+  const first = new Uint8Array(await bytes(files[0].slice(0, 400), name));
+  const kind = recognise(first, name);
+  const reader = {nifti: readNifti, picture: readPicture, npy: readNpy, hdf5: readHdf5, dicom: readDicom}[kind];
+  if (files.length > 1 && kind !== 'dicom') {
+    throw new FileError(`${files.length} files: only the files of a DICOM series go together. Drop one file.`);
+  }
+  try {
+    if (!reader) throw new FileError(`${name}: not a NIfTI, DICOM, PNG, JPEG, NumPy or HDF5 file.`);
+    const scan = check(await reader(files, first), name);
+    return {...scan, name: name.replace(/\.(gz|nii|h5|npy|png|jpe?g|dcm|ima)$/gi, '').replace(/\.nii$/i, '')};
+  } catch (error) {
+    if (local) return local(files, error);
+    if (error instanceof FileError) throw error;
+    throw new FileError(`${name} cannot be read as ${kind}: ${error.message ?? error}. ${INSTEAD} if it is whole.`);
+  }
+}
+
+function recognise(head, name) {
+  const text = String.fromCharCode(...head.subarray(0, 8));
+  if (text.startsWith('\x89PNG') || text.startsWith('\xff\xd8\xff')) return 'picture';
+  if (text.startsWith('\x89HDF')) return 'hdf5';
+  if (text.startsWith('\x93NUMPY')) return 'npy';
+  if (String.fromCharCode(...head.subarray(128, 132)) === 'DICM') return 'dicom';
+  const view = new DataView(head.buffer, head.byteOffset, head.length);
+  const isHeader = head.length >= 348 && (view.getInt32(0, true) === 348 || view.getInt32(0, false) === 348);
+  if (isHeader || (head[0] === 0x1f && head[1] === 0x8b && /\.nii\.gz$/i.test(name))) return 'nifti';
+  return /\.(dcm|ima)$/i.test(name) ? 'dicom' : 'unknown';
+}
+
+function check(scan, name) {
+  const {H, W, count} = scan;
+  if (!(H >= 16 && W >= 16)) throw new FileError(`${name}: ${H} x ${W} pixels are too few: 16 x 16 or more.`);
+  if (H > MAX_SIDE || W > MAX_SIDE) throw new FileError(`${name}: ${H} x ${W} pixels are more than ${MAX_SIDE} a side.`);
+  if (!(count >= 1)) throw new FileError(`${name} holds no slice.`);
+  return scan;
+}
+
+async function bytes(blob, name) {
+  try {
+    return await blob.arrayBuffer();
+  } catch {
+    throw new FileError(`${name} cannot be read: it was moved or changed, or memory does not suffice. Drop it again.`);
+  }
+}
+
+/** Slices of a stack (count, H, W) of real numbers, or of complex ones that follow each other. */
+function stack(values, count, H, W, complex = false) {
+  const n = H * W, step = complex ? 2 : 1;
+  const slice = (i) => {
+    const part = values.subarray(i * n * step, (i + 1) * n * step);
+    if (!complex) return {channels: [{re: finite(Float32Array.from(part)), im: null}]};
+    const re = new Float32Array(n), im = new Float32Array(n);
+    for (let k = 0; k < n; k++) {
+      re[k] = part[2 * k];
+      im[k] = part[2 * k + 1];
+    }
+    return {channels: [{re: finite(re), im: finite(im)}]};
+  };
+  return {H, W, count, slice};
+}
+
+function finite(values) {
+  for (const v of values) {
+    if (!Number.isFinite(v)) throw new FileError('A value is not a number or infinite: repair the file first.');
+  }
+  return values;
+}
+
+async function readPicture([file]) {
+  const options = {colorSpaceConversion: 'none', premultiplyAlpha: 'none'};
+  const picture = await createImageBitmap(file, options);
+  const {width: W, height: H} = picture;
+  check({H, W, count: 1}, file.name);
+  const context = new OffscreenCanvas(W, H).getContext('2d', {willReadFrequently: true});
+  context.drawImage(picture, 0, 0);
+  const {data} = context.getImageData(0, 0, W, H), n = H * W;
+  const planes = [0, 1, 2].map((c) => Float32Array.from({length: n}, (_, i) => data[4 * i + c] / 255));
+  const isGrey = planes[0].every((v, i) => v === planes[1][i] && v === planes[2][i]);
+  const channels = (isGrey ? planes.slice(0, 1) : planes).map((re) => ({re, im: null}));
+  return {H, W, count: 1, slice: () => ({channels}), note: isGrey ? '' : 'a colour picture'};
+}
+
+const NUMPY = {f4: Float32Array, f8: Float64Array, u1: Uint8Array, u2: Uint16Array, i1: Int8Array, i2: Int16Array,
+  i4: Int32Array, u4: Uint32Array, b1: Uint8Array, c8: Float32Array, c16: Float64Array};
+
+async function readNpy([file]) {
+  const buffer = await bytes(file, file.name), view = new DataView(buffer);
+  const wide = view.getUint8(6) > 1, length = wide ? view.getUint32(8, true) : view.getUint16(8, true);
+  const start = (wide ? 12 : 10) + length;
+  const header = new TextDecoder('latin1').decode(new Uint8Array(buffer, wide ? 12 : 10, length));
+  const [, order, type] = /'descr':\s*'([<>|=])(\w+)'/.exec(header) ?? [];
+  const shape = (/'shape':\s*\(([^)]*)\)/.exec(header)?.[1] ?? '').split(',').filter((s) => s.trim()).map(Number);
+  if (!NUMPY[type] || order === '>' || /'fortran_order':\s*True/.test(header)) {
+    throw new FileError(`${file.name}: an array of ${type ?? 'objects'} in this order is not read here: ${INSTEAD}.`);
+  }
+  if (shape.length < 2 || shape.length > 3) {
+    throw new FileError(`${file.name}: expected (H, W) or (slices, H, W), got (${shape.join(', ')}).`);
+  }
+  const [H, W] = shape.slice(-2), count = shape.length === 3 ? shape[0] : 1, complex = type[0] === 'c';
+  const needed = count * H * W * (complex ? 2 : 1);
+  const array = NUMPY[type];
+  if (buffer.byteLength - start < needed * array.BYTES_PER_ELEMENT) throw new FileError(`${file.name} is cut short.`);
+  return stack(new array(buffer.slice(start), 0, needed), count, H, W, complex);
+}
+
+const NIFTI = {2: Uint8Array, 4: Int16Array, 8: Int32Array, 16: Float32Array, 64: Float64Array, 256: Int8Array,
+  512: Uint16Array, 768: Uint32Array, 32: Float32Array, 1792: Float64Array};
+
+async function readNifti([file], head) {
+  let buffer = await bytes(file, file.name);
+  if (head[0] === 0x1f) {
+    try {
+      const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream('gzip'));
+      buffer = await new Response(stream).arrayBuffer();
+    } catch {
+      throw new FileError(`${file.name} is damaged or cut short: it cannot be unpacked.`);
+    }
+  }
+  const view = new DataView(buffer), little = view.getInt32(0, true) === 348;
+  if (!little && view.getInt32(0, false) !== 348) throw new FileError(`${file.name}: not a NIfTI-1 file: ${INSTEAD}.`);
+  if (!little) throw new FileError(`${file.name}: big-endian NIfTI: ${INSTEAD}.`);
+  const dims = [1, 2, 3, 4].map((i) => Math.max(1, view.getInt16(40 + 2 * i, true))), [X, Y, Z, T] = dims;
+  const code = view.getInt16(70, true), type = NIFTI[code];
+  if (!type) throw new FileError(`${file.name}: NIfTI data type ${code} is not read here: ${INSTEAD}.`);
+  const offset = Math.max(352, view.getFloat32(108, true)), complex = code === 32 || code === 1792;
+  const slope = view.getFloat32(112, true) || 1, inter = slope === 1 ? view.getFloat32(116, true) || 0 : view.getFloat32(116, true);
+  const needed = X * Y * Z * (complex ? 2 : 1);
+  if (buffer.byteLength - offset < needed * type.BYTES_PER_ELEMENT) throw new FileError(`${file.name} is cut short.`);
+  const stored = new type(buffer.slice(offset, offset + needed * type.BYTES_PER_ELEMENT));
+  const spacing = [1, 2, 3].map((i) => view.getFloat32(76 + 4 * i, true) || 1);
+  const n = X * Y;
+  // Rows from top to bottom, as chasm shows and writes them: y runs the other way in the file.
+  const slice = (z) => {
+    const take = (part) => finite(Float32Array.from({length: n}, (_, i) => {
+      const from = z * n + (Y - 1 - Math.floor(i / X)) * X + (i % X);
+      return complex ? stored[2 * from + part] : stored[from] * slope + inter;
+    }));
+    return {channels: [{re: take(0), im: complex ? take(1) : null}]};
+  };
+  const note = T > 1 ? `the first of ${T} volumes` : '';
+  return {H: Y, W: X, count: Z, slice, spacing, header: buffer.slice(0, 348), note};
+}
+
+async function readHdf5([file]) {
+  const h5 = await import('./vendor/hdf5_hl.js');
+  const {FS} = await h5.ready;
+  FS.writeFile('/scan.h5', new Uint8Array(await bytes(file, file.name)));
+  const open = new h5.File('/scan.h5', 'r');
+  try {
+    const names = open.keys();
+    const key = ['kspace', 'reconstruction', 'reconstruction_rss', 'reconstruction_esc', 'image'].find((k) => names.includes(k));
+    if (!key) throw new FileError(`${file.name}: no kspace or reconstruction in it, only: ${names.join(', ')}.`);
+    return key === 'kspace' ? readKspace(open, names, file.name) : readVolume(open.get(key), file.name, key);
+  } finally {
+    open.close();
+    FS.unlink('/scan.h5');
+  }
+}
+
+function readVolume(dataset, name, key) {
+  const shape = dataset.shape;
+  if (shape.length < 2 || shape.length > 3) throw new FileError(`${name}: ${key} has the shape ${shape.join(' x ')}.`);
+  const [H, W] = shape.slice(-2);
+  return {...stack(dataset.value, shape.length === 3 ? shape[0] : 1, H, W), note: `read: ${key}`};
+}
+
+function readKspace(open, names, name) {
+  const dataset = open.get('kspace'), shape = dataset.shape;
+  if (shape.length === 4) {
+    throw new FileError(`${name}: k-space of ${shape[1]} coils: ${INSTEAD}.`);
+  }
+  if (shape.length !== 3) throw new FileError(`${name}: kspace: expected (slices, H, W), got ${shape.join(' x ')}.`);
+  const [count, H, W] = shape, mask = names.includes('mask') ? Uint8Array.from(open.get('mask').value, Number) : null;
+  if (mask && mask.length !== W) throw new FileError(`${name}: the mask has ${mask.length} columns, k-space ${W}.`);
+  const all = dataset.value;  // h5wasm gives compounds {r, i} as one array after the other
+  const flat = ArrayBuffer.isView(all) ? all : Float32Array.from(all.flat(Infinity), Number);
+  if (flat.length !== 2 * count * H * W) throw new FileError(`${name}: kspace is not complex.`);
+  const kspace = stack(flat, count, H, W, true);
+  const slice = (i) => ({channels: [fft2c(kspace.slice(i).channels[0], H, W, true)], mask});
+  return {H, W, count, slice, note: mask ? 'k-space, as it was measured' : 'fully sampled k-space'};
+}
+
+async function readDicom(files) {
+  if (!globalThis.dicomParser) await loadScript('vendor/dicomParser.min.js');
+  const parser = globalThis.dicomParser, slices = [];
+  for (const file of files) {
+    let data;
+    try {
+      data = parser.parseDicom(new Uint8Array(await bytes(file, file.name)));
+    } catch (error) {
+      throw new FileError(`${file.name}: not a DICOM file (${error.exception ?? error}).`);
+    }
+    const syntax = data.string('x00020010') ?? '1.2.840.10008.1.2';
+    if (!['1.2.840.10008.1.2', '1.2.840.10008.1.2.1'].includes(syntax)) {
+      throw new FileError(`${file.name}: its pixels are compressed (${syntax}): ${INSTEAD}.`);
+    }
+    const H = data.uint16('x00280010'), W = data.uint16('x00280011'), bits = data.uint16('x00280100');
+    const element = data.elements.x7fe00010, frames = Number(data.string('x00280008') ?? 1);
+    if (!element || ![8, 16].includes(bits)) throw new FileError(`${file.name}: no pixels of 8 or 16 bits in it.`);
+    if ((data.uint16('x00280002') ?? 1) > 1) throw new FileError(`${file.name}: a colour DICOM image: ${INSTEAD}.`);
+    const signed = data.uint16('x00280103') === 1;
+    const type = bits === 8 ? Uint8Array : signed ? Int16Array : Uint16Array;
+    const {buffer, byteOffset} = data.byteArray, start = byteOffset + element.dataOffset;
+    const n = H * W * frames;
+    if (buffer.byteLength < start + n * type.BYTES_PER_ELEMENT) throw new FileError(`${file.name} is cut short.`);
+    const stored = new type(buffer.slice(start, start + n * type.BYTES_PER_ELEMENT));
+    const slope = Number(data.string('x00281053') ?? 1), inter = Number(data.string('x00281052') ?? 0);
+    const values = Float32Array.from(stored, (v) => v * slope + inter);
+    const place = (data.string('x00200032') ?? '').split('\\').map(Number);
+    const axes = (data.string('x00200037') ?? '').split('\\').map(Number);
+    const along = place.length === 3 && axes.length === 6 ? dot(place, cross(axes)) : Number(data.string('x00200013') ?? 0);
+    const spacing = (data.string('x00280030') ?? '1\\1').split('\\').map(Number);
+    for (let f = 0; f < frames; f++) {
+      slices.push({H, W, along: along + f * 1e-6, spacing, series: data.string('x0020000e'),
+        values: values.subarray(f * H * W, (f + 1) * H * W)});
+    }
+  }
+  const [first] = slices;
+  if (slices.some((s) => s.series !== first.series)) {
+    throw new FileError('These files belong to several DICOM series. Drop the files of one.');
+  }
+  if (slices.some((s) => s.H !== first.H || s.W !== first.W)) throw new FileError('The slices differ in size.');
+  slices.sort((a, b) => a.along - b.along);
+  const gap = slices.length > 1 ? Math.abs(slices[1].along - slices[0].along) : 1;
+  const slice = (i) => ({channels: [{re: finite(slices[i].values), im: null}]});
+  return {H: first.H, W: first.W, count: slices.length, slice, spacing: [first.spacing[1], first.spacing[0], gap > 1e-3 ? gap : 1]};
+}
+
+const dot = (a, b) => a.reduce((sum, v, i) => sum + v * b[i], 0);
+const cross = ([a, b, c, d, e, f]) => [b * f - c * e, c * d - a * f, a * e - b * d];

@@ -1,0 +1,165 @@
+// Canvases that share one zoom, place, brightness and contrast.
+import {range} from './physics.js';
+
+/** Grey or RGB planes as pixels, after brightness and contrast. */
+function toPixels(values, H, W, low, high) {
+  const pixels = new Uint8ClampedArray(4 * H * W), n = H * W, colours = values.length === 3 * n;
+  const scale = 255 / (high - low || 1);
+  for (let i = 0; i < n; i++) {
+    for (let c = 0; c < 3; c++) pixels[4 * i + c] = (values[colours ? c * n + i : i] - low) * scale;
+    pixels[4 * i + 3] = 255;
+  }
+  return new ImageData(pixels, W, H);
+}
+
+/** Differences around zero: blue below, red above. */
+function toSigned(values, H, W, factor) {
+  const pixels = new Uint8ClampedArray(4 * H * W), n = H * W, planes = values.length / n;
+  for (let i = 0; i < n; i++) {
+    let v = 0;
+    for (let c = 0; c < planes; c++) v += values[c * n + i] / planes;
+    v *= 255 * factor;
+    pixels.set([v > 0 ? v : 0, Math.abs(v) / 3, v < 0 ? -v : 0, 255], 4 * i);
+  }
+  return new ImageData(pixels, W, H);
+}
+
+export class Views {
+  constructor(root, onChange = () => {}) {
+    this.compare = root.querySelector('#compare');
+    this.small = [...root.querySelectorAll('canvas[data-view]')];
+    this.zoom = 1;
+    this.x = this.y = 0.5;
+    this.level = 0.5;
+    this.window = 1;
+    this.wipe = 0.5;
+    this.left = 'plain';
+    this.pictures = {};
+    this.onChange = onChange;
+    for (const canvas of [this.compare, ...this.small]) this.listen(canvas);
+    this.observer = new ResizeObserver(() => this.draw());
+    this.observer.observe(this.compare);
+  }
+
+  /** images: {target, plain, output, changed}: values in [0, 1], null where there is none. */
+  show(images, H, W) {
+    this.H = H;
+    this.W = W;
+    this.images = images;
+    this.make();
+  }
+
+  make() {
+    if (!this.images) return;
+    const {H, W, images} = this, low = this.level - this.window / 2, high = this.level + this.window / 2;
+    const difference = (a, b) => (a && b ? a.map((v, i) => v - b[i]) : null);
+    const made = {};
+    for (const name of ['target', 'plain', 'output']) made[name] = images[name] && toPixels(images[name], H, W, low, high);
+    const error = difference(images.output, images.target)?.map(Math.abs);
+    made.error = error && toPixels(error.map((v) => 5 * v), H, W, 0, 1);
+    const residual = difference(images.output, images.plain), changed = difference(images.output, images.unchanged);
+    made.residual = residual && toSigned(residual, H, W, 2);
+    const strongest = changed ? Math.max(...range(changed).map(Math.abs)) : 0;
+    this.changeFactor = strongest ? Math.min(100, Math.max(1, Math.round(0.5 / strongest))) : 1;
+    made.changed = changed && toSigned(changed, H, W, this.changeFactor);
+    this.pictures = {};
+    for (const [name, pixels] of Object.entries(made)) {
+      if (!pixels) continue;
+      const canvas = new OffscreenCanvas(W, H);
+      canvas.getContext('2d').putImageData(pixels, 0, 0);
+      this.pictures[name] = canvas;
+    }
+    this.draw();
+  }
+
+  draw() {
+    for (const canvas of this.small) {
+      canvas.closest('figure').hidden = !this.pictures[canvas.dataset.view];
+      this.paint(canvas, this.pictures[canvas.dataset.view]);
+    }
+    this.paint(this.compare, this.pictures.output, this.pictures[this.left]);
+  }
+
+  paint(canvas, picture, left = null) {
+    const box = canvas.getBoundingClientRect(), density = devicePixelRatio || 1;
+    canvas.width = Math.max(1, Math.round(box.width * density));
+    canvas.height = Math.max(1, Math.round(box.height * density));
+    if (!picture) return;
+    const context = canvas.getContext('2d'), scale = this.scale(canvas);
+    const x = canvas.width / 2 - this.x * this.W * scale, y = canvas.height / 2 - this.y * this.H * scale;
+    context.imageSmoothingEnabled = scale < 3;
+    context.drawImage(picture, x, y, this.W * scale, this.H * scale);
+    if (!left) return;
+    const edge = Math.round(this.wipe * canvas.width);
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, edge, canvas.height);
+    context.clip();
+    context.clearRect(0, 0, edge, canvas.height);
+    context.drawImage(left, x, y, this.W * scale, this.H * scale);
+    context.restore();
+    context.fillStyle = '#ffd54a';
+    context.fillRect(edge - density / 2, 0, density, canvas.height);
+  }
+
+  scale(canvas) {
+    return Math.min(canvas.width / this.W, canvas.height / this.H) * this.zoom;
+  }
+
+  setZoom(zoom) {
+    this.zoom = Math.min(32, Math.max(1, zoom));
+    if (this.zoom === 1) this.x = this.y = 0.5;
+    this.draw();
+  }
+
+  reset() {
+    Object.assign(this, {level: 0.5, window: 1, wipe: 0.5});
+    this.setZoom(1);
+    this.make();
+    this.onChange();
+  }
+
+  listen(canvas) {
+    const touches = new Map();
+    canvas.addEventListener('contextmenu', (event) => event.preventDefault());
+    canvas.addEventListener('wheel', (event) => {
+      event.preventDefault();
+      this.setZoom(this.zoom * (event.deltaY < 0 ? 1.15 : 1 / 1.15));
+    }, {passive: false});
+    canvas.addEventListener('dblclick', () => this.setZoom(this.zoom > 1 ? 1 : 3));
+    canvas.addEventListener('pointerdown', (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      touches.set(event.pointerId, event);
+    });
+    for (const end of ['pointerup', 'pointercancel']) canvas.addEventListener(end, (event) => touches.delete(event.pointerId));
+    canvas.addEventListener('pointermove', (event) => {
+      const last = touches.get(event.pointerId);
+      if (!last) return;
+      if (touches.size === 2) {
+        const other = [...touches.values()].find((touch) => touch.pointerId !== event.pointerId);
+        const reach = (a) => Math.hypot(a.clientX - other.clientX, a.clientY - other.clientY);
+        this.setZoom((this.zoom * reach(event)) / (reach(last) || 1));
+      } else {
+        const dx = event.clientX - last.clientX, dy = event.clientY - last.clientY;
+        if (event.shiftKey || event.buttons === 2) {
+          this.window = Math.min(2, Math.max(0.05, this.window + dx / 200));
+          this.level = Math.min(1, Math.max(0, this.level - dy / 200));
+          this.make();
+          this.onChange();
+        } else if (this.W) {
+          const scale = this.scale(canvas) / (devicePixelRatio || 1);
+          this.x = Math.min(1, Math.max(0, this.x - dx / (this.W * scale)));
+          this.y = Math.min(1, Math.max(0, this.y - dy / (this.H * scale)));
+          if (this.zoom === 1) this.x = this.y = 0.5;
+          this.draw();
+        }
+      }
+      touches.set(event.pointerId, event);
+    });
+  }
+
+  /** The reconstruction as it is shown, one pixel for each of its own. */
+  async png() {
+    return this.pictures.output.convertToBlob({type: 'image/png'});
+  }
+}

@@ -1,0 +1,37 @@
+// Files that a person can keep: a NIfTI volume, a PNG of one slice.
+
+/** A NIfTI-1 file of float32 slices (H, W), rows from top to bottom; geometry as in the file that was read, if it was one. */
+export function nifti(slices, H, W, {spacing = [1, 1, 1], header = null, count = 0} = {}) {
+  const whole = header && count === slices.length;
+  const buffer = new ArrayBuffer(352 + 4 * slices.length * H * W), view = new DataView(buffer);
+  if (whole) new Uint8Array(buffer).set(new Uint8Array(header));
+  view.setInt32(0, 348, true);
+  [3, W, H, slices.length, 1, 1, 1, 1].forEach((n, i) => view.setInt16(40 + 2 * i, n, true));
+  view.setInt16(70, 16, true);
+  view.setInt16(72, 32, true);
+  view.setFloat32(108, 352, true);
+  view.setFloat32(112, 1, true);
+  view.setFloat32(116, 0, true);
+  view.setFloat32(124, 0, true);  // cal_max and cal_min: a viewer chooses
+  view.setFloat32(128, 0, true);
+  if (!whole) {
+    [1, ...spacing].forEach((v, i) => view.setFloat32(76 + 4 * i, v, true));
+    view.setInt16(254, 2, true);
+    spacing.forEach((v, i) => view.setFloat32(280 + 20 * i, v, true));
+    view.setUint8(123, 2);
+  }
+  [0x6e, 0x2b, 0x31, 0].forEach((v, i) => view.setUint8(344 + i, v));
+  const values = new Float32Array(buffer, 352);
+  slices.forEach((slice, z) => {
+    for (let y = 0; y < H; y++) values.set(slice.subarray(y * W, (y + 1) * W), z * H * W + (H - 1 - y) * W);
+  });
+  return new Blob([buffer], {type: 'application/octet-stream'});
+}
+
+export function save(blob, name) {
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,47 @@
+"""`chasm app`: reconstruction in the browser."""
+
+from pathlib import Path
+
+import typer
+
+RUNS = "Run folders, names of models ('chasm models list') or owner/name on the Hub. Default: all models of chasm."
+
+
+def app(
+    runs: list[str] = typer.Argument(None, metavar="[RUN]..", help=RUNS),
+    port: int = typer.Option(0, min=0, max=65535, help="Port on this machine. Default: a free one."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Write the page as a folder for any web server, and serve nothing."
+    ),
+    browser: bool = typer.Option(True, help="Open the page in the browser."),
+) -> None:
+    """Reconstruct in the browser: drop a scan, choose a mask, compare, save, and play with what the mixers learned.
+
+    The network runs in the page. Without -o, chasm serves it on 127.0.0.1 to who has the token in its address, and
+    reads formats that the page cannot; nothing leaves the machine. With -o the page stands alone, and files stay in it.
+    """
+    import tempfile
+    import webbrowser
+
+    from chasm.app import build_site, serve
+
+    def told(name: str) -> None:
+        typer.echo(f"{name}: to ONNX ..")
+
+    if out is not None:
+        folder = build_site(runs or [], out, on_model=told)
+        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        typer.echo(f"{folder}: {size / 2**20:.0f} MiB; try it with: python3 -m http.server -d {folder}")
+        return
+
+    def ready(address: str) -> None:
+        typer.echo(f"{address} (Ctrl-C ends it)")
+        if browser:
+            webbrowser.open(address)
+
+    with tempfile.TemporaryDirectory(prefix="chasm-app-") as temporary:
+        site = build_site(runs or [], temporary, convert=True, on_model=told)
+        try:
+            serve(site, port, ready)
+        except KeyboardInterrupt:
+            typer.echo("ended")

@@ -1,0 +1,162 @@
+"""The page without a browser: its files, its model, its server. tests/interop/test_page.py opens it in Chromium."""
+
+import gzip
+import hashlib
+import http.client
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+from chasm.app import server
+from chasm.app.model import ForPage
+from chasm.app.site import STATIC, VENDOR, build_site
+from chasm.train import load_run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))
+from runs import make_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "small", size=32, weights="random")
+
+
+@pytest.fixture(scope="module")
+def site(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Without a network in it: to export one takes longer than all the rest, and the tests in a browser do it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("chasm.app.model._write_onnx", lambda run, path, size: path.write_bytes(b"onnx"))
+        return build_site([run], tmp_path_factory.mktemp("site") / "page", convert=True)
+
+
+def test_every_file_that_a_file_names_is_there(site: Path) -> None:
+    for file in site.glob("*.*"):
+        for name in re.findall(r"""['"](?:\./)?([\w./-]+\.(?:m?js|css|wasm|json))['"]""", file.read_text()):
+            if name not in ("page.json", "model.onnx"):
+                assert (site / name).is_file(), f"{file.name} names {name}"
+    assert json.loads((site / "site.json").read_text())["models"] == ["small"]
+    assert {p.name for p in (site / "models" / "small").iterdir()} == {"model.onnx", "page.json", "example.npy"}
+
+
+def test_no_file_of_the_page_names_another_host() -> None:
+    for file in STATIC.glob("*.*"):
+        assert not re.findall(r"https?://[\w.]+", file.read_text()), file.name
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', (STATIC / "index.html").read_text())
+    assert policy
+    assert "default-src 'none'" in policy[1]
+    assert "connect-src 'self' blob: data:" in policy[1]
+
+
+def test_every_element_that_the_code_asks_for_is_in_the_page() -> None:
+    page = (STATIC / "index.html").read_text()
+    for name in re.findall(r"\$\('([\w-]+)'\)", (STATIC / "app.js").read_text()):
+        assert f'id="{name}"' in page, name
+
+
+def test_the_libraries_are_those_of_the_lock_file() -> None:
+    manifest = json.loads((VENDOR / "manifest.json").read_text())
+    for name, digest in manifest["sha256"].items():
+        content = gzip.decompress((VENDOR / f"{name}.gz").read_bytes())
+        assert hashlib.sha256(content).hexdigest() == digest, name
+    locked = json.loads((ROOT / "web" / "package-lock.json").read_text())["packages"]
+    wanted = json.loads((ROOT / "web" / "package.json").read_text())["dependencies"]
+    for name, version in wanted.items():
+        assert manifest["packages"][name] == locked[f"node_modules/{name}"]["version"] == version
+    licences = (VENDOR / "LICENCES.txt").read_text()
+    assert all(f"\n{name} {version} (" in licences for name, version in manifest["packages"].items())
+
+
+def test_bands_of_one_change_nothing_and_others_do(run: Path) -> None:
+    model = load_run(run).model
+    page = ForPage(model)
+    x, mask = torch.randn(1, 2, 40, 36), (torch.arange(36) % 4 == 0).float().reshape(1, 1, 1, 36)
+    with torch.no_grad():
+        torch.testing.assert_close(page(x, mask, torch.ones(5)), model(x, mask=mask), atol=1e-5, rtol=1e-4)
+        for band in range(5):
+            factors = torch.ones(5)
+            factors[band] = 0
+            assert (page(x, mask, factors) - model(x, mask=mask)).abs().max() > 1e-4
+
+
+def test_what_the_page_shows_of_the_mixers(site: Path, run: Path) -> None:
+    (mixer,) = json.loads((site / "models" / "small" / "page.json").read_text())["mixers"]
+    operator = load_run(run).model.slots["0"].operators(32, 32)["ch"]  # type: ignore[index, union-attr, operator]
+    np.testing.assert_allclose(mixer["axes"]["ch"]["gains"], operator.gains.detach().numpy(), atol=1e-4)
+    np.testing.assert_allclose(mixer["axes"]["ch"]["basis"], operator.U.detach().numpy(), atol=1e-4)
+
+
+def test_a_folder_with_other_files_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="holds other files"):
+        build_site([run], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[server.SiteServer]:
+    with server.make_server(site) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def ask(served: server.SiteServer, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.server_port, timeout=20)
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_the_server_answers_to_the_token_on_this_machine_only(served: server.SiteServer) -> None:
+    assert urlsplit(served.address).hostname == "127.0.0.1"
+    assert served.server_address[0] == "127.0.0.1"
+    page = f"/{served.token}/"
+    status, content = ask(served, "GET", page)
+    assert status == 200
+    assert b"<title>CHASM" in content
+    assert ask(served, "GET", "/")[0] == 403
+    assert ask(served, "GET", "/index.html")[0] == 403
+    assert ask(served, "GET", f"/{served.token[:-1]}x/")[0] == 403
+    assert ask(served, "GET", page, Host="evil.example")[0] == 403
+    assert ask(served, "POST", f"{page}convert", Origin="http://evil.example")[0] == 403
+    for path in ("../../etc/passwd", "%2e%2e/%2e%2e/secret", "nothing.js", "/etc/passwd"):
+        assert ask(served, "GET", page + path)[0] == 404, path
+
+
+def test_the_server_reads_what_the_page_cannot(served: server.SiteServer, tmp_path: Path) -> None:
+    volume = np.random.default_rng(0).random((3, 32, 24)).astype(np.float32)
+    np.save(tmp_path / "scan.npy", volume)
+    status, content = ask(
+        served, "POST", f"/{served.token}/convert?name=scan.npy", (tmp_path / "scan.npy").read_bytes()
+    )
+    assert status == 200
+    length = int.from_bytes(content[:4], "little")
+    facts = json.loads(content[4 : 4 + length])
+    assert (facts["count"], facts["height"], facts["width"], facts["complex"]) == (3, 32, 24, False)
+    np.testing.assert_array_equal(np.frombuffer(content[4 + length :], "<f4").reshape(3, 32, 24), volume)
+
+
+def test_wrong_uploads_are_one_line(served: server.SiteServer) -> None:
+    convert = f"/{served.token}/convert"
+    status, content = ask(served, "POST", f"{convert}?name=../../letter.txt", b"dear")
+    assert status == 422
+    assert b"letter.txt" in content
+    assert b"chasm-app-" not in content
+    assert b"\n" not in content
+    assert ask(served, "POST", convert, b"", **{"Content-Length": str(3 * 2**30)})[0] == 413
+    assert ask(served, "POST", f"/{served.token}/other", b"x")[0] == 404
+
+
+def test_a_taken_port_is_one_line(served: server.SiteServer, site: Path) -> None:
+    with pytest.raises(OSError, match="choose another --port"):
+        server.make_server(site, served.server_port)

@@ -1,0 +1,71 @@
+// Drives the page in a headless Chromium. Usage: node page.mjs ADDRESS FOLDER SCENARIO.json; prints JSON.
+// A step is {drop: [files]}, {set: [selector, value]}, {click: selector}, {press: key}, {kill: true}, {wait: ms}, {size: [w, h]},
+// {shot: name}, {read: expression}. After a drop or a change the page is waited for.
+import {createRequire} from 'node:module';
+import {readFileSync} from 'node:fs';
+
+const require = createRequire(new URL('../../web/package.json', import.meta.url));
+const puppeteer = (await import(require.resolve('puppeteer-core'))).default;
+const [address, folder, scenario] = process.argv.slice(2);
+
+const browser = await puppeteer.launch({
+  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+  args: ['--no-sandbox', '--disable-dev-shm-usage', '--enable-unsafe-swiftshader', '--use-angle=swiftshader'],
+  protocolTimeout: 300000,
+});
+const report = {read: {}, thrown: [], logged: [], requests: []};
+try {
+  const page = await browser.newPage();
+  page.on('pageerror', (error) => report.thrown.push(String(error)));
+  page.on('console', (message) => message.type() === 'error' && report.logged.push(message.text()));
+  page.on('request', (request) => report.requests.push(`${request.method()} ${request.url()}`));
+  await page.setViewport({width: 1280, height: 900});
+  await page.goto(address);
+  // Settled: nothing is being read or computed, and either a picture or a message is there.
+  const settled = () => page.waitForFunction(
+    () => !/\.\.$/.test(document.getElementById('status').textContent) && document.getElementById('model').value, {timeout: 240000, polling: 100});
+  await settled();
+  for (const step of JSON.parse(readFileSync(scenario))) {
+    if (step.drop) {
+      const files = step.drop.map((file) => ({name: file.split('/').at(-1), data: readFileSync(file).toString('base64')}));
+      await page.evaluate((files) => {
+        const transfer = new DataTransfer();
+        for (const {name, data} of files) transfer.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name));
+        document.getElementById('drop').dispatchEvent(new DragEvent('drop', {dataTransfer: transfer, bubbles: true, cancelable: true}));
+      }, files);
+    }
+    if (step.huge) {  // a file of so many bytes, which is not there
+      await page.evaluate((size) => {
+        const transfer = new DataTransfer(), file = new File(['x'], 'huge.nii');
+        Object.defineProperty(file, 'size', {value: size});
+        const event = new DragEvent('drop', {bubbles: true, cancelable: true});
+        Object.defineProperty(event, 'dataTransfer', {value: {items: [], files: [file]}});
+        document.getElementById('drop').dispatchEvent(event);
+      }, step.huge);
+    }
+    if (step.set) {
+      await page.$eval(step.set[0], (element, value) => {
+        element.value = value;
+        element.dispatchEvent(new Event('input', {bubbles: true}));
+        element.dispatchEvent(new Event('change', {bubbles: true}));
+      }, step.set[1]);
+    }
+    if (step.click) await page.$eval(step.click, (element) => element.click());
+    if (step.press) await page.keyboard.press(step.press);
+    if (step.kill) {  // during work, as a browser that lacks memory does
+      await page.evaluate(() => {
+        document.getElementById("kind").dispatchEvent(new Event("change"));
+        chasm.network.worker.terminate();
+        chasm.network.worker.onerror({message: "killed by the test"});
+      });
+    }
+    if (step.size) await page.setViewport({width: step.size[0], height: step.size[1]});
+    await new Promise((done) => setTimeout(done, step.wait ?? 500));
+    if (!step.hanging) await settled();
+    if (step.shot) await page.screenshot({path: `${folder}/${step.shot}.png`, fullPage: true});
+    if (step.read) report.read[step.as ?? step.read] = await page.evaluate(step.read);
+  }
+} finally {
+  await browser.close();
+}
+console.log(JSON.stringify(report));

@@ -1,0 +1,233 @@
+"""The page of `chasm app` in a headless Chromium: files dropped, numbers compared with Python, errors read."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import nibabel
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from programs import needs
+
+from chasm.app import build_site, server
+from chasm.common.files import write_json
+from chasm.data import open_dataset
+from chasm.mri import to_complex
+from chasm.train import Run, load_recipe, load_run
+from chasm.train.checkpoints import save_tensors
+from chasm.train.config import dump
+from chasm.train.run import build_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from writers import centred_fft, write_dicom
+
+HERE = Path(__file__).parent
+SIZE = 48
+SCAN = {"sampling": {"kind": "equispaced", "acceleration": 4}, "complex": True}
+RECIPES: dict[str, Any] = {
+    "scans": {
+        "task": {"name": "reconstruction", "options": SCAN},
+        "backbone": {"name": "varnet", "options": {"cascades": 2, "width": 4, "depth": 1, "levels": [0, 1]}},
+    },
+    "photos": {
+        "task": {"name": "superres"},
+        "backbone": {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0]}},
+    },
+}
+RESULT = (
+    "({output: [...chasm.state.result.shown], plain: [...chasm.state.result.plain], bands: [...chasm.state.bands]})"
+)
+MESSAGE = "document.getElementById('message').hidden ? '' : document.querySelector('#message span').textContent"
+
+pytestmark = [
+    pytest.mark.interop,
+    needs("chromium", "node"),
+    pytest.mark.skipif(
+        not (HERE.parents[1] / "web" / "node_modules" / "puppeteer-core").is_dir(),
+        reason="not installed: npm ci in web",
+    ),
+]
+
+
+def make_run(folder: Path, recipe: dict[str, Any]) -> Path:
+    """A run that was not trained, with weights that are not those of the start."""
+    config = load_recipe({**recipe, "mixer": {"name": "chasm"}, "train": {"steps": 1}})
+    channels = 1 if config.task.name == "reconstruction" else 3
+    model = build_model(config, config.task.create(), (channels, SIZE, SIZE))
+    generator = torch.Generator().manual_seed(0)
+    state = {k: v + 0.02 * torch.randn(v.shape, generator=generator) for k, v in model.state_dict().items()}
+    state |= {k: v for k, v in model.state_dict().items() if k.endswith("stored_step_scale")}
+    (folder / "config.yaml").parent.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump(config))
+    write_json(folder / "environment.json", {"image_shape": [channels, SIZE, SIZE]})
+    save_tensors(folder / "weights.safetensors", state)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    root = tmp_path_factory.mktemp("runs")
+    return {name: load_run(make_run(root / name, recipe)) for name, recipe in RECIPES.items()}
+
+
+@pytest.fixture(scope="module")
+def served(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.SiteServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or str(tmp_path_factory.mktemp("cache")))
+        folders = [run.folder for run in runs.values()]
+        site = build_site(folders, tmp_path_factory.mktemp("site") / "page", convert=True)
+    with server.make_server(site) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+@pytest.fixture
+def play(served: server.SiteServer, tmp_path: Path) -> Any:
+    """Return what a list of steps in the page gave."""
+
+    def run(steps: list[dict[str, Any]], quiet: bool = True) -> dict[str, Any]:
+        shots = Path(os.environ.get("CHASM_SCREENSHOTS", tmp_path))
+        (tmp_path / "steps.json").write_text(json.dumps(steps))
+        command = ["node", str(HERE / "page.mjs"), served.address, str(shots), str(tmp_path / "steps.json")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-2000:]
+        report: dict[str, Any] = json.loads(done.stdout)
+        assert report["thrown"] == []
+        assert report["logged"] == [] or not quiet
+        assert all(served.address in r or "blob:" in r or "data:" in r for r in report["requests"]), report["requests"]
+        return report["read"]
+
+    return run
+
+
+def brain(n: int = 1) -> np.ndarray:
+    data = open_dataset("embedded", split="test", content="brain", size=SIZE, cases=10, slices=n)
+    return np.stack([data[i].image[0].abs().float().numpy() for i in range(n)])
+
+
+def expected(run: Run, image: np.ndarray, dtype: torch.dtype = torch.complex64) -> tuple[np.ndarray, np.ndarray]:
+    """The output and the input of the network as the page shows them."""
+    batch = run.task.prepare(
+        torch.as_tensor(image).to(dtype)[None, None] if image.ndim == 2 else torch.as_tensor(image)[None]
+    )
+    with torch.no_grad():
+        output = run.model(batch.input, **(batch.physics if run.config.task.name == "reconstruction" else {}))
+    if run.config.task.name == "superres":
+        return output[0].clamp(0, 1).numpy(), batch.input[0].numpy()
+    return to_complex(output)[0, 0].abs().numpy(), to_complex(batch.input)[0, 0].abs().numpy()
+
+
+def assert_same(read: dict[str, Any], want: tuple[np.ndarray, np.ndarray]) -> None:
+    for name, values in zip(("output", "plain"), want, strict=True):
+        np.testing.assert_allclose(read[name], values.ravel(), atol=1e-4)
+
+
+def test_files_of_every_kind_give_the_numbers_of_python(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
+    volume = brain(3)
+    complex_image = (volume[0] * np.exp(1j * np.linspace(-1, 2, SIZE))).astype(np.complex64)
+    np.save(tmp_path / "array.npy", complex_image)
+    affine = np.diag([0.5, 0.5, 3.0, 1.0])
+    nibabel.save(nibabel.Nifti1Image(volume[:, ::-1].transpose(2, 1, 0), affine), tmp_path / "volume.nii.gz")
+    series = []
+    for i, image in enumerate(volume):
+        file = tmp_path / "dicom" / f"{i}.dcm"
+        place = {"ImagePositionPatient": [0, 0, 3.0 * i], "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+        write_dicom(file, np.round(image * 1000), number=3 - i, slope=0.001, SeriesInstanceUID="1.2.3", **place)
+        series.insert(0, str(file))  # in another order than that of the slices
+    with h5py.File(tmp_path / "kspace.h5", "w") as f:
+        f["kspace"] = centred_fft(volume).astype(np.complex64)
+    eight = (brain()[0] * 255 / brain()[0].max()).astype(np.uint8)
+    Image.fromarray(eight).save(tmp_path / "picture.png")
+
+    steps: list[dict[str, Any]] = []
+    for name in ("array.npy", "volume.nii.gz", "kspace.h5", "picture.png"):
+        steps += [{"drop": [str(tmp_path / name)], "wait": 1500}, {"read": MESSAGE, "as": f"{name}!"}]
+        steps.append({"read": RESULT, "as": name})
+    steps += [{"drop": series, "wait": 1500}, {"read": RESULT, "as": "dicom"}]
+    steps += [{"set": ["#acceleration", "8"], "wait": 1500}, {"read": RESULT, "as": "x8"}]
+    steps += [{"press": "ArrowRight", "wait": 1500}, {"read": "chasm.state.index", "as": "slice"}]
+    read = play(steps)
+
+    run = runs["scans"]
+    assert {key: text for key, text in read.items() if key.endswith("!") and text} == {}
+    assert_same(read["array.npy"], expected(run, complex_image))
+    for name in ("volume.nii.gz", "kspace.h5"):
+        assert_same(read[name], expected(run, volume[1]))
+    assert_same(read["picture.png"], expected(run, eight.astype(np.float32) / 255))
+    assert_same(read["dicom"], expected(run, (np.round(volume[1] * 1000) / 1000).astype(np.float32)))
+    stronger = load_recipe({**RECIPES["scans"], "train": {"steps": 1}}, ["task.options.sampling.acceleration=8"])
+    faster = Run(run.model, stronger.task.create(), stronger, run.folder)
+    assert_same(read["x8"], expected(faster, (np.round(volume[1] * 1000) / 1000).astype(np.float32)))
+    assert read["slice"] == 2
+
+
+def test_bands_volume_photographs_and_pictures_of_the_page(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    nibabel.save(nibabel.Nifti1Image(brain(3).transpose(2, 1, 0), np.eye(4)), tmp_path / "volume.nii")
+    changed = "Math.max(...chasm.state.result.shown.map((v, i) => Math.abs(v - chasm.state.result.unchanged[i])))"
+    read = play(
+        [
+            {"drop": [str(tmp_path / "volume.nii")], "wait": 1500, "shot": "wide"},
+            {"set": ["[data-band='0']", "0"], "wait": 2500},
+            {"read": changed, "as": "changed"},
+            {"click": "#volume-button", "wait": 4000, "shot": "volume"},
+            {"read": MESSAGE, "as": "message"},
+            {"read": "chasm.state.viewer.volumes[0].dims.slice(1, 4)", "as": "dims"},
+            {"size": [390, 844], "wait": 700, "shot": "phone"},
+            {"read": "document.documentElement.scrollWidth", "as": "width"},
+            {"click": "#theme", "wait": 300, "shot": "dark"},
+            {"click": "#bands button", "wait": 1500},
+            {"set": ["#model", "photos"], "wait": 2500},
+            {"drop": [str(tmp_path / "photo.png")], "wait": 1500, "shot": "photo"},
+            {"read": RESULT, "as": "photo"},
+        ]
+    )
+    assert read["message"] == ""
+    assert read["changed"] > 1e-3
+    assert read["dims"] == [SIZE, SIZE, 3]
+    assert read["width"] <= 390  # nothing to scroll sideways on a phone
+    assert_same(read["photo"], expected(runs["photos"], photo.transpose(2, 0, 1).astype(np.float32) / 255))
+
+
+def test_bad_files_and_a_dead_worker_are_said_and_survived(play: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", brain()[0])
+    bad = {
+        "letter.txt": b"dear",
+        "empty.nii": b"",
+        "short.npy": (tmp_path / "good.npy").read_bytes()[:500],
+        "broken.nii.gz": b"\x1f\x8b" + bytes(60),
+        "broken.h5": b"\x89HDF\r\n\x1a\n" + bytes(600),
+    }
+    steps: list[dict[str, Any]] = []
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+        steps += [{"drop": [str(tmp_path / name)], "wait": 700}, {"read": MESSAGE, "as": name}]
+    nan = brain()[0].copy()
+    nan[3, 3] = np.nan
+    np.save(tmp_path / "nan.npy", nan)
+    steps += [{"drop": [str(tmp_path / "nan.npy")], "wait": 700}, {"read": MESSAGE, "as": "nan.npy"}]
+    steps += [{"huge": 2 * 2**30, "wait": 300}, {"read": MESSAGE, "as": "huge"}]
+    steps += [{"drop": [str(tmp_path / "good.npy")], "wait": 1500}, {"read": MESSAGE, "as": "good"}]
+    steps += [{"kill": True, "wait": 700}, {"read": MESSAGE, "as": "dead"}, {"click": "#restart", "wait": 2500}]
+    steps += [{"read": MESSAGE, "as": "again"}, {"read": RESULT, "as": "result"}]
+    read = play(steps, quiet=False)  # the libraries log what they cannot read
+    assert "empty.nii is empty" in read["empty.nii"]
+    for name in ("letter.txt", "short.npy", "broken.nii.gz", "broken.h5"):
+        assert name in read[name], read[name]
+        assert "chasm-app-" not in read[name]
+    assert "not a number" in read["nan.npy"] or "not finite" in read["nan.npy"]
+    assert "2.0 GB" in read["huge"]
+    assert read["good"] == ""
+    assert "stopped" in read["dead"]
+    assert read["again"] == ""
+    assert len(read["result"]["output"]) == SIZE * SIZE
