@@ -5,6 +5,8 @@ inputs.py   opens files and folders
 columns.py  tells which columns of k-space were measured
 likeness.py compares a scan with the training data of a run
 coils.py    makes or reads coil sensitivities
+measurement.py  what was measured of one slice
+uncertainty.py  says how far a slice may be off
 slices.py   runs the model on one slice
 trust.py    says what can be known of the result without ground truth
 outputs.py  decides the names of the files

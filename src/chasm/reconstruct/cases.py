@@ -15,7 +15,7 @@ from chasm.reconstruct.dicom import Series
 from chasm.reconstruct.outputs import OutputFiles
 from chasm.reconstruct.page import Page
 from chasm.reconstruct.slices import Reconstructor
-from chasm.reconstruct.trust import Consistency, SliceConsistency
+from chasm.reconstruct.trust import Consistency, SliceConsistency, Uncertainty
 from chasm.reconstruct.volumes import SliceResult, side_by_side, write_volume
 from chasm.tasks import Meter
 
@@ -35,6 +35,7 @@ class Volume:
         slices: their number.
         replaced: whether an earlier file of this name was replaced.
         consistency: how well the volume explains what was measured.
+        uncertainty: how far it may be off, if that was asked for.
         scores: metric -> value of the reconstruction; empty if there is no target.
         reference: the same for the zero-filled image.
     """
@@ -46,6 +47,7 @@ class Volume:
     slices: int
     replaced: bool
     consistency: Consistency
+    uncertainty: Uncertainty | None
     scores: dict[str, float] = field(default_factory=dict)
     reference: dict[str, float] = field(default_factory=dict)
 
@@ -73,11 +75,14 @@ def write_case(
     pictured_rows = {rows[int(i)] for i in np.linspace(0, len(rows) - 1, PICTURED_SLICES + 2)[1:-1].round()}
     pictured: dict[int, SliceResult] = {}
     consistencies: list[SliceConsistency] = []
+    spreads: list[np.ndarray] = []
+    factors: list[float] = []
+    top = 0.0
     page = None if files.page is None else Page(len(rows))
     shape: tuple[int, ...] = ()
 
     def images() -> Iterator[np.ndarray]:
-        nonlocal shape
+        nonlocal shape, top
         for i, row in enumerate(rows):
             result = work.result(row, meters)
             shape = shape or result.image.shape
@@ -90,6 +95,10 @@ def write_case(
                 differs = f"{case} slice {i}: {result.image.shape} differs from {shape}"
                 raise ValueError(f"{differs}: a volume has one shape: give such files one at a time")
             consistencies.append(result.consistency)
+            top = max(top, float(result.image.max()))
+            if result.uncertainty is not None and result.uncertainty_factor is not None:
+                spreads.append(result.uncertainty)
+                factors.append(result.uncertainty_factor)
             if page is not None:
                 page.add(result)
             if row in pictured_rows:
@@ -113,6 +122,12 @@ def write_case(
         if meters[0].blank:
             scan.notes.append(f"{case}: {counted(meters[0].blank, 'blank slice')} not scored")
     consistency = Consistency.of(consistencies)
+    uncertainty = None
+    if spreads:
+        write_volume(files.uncertainty, iter(spreads), series)
+        mean = float(np.sqrt(np.mean([np.square(spread).mean() for spread in spreads])))
+        relative = mean / top if top > 0 else 0.0
+        uncertainty = Uncertainty(work.draws, float(np.median(factors)), mean, relative, files.uncertainty.volume[0])
     side_by_side(files.picture, case, pictured)
     if page is not None and files.page is not None:
         page.write(
@@ -120,6 +135,7 @@ def write_case(
             case=case,
             subtitle=f"{work.run.folder.name} · {scan.read_as}",
             consistency=consistency,
+            uncertainty=uncertainty,
             scores=scores,
             reference=reference,
             facts=[
@@ -143,11 +159,14 @@ def write_case(
         "scores": scores or None,
         "zero-filled": reference or None,
         "data consistency": asdict(consistency),
+        "uncertainty": None if uncertainty is None else {**asdict(uncertainty), "file": uncertainty.file.name},
         "notes": scan.notes,
         "files": [file.name for file in files.all],
     }
     write_json(files.record, record)
-    return Volume(case, files.volume, files.picture, files.page, len(rows), replaced, consistency, scores, reference)
+    return Volume(
+        case, files.volume, files.picture, files.page, len(rows), replaced, consistency, uncertainty, scores, reference
+    )
 
 
 def _series(work: Reconstructor, case: str, rows: list[int], files: OutputFiles, geometry: Geometry | None) -> Series:

@@ -25,6 +25,7 @@ class OutputFiles:
         suffix: of the volume, which says the format.
         slices: the number of slices.
         page: the page to look at it, if one is asked for.
+        has_map: whether there is an uncertainty map.
     """
 
     folder: Path
@@ -32,6 +33,7 @@ class OutputFiles:
     suffix: str
     slices: int
     page: Path | None = None
+    has_map: bool = False
 
     @property
     def volume(self) -> list[Path]:
@@ -62,6 +64,12 @@ class OutputFiles:
         return self.folder / f"{self.stem}.side-by-side.png"
 
     @property
+    def uncertainty(self) -> "OutputFiles":
+        """The file of the uncertainty map: in the format of the volume, or as NIfTI or HDF5 beside slices in files."""
+        suffix = {".dcm": ".nii.gz", ".png": ".h5"}.get(self.suffix.lower(), self.suffix)
+        return OutputFiles(self.folder, f"{self.stem}.uncertainty", suffix, self.slices)
+
+    @property
     def record(self) -> Path:
         """The JSON record with the scores."""
         return self.folder / f"{self.stem}.json"
@@ -69,7 +77,8 @@ class OutputFiles:
     @property
     def all(self) -> list[Path]:
         """Every file of the case."""
-        return [*self.volume, self.picture, self.record, *([] if self.page is None else [self.page])]
+        pages = [] if self.page is None else [self.page]
+        return [*self.volume, self.picture, self.record, *pages, *(self.uncertainty.volume if self.has_map else [])]
 
     def from_earlier_calls(self) -> list[Path]:
         """Return files of slices beside these that a volume with more slices left, or one with other digits."""

@@ -16,7 +16,7 @@ import numpy as np
 import chasm
 from chasm.common.files import json_safe, write_text
 from chasm.data.records import Geometry
-from chasm.reconstruct.trust import Consistency
+from chasm.reconstruct.trust import Consistency, Uncertainty
 from chasm.reconstruct.volumes import SliceResult
 
 MAX_BYTES = 48 * 2**20  # of the images in a page; of longer volumes it shows every second slice, every third, ..
@@ -30,11 +30,17 @@ PANELS = (
     ("zero_filled", "Zero-filled", False),
     ("error", "Error", True),
     ("residual", "Residual", True),
+    ("uncertainty", "Uncertainty", True),
 )
 TRUST = (
     "The residual is what of the measured samples the image does not explain. About 1 × the noise is as good as it "
     "gets; much more contradicts the measurement; much less follows the noise. It says nothing about what was not "
     "measured."
+)
+
+UNCERTAINTY = (
+    "The uncertainty is the error that is expected in each pixel, calibrated on measured columns that were held out. "
+    "It knows nothing of errors that the measured columns do not show."
 )
 
 
@@ -73,6 +79,7 @@ class Page:
         case: str,
         subtitle: str,
         consistency: Consistency,
+        uncertainty: Uncertainty | None,
         scores: Mapping[str, float],
         reference: Mapping[str, float],
         facts: Sequence[tuple[str, str]],
@@ -86,6 +93,7 @@ class Page:
             case: the title.
             subtitle: a line below it.
             consistency: how well the volume explains what was measured.
+            uncertainty: how far it may be off, if that is known.
             scores: metric -> value of the reconstruction; empty if there is no target.
             reference: the same for the zero-filled image.
             facts: name and text of what else is known.
@@ -105,10 +113,14 @@ class Page:
             "total": self.total,
             "top": self._top or 1.0,
             "panels": [_panel(*panel, consistency.noise) for panel in PANELS if panel[0] in have],
-            "numbers": [*_cards(scores, reference), _consistency_card(consistency)],
+            "numbers": [
+                *_cards(scores, reference),
+                _consistency_card(consistency),
+                *([] if uncertainty is None else [_uncertainty_card(uncertainty)]),
+            ],
             "facts": facts,
             "notes": notes,
-            "trust": f"{TRUST} Here: {consistency}.",
+            "trust": f"{TRUST} Here: {consistency}." + ("" if uncertainty is None else f" {UNCERTAINTY}"),
             "footer": f"Made by chasm {chasm.__version__}. This file holds everything it shows.",
             "slices": self._slices,
         }
@@ -156,3 +168,7 @@ def _consistency_card(found: Consistency) -> tuple[str, str, str]:
     if not found.noise > 0:
         return "Residual", f"{found.residual:.2g}", "of the signal; no noise is known"
     return "Residual", f"{found.against_noise:.2g} × noise", f"noise from {found.noise_from}"
+
+
+def _uncertainty_card(found: Uncertainty) -> tuple[str, str, str]:
+    return "Uncertainty", f"{found.relative:.1%}", f"of the maximum; {found.draws} draws"

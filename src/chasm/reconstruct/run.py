@@ -15,7 +15,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,8 @@ def reconstruct_each(
         if n > 1:
             raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
     loaded = load(run, settings, device)
+    if settings.uncertainty and getattr(loaded.model, "name", "") == "zero-filled":
+        raise ValueError("zero-filled says nothing about unmeasured columns, so it has no uncertainty: use another run")
     coils = CoilModel(settings.maps, settings.map_sets, settings.compress)
     if coils.sets > 1 and not is_method(loaded):
         raise ValueError(f"{loaded.folder}: a trained run takes one set of maps: use tv or sense for {coils.sets}")
@@ -223,9 +225,11 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
     """Reconstruct all cases of a scan."""
     started = time.monotonic()
     path, out, written = call.path, call.out, call.written
-    work = Reconstructor(scan, run, call.device, call.coils)
+    work = Reconstructor(scan, run, call.device, call.coils, call.settings.uncertainty)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
+    if call.settings.uncertainty:
+        outputs = {case: replace(files, has_map=True) for case, files in outputs.items()}
     if call.settings.report is not None:
         outputs = plan_pages(Path(call.settings.report).expanduser(), outputs, call.several)
     refuse_to_overwrite(outputs.values(), call.inputs + scan.data.files(), call.force)

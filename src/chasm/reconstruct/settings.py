@@ -15,6 +15,7 @@ from chasm.train import Run, RunConfig, load_run
 from chasm.train.classical import METHODS, Classical
 
 KINDS = ("kspace", "image")
+MIN_DRAWS = 2  # of an uncertainty map
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Settings:
         maps: coil sensitivities: "lowres", "espirit" or a file; see `chasm.reconstruct.coils.CoilModel`.
         map_sets: how many sets of maps ESPIRiT makes.
         compress: the number of virtual coils.
+        uncertainty: how many draws an uncertainty map is made of; 0 for no map.
     """
 
     kind: str | None = None
@@ -45,12 +47,15 @@ class Settings:
     maps: str | Path = "lowres"
     map_sets: int = 1
     compress: int | None = None
+    uncertainty: int = 0
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
             raise ValueError(f"--as {self.kind}: {suggest(self.kind, KINDS)}")
         if self.mask is not None and self.acceleration is not None:
             raise ValueError("--mask says which columns are kept: leave out --acceleration")
+        if self.uncertainty != 0 and self.uncertainty < MIN_DRAWS:
+            raise ValueError(f"--uncertainty {self.uncertainty}: expected {MIN_DRAWS} draws or more")
 
     @property
     def mask_file(self) -> Path | None:

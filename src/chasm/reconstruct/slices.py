@@ -1,6 +1,6 @@
 """What a run, or a method without training, makes of one slice of a scan."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,11 +9,13 @@ from torch import Tensor
 from chasm.common.precision import tf32
 from chasm.data.files import crop_or_pad
 from chasm.data.filled import is_filled
-from chasm.mri import Operator, fft2c, ifft2c, rss, to_channels, to_complex
+from chasm.mri import Operator, fft2c, ifft2c, to_channels, to_complex
 from chasm.mri.noise import edge_noise
 from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.inputs import Scan
+from chasm.reconstruct.measurement import Measurement, from_batch
 from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
+from chasm.reconstruct.uncertainty import Bootstrap
 from chasm.reconstruct.volumes import SliceResult
 from chasm.tasks import Meter, TaskBatch
 from chasm.tasks.metrics import FastMRI, Rows
@@ -21,45 +23,6 @@ from chasm.tasks.reconstruction import min_max
 from chasm.train import Run
 
 ONE_COIL = "--maps, --map-sets and --compress are about several coils, and here is one: leave them out"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured of one slice, scaled as the model takes it.
-
-    Attributes:
-        input: the zero-filled image, real and imaginary channels (1, 2M, H, W).
-        operator: the mask and the coil sensitivities.
-        y: the measured k-space (1, Q, H, W).
-        low: (1, M, 1, 1): the image in the units of the data is `scale` times this one, plus `low`.
-        scale: (1, M, 1, 1).
-        noise: of one sample, in the units of the data.
-        noise_from: where that is known from.
-    """
-
-    input: Tensor
-    operator: Operator
-    y: Tensor
-    low: Tensor
-    scale: Tensor
-    noise: float
-    noise_from: str
-
-    @property
-    def physics(self) -> dict[str, Tensor | None]:
-        """The keywords that every model takes."""
-        several = self.operator.maps is not None
-        return {"mask": self.operator.mask, "maps": self.operator.maps, "measured": self.y if several else None}
-
-    def combined(self, images: Tensor) -> Tensor:
-        """Return one complex image of those that several sets of maps give: all signal, with the phase of the first."""
-        if self.operator.maps is None or self.operator.maps.ndim == 4:
-            return images
-        return torch.polar(rss(images), images[:, :1].angle())
-
-    def in_units(self, image: Tensor) -> Tensor:
-        """Return an image in the units of the data."""
-        return image * self.scale + self.low
 
 
 class Reconstructor:
@@ -70,13 +33,16 @@ class Reconstructor:
         run: the model, its task and its config.
         device: where the model is.
         coils: how coils are combined. Default: as in training.
+        draws: how many an uncertainty map is made of; 0 for no map.
 
     Attributes:
         sampling: the columns that are used, in words.
     """
 
-    def __init__(self, scan: Scan, run: Run, device: torch.device, coils: CoilModel | None = None) -> None:
-        self.scan, self.run, self.device, self.coils = scan, run, device, coils or CoilModel()
+    def __init__(
+        self, scan: Scan, run: Run, device: torch.device, coils: CoilModel | None = None, draws: int = 0
+    ) -> None:
+        self.scan, self.run, self.device, self.coils, self.draws = scan, run, device, coils or CoilModel(), draws
         if scan.measured is not None:
             self.sampling = f"as measured: {scan.sampling}"
         else:
@@ -101,11 +67,11 @@ class Reconstructor:
         batch = task.prepare(image, None, [s.case])
         if not self.coils.is_default:
             batch = self._with_coils(batch, s.index)
-        measurement = _from_batch(batch)
+        measurement = from_batch(batch, task.sampling.mask(image.shape[-1]))  # type: ignore[attr-defined]
         output = self._apply(measurement)
         for meter, x in zip(meters, (output, batch.input), strict=True):
             meter.add(task.scores(to_channels(measurement.combined(to_complex(x))), batch), [s.case])
-        return self._finish(measurement, output, batch.in_units(batch.target))
+        return self._finish(measurement, output, row, batch.in_units(batch.target))
 
     def _with_coils(self, batch: TaskBatch, index: int) -> TaskBatch:
         """Return the batch with the sensitivities that are asked for."""
@@ -141,15 +107,15 @@ class Reconstructor:
             padded = not is_filled(raw.kspace).any(1).all()
             noise, noise_from = edge_noise(raw.kspace[None] if padded else y), FROM_EDGE
         low = torch.zeros_like(scale)
-        measurement = Measurement(to_channels(plain / scale), A, y / scale, low, scale, noise, noise_from)
+        measurement = Measurement(to_channels(plain / scale), A, y / scale, low, scale, noise, noise_from, chosen)
         output = self._apply(measurement)
         if not self.scan.scored:
-            return self._finish(measurement, output, size=(H, W))
+            return self._finish(measurement, output, row, size=(H, W))
         target = self.scan.data[row].image[None].to(self.device)
         for meter, x in zip(meters, (output, measurement.input), strict=True):
             image = crop_or_pad(measurement.combined(to_complex(x)).abs() * scale, (H, W))
             meter.add(self._scores(image, target), [raw.case])
-        return self._finish(measurement, output, target, (H, W))
+        return self._finish(measurement, output, row, target, (H, W))
 
     def _apply(self, measurement: Measurement) -> Tensor:
         """Run the model: real and imaginary channels (1, 2M, H, W)."""
@@ -158,7 +124,12 @@ class Reconstructor:
         return output
 
     def _finish(
-        self, m: Measurement, output: Tensor, target: Tensor | None = None, size: tuple[int, int] | None = None
+        self,
+        m: Measurement,
+        output: Tensor,
+        row: int,
+        target: Tensor | None = None,
+        size: tuple[int, int] | None = None,
     ) -> SliceResult:
         """Return arrays of `size` in the units of the data, and how well the image explains the measured samples."""
         x = to_complex(output)
@@ -168,7 +139,10 @@ class Reconstructor:
         def array(image: Tensor) -> np.ndarray:
             return _array(crop_or_pad(image, (H, W)))
 
-        image = m.combined(x)
+        image, spread, factor = m.combined(x), None, None
+        if self.draws:
+            found, factor = Bootstrap(self._apply, self.draws)(m, x, seed=row)
+            spread = array(found * m.scale)
         return SliceResult(
             array(m.in_units(image.abs())),
             array(m.in_units(m.combined(to_complex(m.input)).abs())),
@@ -176,6 +150,8 @@ class Reconstructor:
             array(m.combined(m.operator.adjoint(misfit)).abs()),
             crop_or_pad(m.in_units(image), (H, W))[0, 0].cpu().numpy() if image.shape[1] == 1 else None,
             SliceConsistency.of(misfit, m.y * m.scale, m.operator.mask, m.noise, m.noise_from),
+            spread,
+            factor,
         )
 
     def _scores(self, image: Tensor, target: Tensor) -> Rows:
@@ -189,18 +165,6 @@ class Reconstructor:
                 low, scale = torch.zeros_like(low), low + scale  # from zero to the maximum
             image, target = (image - low) / scale, (target - low) / scale
         return task.protocol.rows(image, target)
-
-
-def _from_batch(batch: TaskBatch) -> Measurement:
-    """Return what a batch of one slice says was measured."""
-    assert batch.mask is not None
-    assert batch.low is not None
-    assert batch.scale is not None
-    # of one coil the zero-filled image holds all that was measured
-    y = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
-    operator = Operator(batch.mask, batch.maps)
-    noise = edge_noise(y * batch.scale)
-    return Measurement(batch.input, operator, y, batch.low, batch.scale, noise, FROM_EDGE)
 
 
 def _array(x: Tensor) -> np.ndarray:

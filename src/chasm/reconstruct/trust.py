@@ -13,6 +13,7 @@ It says nothing about what was not measured.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
+from pathlib import Path
 
 from torch import Tensor
 
@@ -100,3 +101,26 @@ class Consistency:
         text += f", and {self.residual:.2g} of the signal"
         worst = max(range(len(self.slices)), key=lambda i: (self.slices[i] == self.slices[i], self.slices[i]))
         return text + (f"; largest in slice {worst}: {self.slices[worst]:.2g} x" if len(self.slices) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """How far a volume may be off; the map says where.
+
+    Attributes:
+        draws: how many the map is made of.
+        factor: what the calibration on held-out columns multiplied it by, median over the slices.
+        mean: of the map, root-mean-square, in the units of the data.
+        relative: the same as a fraction of the largest value of the image.
+        file: the map.
+    """
+
+    draws: int
+    factor: float
+    mean: float
+    relative: float
+    file: Path
+
+    def __str__(self) -> str:
+        made = f"{self.draws} draws, calibrated by {self.factor:.2g} on held-out columns"
+        return f"{self.mean:.2g} on average, {self.relative:.1%} of the maximum ({made}); map {self.file}"

@@ -29,6 +29,8 @@ class SliceResult:
         residual: what of the measured samples the image does not explain, as an image.
         complex_image: the image before its magnitude is taken; None for several modalities.
         consistency: the same in numbers.
+        uncertainty: how far the magnitude may be off, if that was asked for.
+        uncertainty_factor: what the calibration multiplied it by.
     """
 
     image: np.ndarray
@@ -37,6 +39,8 @@ class SliceResult:
     residual: np.ndarray
     complex_image: np.ndarray | None
     consistency: SliceConsistency
+    uncertainty: np.ndarray | None = None
+    uncertainty_factor: float | None = None
 
 
 def write_volume(files: OutputFiles, images: Iterator[np.ndarray], series: Series) -> None:
