@@ -1,6 +1,7 @@
 """The arithmetic of a cost estimate, with times that are known."""
 
 import pytest
+import torch
 
 from chasm.studies import estimate as module
 from chasm.studies import make_plan
@@ -71,3 +72,29 @@ def test_a_real_probe(study):
     assert found.step > 0
     assert found.forward > 0
     assert found.parameters > 1000
+
+
+def test_a_limit_is_kept_when_a_model_takes_long(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+
+    def slow(*_args):
+        clock[0] += 25.0
+        return Probe(1.0, 0.3, 10)
+
+    monkeypatch.setattr(module, "probe", slow)
+    found = estimate(make_plan("basis"), limit=60)
+    assert sum(p.measured for p in found.probes.values()) == 2
+    assert clock[0] <= 60
+
+
+def test_a_slow_first_step_is_the_measurement(monkeypatch):
+    clock, steps = [0.0], []
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+
+    def work():
+        clock[0] += 7.0
+        steps.append(1)
+
+    assert module._time(work, torch.device("cpu"), 2.0) == 7.0
+    assert len(steps) == 1

@@ -8,6 +8,7 @@ import pytest
 import small  # noqa: F401
 
 from chasm.mri import Sampling
+from chasm.studies import make_plan
 from chasm.train import RunConfig, load_recipe
 from chasm.train.config import dump
 
@@ -105,12 +106,12 @@ def test_another_dataset_keeps_nothing_of_the_one_before(order: int) -> None:
     """Options and path belong to the dataset that the recipe names; those that --set gives stay, in either order."""
     changes = ["data.name=folder", "data.path=mine", "data.options.seed=3"][::order]
     data = load_recipe("demo", changes).data
-    assert (data.name, data.path, data.options) == ("folder", "mine", {"seed": 3})
-    content = {**BASE, "data": {"name": "cc359", "path": "theirs", "options": {"skip": 3}}}
+    assert (data.name, data.path, data.options) == ("folder", str(Path("mine").absolute()), {"seed": 3})
+    content = {**BASE, "data": {"name": "cc359", "path": "/theirs", "options": {"skip": 3}}}
     data = load_recipe(content, ["data.name=fastmri"]).data
     assert (data.path, data.options) == (None, {})
     data = load_recipe(content, ["data.name=cc359", "data.options.seed=1"]).data  # the same dataset
-    assert (data.path, data.options) == ("theirs", {"skip": 3, "seed": 1})
+    assert (data.path, data.options) == ("/theirs", {"skip": 3, "seed": 1})
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -174,3 +175,13 @@ def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
 def test_a_name_cannot_lead_out_of_the_folder_of_runs(name: str) -> None:
     with pytest.raises(ValueError, match="name: expected a name that a folder can have"):
         load_recipe({**BASE, "name": name})
+
+
+def test_a_relative_path_means_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_recipe({"data": {"name": "folder", "path": "scans"}, "train": {"steps": 1}})
+    assert config.data.path == str(tmp_path / "scans")
+    assert load_recipe({"train": {"steps": 1}}, ["data.name=folder", "data.path=x"]).data.path == str(tmp_path / "x")
+    plan = make_plan("basis", overrides=["data.path=scans"])
+    monkeypatch.chdir("/")
+    assert plan.runs[0].config.data.path == str(tmp_path / "scans")

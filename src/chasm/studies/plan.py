@@ -195,6 +195,12 @@ class Plan:
         return PlannedRun(setting, host, arm, multiplier, seed, kind, config, is_selection)
 
 
+def _from_here(override: str) -> str:
+    """Return an override with a path that means the same in every folder."""
+    key, _, value = override.partition("=")
+    return f"{key}={Path(value).expanduser().absolute()}" if key == "data.path" and value else override
+
+
 def _is_of_host(override: str) -> bool:
     return override.startswith("backbone")
 
@@ -251,6 +257,7 @@ def make_plan(
     Raises:
         ValueError: if a name is unknown, or an override sets what the runs of a study differ in.
     """
+    overrides = [_from_here(override) for override in overrides]
     lookup("scale", scale, dict.fromkeys(SCALES))
     lookup("protocol", protocol, dict.fromkeys(PROTOCOLS))
     if selection_steps < 1:

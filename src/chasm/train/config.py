@@ -153,6 +153,7 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
         if keys == _DATASET and value != _dataset_of(content):
             content.pop("data", None)  # the options and the path belong to the dataset that the recipe names
         _set(content, keys, value)
+    _make_path_absolute(content)
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as e:
@@ -347,6 +348,13 @@ def _change(override: str) -> tuple[list[str], Any]:
     if not equals:
         raise ValueError(f"--set {override!r}: write it as key.subkey=value")
     return key.split("."), parse_value(value, f"--set {override!r}")
+
+
+def _make_path_absolute(content: dict[str, Any]) -> None:
+    """Make data.path mean the same in every folder, since a run is resumed and evaluated from others."""
+    data = content.get("data")
+    if isinstance(data, dict) and isinstance(data.get("path"), str):
+        content["data"] = data | {"path": str(Path(data["path"]).expanduser().absolute())}
 
 
 def parse_value(text: str, where: str) -> Any:
