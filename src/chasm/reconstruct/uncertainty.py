@@ -96,11 +96,17 @@ def _energy(k: Tensor) -> float:
 
 
 def rotate(x: Tensor, angle: float, back: bool = False) -> Tensor:
-    """Turn images (..., H, W) around their centre by three shears, which lose nothing; `back` undoes it exactly.
+    """Turn images around their centre by three shears, which lose nothing.
 
-    >>> x = torch.randn(1, 1, 8, 6, dtype=torch.complex64)
-    >>> torch.allclose(rotate(rotate(x, 0.3), 0.3, back=True), x, atol=1e-5)
-    True
+    Args:
+        x: complex images (..., H, W).
+        angle: in radians.
+        back: whether to undo such a turn, which is exact.
+
+    Example:
+        >>> x = torch.randn(1, 1, 8, 6, dtype=torch.complex64)
+        >>> torch.allclose(rotate(rotate(x, 0.3), 0.3, back=True), x, atol=1e-5)
+        True
     """
     sign = -1 if back else 1
     slopes = ((-1, -sign * math.tan(angle / 2)), (-2, sign * math.sin(angle)), (-1, -sign * math.tan(angle / 2)))
