@@ -26,6 +26,8 @@ COMMANDS = [
     ["study", "run", "bassis"],
     ["reconstruct", "nowhere.h5", "--run", "nowhere"],
     ["harmonise", "nowhere"],
+    ["export", "nowhere"],
+    ["models", "show", "nowhere"],
     ["--with", "nowhere.py", "mixers"],
 ]
 

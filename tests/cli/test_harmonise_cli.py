@@ -104,7 +104,7 @@ def test_errors_are_one_line(untied: Path, trained: Path, tmp_path: Path, monkey
         train(one.model_copy(update={"train": one.train.model_copy(update={"steps": 1})}), tmp_path / name, quiet=True)
         assert message in one_line(call(tmp_path / name, code=3))
     assert "holds a run with another config: name" in one_line(call(untied, "-o", trained / "fno-d", code=3))
-    assert "not there" in one_line(call(tmp_path / "nothing", code=3))
+    assert "no such run folder" in one_line(call(tmp_path / "nothing", code=3))
 
 
 def one_line(result: Result) -> str:
