@@ -194,3 +194,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(ValueError, match=r"needs onnxruntime: pip install 'chasm-mixer\[export\]'"):
         chasm.export_onnx(CHASM(3), tmp_path / "x.onnx", features(1, 3, 4, 4))
     assert os.listdir(tmp_path) == []
+
+
+def test_mixers_that_multiply_spectra_are_exported(tmp_path: Path) -> None:
+    """At a size for which filters are resized; the export is compared with the model before the file appears."""
+    rivals = [chasm.create_mixer("gfnet", 4, (8, 8)), chasm.create_mixer("fno-d", 4, modes=(2, 3))]
+    x = features(2, 4, 7, 6)
+    assert chasm.export_onnx(nn.Sequential(*rivals), tmp_path / "rivals.onnx", x).is_file()
+
+
+def test_what_onnx_has_not_is_one_line(tmp_path: Path) -> None:
+    class Eigenvalues(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.eigvalsh(x @ x.mT)
+
+    with pytest.raises(ValueError, match=r"cannot be written as ONNX: .*eigh") as info:
+        chasm.export_onnx(Eigenvalues(), tmp_path / "model.onnx", features(2, 3, 4, 4))
+    assert "\n" not in str(info.value)
+    assert not list(tmp_path.iterdir())

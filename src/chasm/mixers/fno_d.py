@@ -57,6 +57,8 @@ class SpectralConv(nn.Module):
         (H, W), (m1, m2) = x.shape[-2:], self.modes
         top, bottom, columns = min(m1, (H + 1) // 2), min(m1, H // 2), min(m2, W // 2 + 1)
         with full_precision(x):
+            if torch.compiler.is_exporting():
+                return self._in_pairs(x, gains, top, bottom, columns)
             r_pos, r_neg = as_complex(self.r_pos), as_complex(self.r_neg)
             if gains is not None:
                 r_pos, r_neg = r_pos * wide(gains[0]), r_neg * wide(gains[1])
@@ -66,6 +68,27 @@ class SpectralConv(nn.Module):
             high = torch.einsum("bihw,iohw->bohw", X[:, :, H - bottom :], r_neg[:, :, m1 - bottom :, :columns])
             middle = low.new_zeros(*low.shape[:2], H - top - bottom, columns)
             return irfft2(torch.cat((low, middle, high), 2), (H, W), "backward")
+
+    def _in_pairs(self, x: Tensor, gains: Tensor | None, top: int, bottom: int, columns: int) -> Tensor:
+        """As above, for ONNX, which transforms complex numbers but cannot slice, pad or mix them."""
+        H, W = x.shape[-2:]
+        pos, neg = wide(self.r_pos), wide(self.r_neg)  # (c_in, c_out, m1, m2, 2)
+        if gains is not None:
+            pos, neg = pos * wide(gains[0])[..., None], neg * wide(gains[1])[..., None]
+        kept = torch.view_as_real(torch.fft.rfft(wide(x)))[..., :columns, :]
+        X = torch.view_as_real(torch.fft.fft(as_complex(kept), dim=-2))
+        low = _mix_pairs(X[:, :, :top], pos[:, :, :top, :columns])
+        high = _mix_pairs(X[:, :, H - bottom :], neg[:, :, self.modes[0] - bottom :, :columns])
+        middle = low.new_zeros(*low.shape[:2], H - top - bottom, columns, 2)
+        all_columns = F.pad(torch.cat((low, middle, high), 2), (0, 0, 0, W // 2 + 1 - columns))
+        return irfft2(as_complex(all_columns), (H, W), "backward")
+
+
+def _mix_pairs(X: Tensor, R: Tensor) -> Tensor:
+    """Return R X for every mode, all in pairs: X (B, c_in, h, w, 2), R (c_in, c_out, h, w, 2)."""
+    (a, b), (c, d), equation = X.unbind(-1), R.unbind(-1), "bihw,iohw->bohw"
+    real = torch.einsum(equation, a, c) - torch.einsum(equation, b, d)
+    return torch.stack((real, torch.einsum(equation, a, d) + torch.einsum(equation, b, c)), -1)
 
 
 def deform_map(x: Tensor, offsets: Tensor) -> Tensor:

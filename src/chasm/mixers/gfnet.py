@@ -42,22 +42,28 @@ def resize_filter(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
         return torch.einsum("jw,iwcp->ijcp", columns, torch.einsum("ih,hwcp->iwcp", rows, pairs))
 
 
-def hermitian_edges(K: Tensor, width: int) -> Tensor:
-    """Return K (C, H, W//2+1) with only that part of its DC and (even W) Nyquist columns which leaves a real map real.
+def hermitian_edges(pairs: Tensor, width: int) -> Tensor:
+    """Return a filter with only that part of its DC and (even W) Nyquist columns which leaves a real map real.
 
     The rest would reach the inverse transform as the imaginary part that `irfft2` of `_spectral` drops from a map;
     dropped here it costs a pass over the filter, and none over the map's spectrum.
+
+    Args:
+        pairs: (H, W//2+1, C, 2), real and imaginary part, because ONNX has few operations for complex numbers.
+        width: W.
     """
+    conjugate = pairs.new_tensor([1.0, -1.0])
 
     def part(column: Tensor) -> Tensor:
-        return (column + column.flip(1).roll(1, 1).conj()) / 2
+        return (column + column.flip(0).roll(1, 0) * conjugate) / 2
 
-    first, last = part(K[..., :1]), K[..., -1:]
-    if K.shape[-1] == 1:
+    first, last = part(pairs[:, :1]), pairs[:, -1:]
+    bins = pairs.shape[1]
+    if bins == 1:
         return first
-    k = torch.arange(K.shape[-1], device=K.device)[-1:]  # compared as a tensor: an exported graph keeps W free
+    k = torch.arange(bins, device=pairs.device)[-1:]  # compared as a tensor: an exported graph keeps W free
     last = torch.where(2 * k == width, part(last), last)
-    return torch.cat((first, K[..., 1:-1], last), -1)
+    return torch.cat((first, pairs[:, 1:-1], last), 1)
 
 
 class _CircularConvolution(torch.autograd.Function):
@@ -109,7 +115,7 @@ def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
         pairs = wide(pairs) / (H * W)  # the scale of both transforms
         if pairs.shape[:2] != (H, W // 2 + 1):
             pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
-        K = hermitian_edges(as_complex(pairs).permute(2, 0, 1), W)  # (C, H, W//2+1)
+        K = as_complex(hermitian_edges(pairs, W).permute(2, 0, 1, 3))  # (C, H, W//2+1)
         if is_traced():  # by torch.compile, torch.func, ...
             return torch.fft.irfft2(torch.fft.rfft2(wide(x)) * K, (H, W), norm="forward").to(x.dtype)
         y: Tensor = _CircularConvolution.apply(wide(x), K)[0]

@@ -43,7 +43,8 @@ def export_onnx(
         The path of the file.
 
     Raises:
-        ValueError: when onnxruntime is missing, the model does not map tensors to tensors, or the file differs from it.
+        ValueError: when onnxruntime is missing, the model does not map tensors to tensors or contains what ONNX has
+            not, or the file differs from it.
     """
     path = Path(path)
     require_runtime(path)
@@ -117,7 +118,7 @@ def write_checked(
 
     def write(partial: Path) -> None:
         nonlocal found
-        with _quiet():
+        with _quiet(), _one_line():
             torch.onnx.export(
                 model,
                 sample,
@@ -143,6 +144,23 @@ def write_checked(
 
     write_atomic(path, write)
     return found
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn the exporter's report into one line with its first cause.
+
+    Raises:
+        ValueError: if a model cannot be exported.
+    """
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as e:
+        cause: BaseException = e
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        text = " ".join(str(cause).split())
+        raise ValueError(f"this model cannot be written as ONNX: {text[:400]}") from e
 
 
 def require_runtime(path: Path) -> Any:
