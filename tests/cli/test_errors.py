@@ -27,6 +27,7 @@ COMMANDS = [
     ["reconstruct", "nowhere.h5", "--run", "nowhere"],
     ["harmonise", "nowhere"],
     ["export", "nowhere"],
+    ["app", "nowhere"],
     ["models", "show", "nowhere"],
     ["--with", "nowhere.py", "mixers"],
 ]
