@@ -29,12 +29,20 @@ PROMISES = {
     "The operator is the paper's": ("test_theory.py", "ops/test_forms.py", "ops/test_gains.py", "ops/test_basis.py"),
     "Every mixer keeps one contract": ("mixers/test_registry_contract.py",),
     "Folding and export change nothing but the speed": ("surgery/test_fold.py", "surgery/test_onnx.py"),
+    "Swapping keeps the rest of a network as it was": ("surgery/test_swap.py", "surgery/test_swap_libraries.py"),
     "A run that is killed goes on as if nothing had happened": ("train/test_resume.py", "train/test_checkpoints.py"),
     "Same seed, same curve; numbers that are not finite are named": ("train/test_loop.py",),
     "Files are written whole or not at all": ("common/test_files.py", "common/test_locks.py"),
-    "Damaged data is one line that names the file": ("data/test_damage.py", "data/test_limits.py"),
+    "Damaged data is one line that names the file": (
+        "data/test_damage.py",
+        "data/test_limits.py",
+        "fuzz/test_fuzz_readers.py",
+        "fuzz/test_fuzz_folders.py",
+    ),
     "Leaks between splits are found before training": ("data/test_check.py", "data/test_loading.py"),
+    "A reconstruction says how far it is from what was measured": ("reconstruct/test_trust.py",),
     "A reconstruction never overwrites what it did not write": ("reconstruct/test_volumes.py",),
+    "Models are loaded by checksum, and nothing is unpickled": ("models/test_pretrained.py",),
     "A mistake on the command line is one line and a documented exit code": ("cli/test_errors.py",),
 }
 
