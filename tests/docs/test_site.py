@@ -94,6 +94,12 @@ def test_links_out_of_docs_lead_to_copies(tools: SimpleNamespace) -> None:
     assert moved("https://example.org/a", "docs/start.md", "start.md") == "https://example.org/a"
 
 
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+def test_links_of_files_outside_the_site_lead_somewhere(name: str, tools: SimpleNamespace) -> None:
+    targets = tools.links.TARGET.findall((ROOT / name).read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
 def test_every_page_is_in_a_table_of_contents() -> None:
     listed = "\n".join(page.read_text() for page in PAGES if "{toctree}" in page.read_text())
     missing = [page.stem for page in PAGES if page.stem != "index" and not re.search(rf"^{page.stem}$", listed, re.M)]
