@@ -31,6 +31,8 @@ PROMISES = {
     "Folding and export change nothing but the speed": ("surgery/test_fold.py", "surgery/test_onnx.py"),
     "Swapping keeps the rest of a network as it was": ("surgery/test_swap.py", "surgery/test_swap_libraries.py"),
     "A run that is killed goes on as if nothing had happened": ("train/test_resume.py", "train/test_checkpoints.py"),
+    "A failing disk or a power failure leaves the previous checkpoint": ("train/test_faults.py",),
+    "A run never goes on with another config or other data": ("train/test_fingerprint.py",),
     "Same seed, same curve; numbers that are not finite are named": ("train/test_loop.py",),
     "Files are written whole or not at all": ("common/test_files.py", "common/test_locks.py"),
     "Damaged data is one line that names the file": (

@@ -1,5 +1,6 @@
 """Files that must not be lost: atomic writes, JSON without NaN, one error line for what cannot be written."""
 
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 MAX_JSON_BYTES = 64 * 2**20  # parsed, JSON takes about ten times that
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows does not have it
 _UNFINISHED = ".chasm-{}.partial"  # without the name of the file, which may be as long as a name can be
 
 
@@ -30,8 +32,8 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """
     partial = path.with_name(_UNFINISHED.format(secrets.token_hex(8)))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        make_folder(path.parent)
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666))
         write(partial)
         with open(partial, "rb+") as f:
             os.fsync(f.fileno())
@@ -58,14 +60,29 @@ def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool = 
         raise ValueError(f"{path}: chasm did not write this file, and it would be lost: give another name, or --force")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, so that it survives a power failure."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
-    """Make a rename in the folder survive a power failure, on the file systems that can."""
-    with suppress(OSError):  # some cannot sync a folder, and a folder may be writable but not readable
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Make a rename in the folder survive a power failure, on the file systems that can.
+
+    Raises:
+        OSError: if the disk fails or is full.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    except OSError as e:  # some, as on Windows, cannot sync a folder, and a folder may be writable but not readable
+        if e.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -82,7 +99,7 @@ def unwritable(path: Path, error: Exception) -> OSError:
 
 def write_text(path: Path, text: str) -> None:
     """Write text atomically."""
-    write_atomic(path, lambda p: p.write_text(text))
+    write_atomic(path, lambda p: p.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -108,7 +125,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) > MAX_JSON_BYTES:
         raise ValueError(f"{path}: {size / 2**20:.0f} MiB, more than chasm ever writes: {advice}")
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
         raise ValueError(f"{path}: not JSON ({e}): {advice}") from None
     except RecursionError:

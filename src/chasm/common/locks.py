@@ -43,7 +43,7 @@ class Lock:
             if fcntl is None:
                 self._foreign = _filelock(self.file)
                 return
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as e:
             raise unwritable(self.file, e) from None
         try:

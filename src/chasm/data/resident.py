@@ -10,6 +10,8 @@ from chasm.common.text import counted
 from chasm.data.base import SliceDataset
 from chasm.data.records import Batch, DataError, Slice
 
+UNKNOWN_MEMORY = 4 * 2**30  # bytes, assumed on Windows, which Python cannot ask
+
 
 def free_bytes(device: torch.device) -> int:
     """Return the memory that can be allocated on the device now."""
@@ -20,7 +22,9 @@ def free_bytes(device: torch.device) -> int:
             fields = dict(line.split(":", 1) for line in f)
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if hasattr(os, "sysconf"):
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return UNKNOWN_MEMORY
 
 
 class Resident(SliceDataset):

@@ -129,13 +129,18 @@ class WorkerProcess:
         if code in known and (code != 1 or (self.folder / "failed.json").is_file()):
             return known[code]
         last = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
+        hint = " (often: out of memory)" if code == -getattr(signal, "SIGKILL", 9) else ""
         failed(self.folder, f"the worker ended with code {code}{hint}; its last output: {last[0]}")
         return "failed"
 
     def stop(self) -> None:
         """Ask the worker to save and stop."""
-        if self.process.poll() is None:
+        if self.process.poll() is not None:
+            return
+        if os.name == "nt":
+            assert self.process.stdin is not None
+            self.process.stdin.close()  # the worker saves when it sees that; a signal would end it at once
+        else:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self, deadline: float) -> None:

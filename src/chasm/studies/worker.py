@@ -130,7 +130,10 @@ def core_parameters(mixer: Part) -> tuple[int, int]:
 def _end_with_parent() -> None:
     while os.read(0, 1):  # not sys.stdin, whose lock would be held when the interpreter ends
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    if os.name == "nt":
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process there, without a handler
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:

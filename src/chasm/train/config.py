@@ -271,7 +271,7 @@ def read_yaml(file: Path) -> Any:
     if (size := file.stat().st_size) > MAX_YAML_BYTES:
         raise ValueError(f"{file}: {size} bytes: a recipe has less than {MAX_YAML_BYTES}")
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
         raise ValueError(f"{file}: not text ({e})") from None
     return _parse_yaml(text, str(file))

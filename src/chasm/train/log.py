@@ -41,7 +41,7 @@ class Log:
         for name, line in (("log.jsonl", _line(row)), ("log.csv", self._values(row))):
             path = self.folder / name
             try:
-                with open(path, "a") as f:
+                with open(path, "a", encoding="utf-8", newline="\n") as f:
                     f.write(line)
             except OSError as e:
                 raise unwritable(path, e) from None

@@ -188,7 +188,7 @@ def _curve(root: Path, run: RunRecord, metric: str) -> figures.Curve | None:
     if not path.is_file():
         return None
     curve = figures.Curve(run.arm, run.seed)
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         for name, steps, values in (("loss", curve.steps, curve.loss), (f"val_{metric}", curve.val_steps, curve.val)):
             if row.get(name) is not None:  # null: not finite
