@@ -28,11 +28,13 @@ class TaskBatch:
         input: input of the model, (B, C, H, W) real.
         target: (B, C, H, W) real, or (B, H, W) int64 labels.
         case: name of the case (patient, volume, picture) of each image.
-        mask: sampling mask, (1, 1, 1, W) zeros and ones; None without undersampling.
+        mask: sampling mask, (1 or B, 1, 1, W) zeros and ones; None without undersampling.
         maps: coil sensitivities, (B, Q, H, W) complex; None with one coil.
         measured: k-space under the mask, (B, Q, H, W) complex; None with one coil.
         low: offset that `prepare` took off, (B, C, 1, 1): target = (image - low) / scale.
         scale: factor that `prepare` divided by, (B, C, 1, 1).
+        held_out: ones for measured lines that were kept from the input, (B, 1, 1, W); None without such lines.
+        held_out_kspace: k-space of these lines, (B, Q, H, W) complex, zero elsewhere.
     """
 
     input: Tensor
@@ -43,6 +45,8 @@ class TaskBatch:
     measured: Tensor | None = None
     low: Tensor | None = None
     scale: Tensor | None = None
+    held_out: Tensor | None = None
+    held_out_kspace: Tensor | None = None
 
     @property
     def physics(self) -> dict[str, Tensor | None]:
@@ -96,6 +100,23 @@ class Task(ABC):
         Raises:
             ValueError: if the images do not suit the task.
         """
+
+    def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
+        """Return what training sees of a batch, where that is less than scoring does.
+
+        Args:
+            batch: from `prepare`.
+            seeds: one for each image, for whatever is drawn.
+        """
+        return batch
+
+    def for_scoring(self, batch: TaskBatch) -> TaskBatch:
+        """Return what validation and test see of a batch. It never depends on chance.
+
+        Args:
+            batch: from `prepare`.
+        """
+        return batch
 
     @abstractmethod
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:

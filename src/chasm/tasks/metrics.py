@@ -8,6 +8,7 @@ that differ by decibels for the same images. Every number therefore belongs to a
 - ``fastmri``: per volume, in the units of the data: range = maximum of the target volume, PSNR and NMSE of
   the whole volume, SSIM the mean over its slices.
 - ``unit``: per image, clamped to [0, 1], range 1.
+- ``held-out``: per slice, SNR of measured k-space lines that the model did not see. It needs no truth.
 - ``brats``: Dice and IoU of the regions of a whole case. A region that is empty in output and target scores 1.
 
 `Protocol.rows` turns each slice into a row of tensors, `Protocol.case` turns the rows of a case into its scores, and
@@ -298,14 +299,26 @@ class Overlap(Protocol):
         return scores
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit)}  # image protocols, by name
+class HeldOut(Protocol):
+    """Signal-to-noise ratio of measured k-space that the model did not see, for data without any truth."""
+
+    name: ClassVar[str] = "held-out"
+    selection_metric: ClassVar[str] = "snr"
+    meaning: ClassVar[str] = "per slice, power of the k-space lines kept from the input over that of their error, in dB"
+
+    def rows(self, output: Tensor, target: Tensor) -> Rows:
+        power, error = (x.abs().square().flatten(1).sum(1).double() for x in (target, output - target))
+        return {"snr": 10 * torch.log10(power / error), BLANK: power == 0}
+
+
+PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit, HeldOut)}  # by name
 
 
 def get_protocol(name: str) -> Protocol:
     """Return an image protocol.
 
     Args:
-        name: "hifi", "fastmri" or "unit".
+        name: "hifi", "fastmri", "unit" or "held-out".
 
     Raises:
         ValueError: if the name is unknown; the message suggests near ones.

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from chasm.mri import Operator, Sampling, estimate_maps, fft2c, rss, to_channels, to_complex
 from chasm.tasks.base import Task, TaskBatch, register_task
-from chasm.tasks.metrics import FastMRI, Rows, get_protocol
+from chasm.tasks.metrics import FastMRI, HeldOut, Rows, get_protocol
+from chasm.tasks.self_supervision import held_out_lines, hold_out, self_supervised_loss
 
 
 @register_task("reconstruction")
@@ -24,10 +25,12 @@ class Reconstruction(Task):
     Args:
         sampling: kind of mask, acceleration and seed; its defaults if None.
         complex: keep the phase of complex images.
-        protocol: name of the metric protocol, see `chasm.tasks.metrics`.
+        protocol: name of the metric protocol, see `chasm.tasks.metrics`. "held-out" needs no truth.
+        self_supervised: fraction of the measured lines that training keeps from the network and compares its output
+            with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
 
     Raises:
-        ValueError: if the protocol is unknown.
+        ValueError: if the protocol is unknown, or `self_supervised` is not between 0 and 1.
 
     >>> Reconstruction(Sampling(acceleration=8)).channels(modalities=1)
     (2, 2)
@@ -35,10 +38,22 @@ class Reconstruction(Task):
 
     residual = True
 
-    def __init__(self, sampling: Sampling | None = None, *, complex: bool = False, protocol: str = "hifi") -> None:
+    def __init__(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        complex: bool = False,
+        protocol: str = "hifi",
+        self_supervised: float | None = None,
+    ) -> None:
         self.sampling = sampling or Sampling()
         self.complex = complex
         self.protocol = get_protocol(protocol)
+        if self_supervised is not None and not 0 < self_supervised < 1:
+            raise ValueError(f"self_supervised is a fraction of the lines between 0 and 1, got {self_supervised:g}")
+        if self_supervised is None and isinstance(self.protocol, HeldOut):
+            raise ValueError("protocol 'held-out' scores the lines that self_supervised holds out: set it, to 0.4")
+        self.self_supervised = self_supervised
 
     def channels(self, modalities: int) -> tuple[int, int]:
         images = 1 if self.complex else modalities
@@ -67,10 +82,22 @@ class Reconstruction(Task):
         combined = Operator(mask, maps).adjoint(measured)
         return TaskBatch(to_channels(combined), target, case, mask, maps, measured, low, scale)
 
+    def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
+        if self.self_supervised is None:
+            return batch
+        return hold_out(batch, self.sampling.mask(batch.input.shape[-1]), self.self_supervised, seeds)
+
+    def for_scoring(self, batch: TaskBatch) -> TaskBatch:
+        return self.for_training(batch, [0] * len(batch.input)) if isinstance(self.protocol, HeldOut) else batch
+
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
+        if batch.held_out is not None:
+            return self_supervised_loss(output, batch)
         return (to_complex(output).abs() - batch.target).abs().mean()
 
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
+        if isinstance(self.protocol, HeldOut) and batch.held_out_kspace is not None:
+            return self.protocol.rows(held_out_lines(output, batch), batch.held_out_kspace)
         magnitude, target = to_complex(output).abs(), batch.target
         if isinstance(self.protocol, FastMRI):  # this protocol measures in the units of the data
             magnitude, target = batch.in_units(magnitude), batch.in_units(target)
@@ -81,7 +108,8 @@ class Reconstruction(Task):
         return batch.input
 
     def report(self, width: int) -> dict[str, Any]:
-        return {**super().report(width), "mask": self.sampling.mask(width).report(), "complex": self.complex}
+        found = {**super().report(width), "mask": self.sampling.mask(width).report(), "complex": self.complex}
+        return found if self.self_supervised is None else {**found, "self_supervised": self.self_supervised}
 
 
 def _magnitude(image: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from chasm.train.run import (
     resident,
     score,
 )
-from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, steps_per_epoch
+from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, seeds_of_step, steps_per_epoch
 from chasm.train.snapshot import restore, snapshot, tensors_of
 from chasm.train.step import add_gradients
 from chasm.train.trackers import Trackers, check_trackers
@@ -211,20 +211,10 @@ class Trainer:
 
     def _stream(self) -> Iterator[tuple[list[Any], int]]:
         """Yield the micro-batches of this process and the number of each step that is left."""
-        t, n, rank, world = (
-            self.t,
-            len(self.data["train"]),
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-        )
-
-        def shares(chosen: list[int]) -> Iterator[list[int]]:
-            """Yield the entries of a step that belong to each micro-batch of this process."""
-            for micro in range(t.accumulate):
-                yield chosen[micro * world + rank :: world * t.accumulate]
+        t, n = self.t, len(self.data["train"])
 
         def rows(step: int) -> Iterator[list[int]]:
-            return shares(rows_of_step(step, n, t.batch, self.config.seed))
+            return self._shares(rows_of_step(step, n, t.batch, self.config.seed))
 
         while self.step < self.steps:  # one epoch per turn; `fit` advances self.step
             epoch = self.step // steps_per_epoch(n, t.batch)
@@ -234,14 +224,25 @@ class Trainer:
             for step in steps:
                 raw = [next(stream) for _ in range(t.accumulate)]
                 if t.flips:
-                    flips = shares(flips_of_step(step, t.batch, self.config.seed))
+                    flips = self._shares(flips_of_step(step, t.batch, self.config.seed))
                     raw = [batch.mirrored(flip) for batch, flip in zip(raw, flips, strict=True)]
                 yield raw, step
+
+    def _shares(self, of_step: list[int]) -> Iterator[list[int]]:
+        """Yield the entries of a step that belong to each micro-batch of this process."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        for micro in range(self.t.accumulate):
+            yield of_step[micro * world + rank :: world * self.t.accumulate]
+
+    def _prepared(self, micro_batches: list[Any], step: int) -> Iterator[TaskBatch]:
+        seeds = self._shares(seeds_of_step(step, self.t.batch, self.config.seed))
+        for raw, drawn in zip(micro_batches, seeds, strict=True):
+            yield self.task.for_training(self.task.prepare(raw.image, raw.label, raw.case), drawn)
 
     def _update(self, micro_batches: list[Any], step: int) -> tuple[float, float]:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = learning_rate(step, self.steps, self.warmup, peak, self.t.final_lr)
-        prepared = (self.task.prepare(raw.image, raw.label, raw.case) for raw in micro_batches)
+        prepared = self._prepared(micro_batches, step)
         if self.graphed is not None:
             total = self.graphed(list(prepared))
         else:

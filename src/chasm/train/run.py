@@ -218,7 +218,7 @@ def score(
     if model is not None:
         model.eval()
     for raw in batches(data, in_order(len(data), batch), device, workers):
-        prepared = task.prepare(raw.image, raw.label, raw.case)
+        prepared = task.for_scoring(task.prepare(raw.image, raw.label, raw.case))
         output = task.reference(prepared) if model is None else model(prepared.input, **prepared.physics)
         if output is None:
             return None

@@ -1,0 +1,90 @@
+"""Training on undersampled data alone (SSDU, Yaman et al., Magnetic Resonance in Medicine 2020).
+
+The measured lines are split at random. One part is the input and the data consistency of the network. The other part,
+which the network does not see, is what its output is compared with:
+
+    error(lines) = |A x - y|_2 / |y|_2 + |A x - y|_1 / |y|_1 over these lines;   loss = error(held out) + error(kept)
+
+Readings: whole lines are held out, drawn anew in every step, where the paper draws points once. The lines in the middle
+always stay in the input. Sensitivities come from all measured lines. The paper's network keeps the lines of its input
+by data consistency; VarNet need not, nor a U-Net without it, hence the second error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from chasm.mri import Mask, Operator, fft2c, to_channels, to_complex
+from chasm.tasks.base import TaskBatch
+
+CENTER_LINES = 4  # around the zero frequency; they hold most of the energy and are never held out
+
+
+def hold_out(batch: TaskBatch, mask: Mask, fraction: float, seeds: Sequence[int]) -> TaskBatch:
+    """Move a part of the measured lines of every slice out of the input.
+
+    Args:
+        batch: of a reconstruction, with all lines that were measured.
+        mask: those lines.
+        fraction: of them, which is held out.
+        seeds: one for each slice, which draws its lines.
+
+    Returns:
+        The batch with the other lines as input; `held_out` and `held_out_kspace` are set.
+
+    Raises:
+        ValueError: when there are too few lines to split.
+    """
+    middle = mask.width // 2
+    candidates = [c for c in mask.columns if not -CENTER_LINES // 2 <= c - middle < CENTER_LINES // 2]
+    count = round(fraction * len(candidates))
+    if not 0 < count < len(candidates):
+        raise ValueError(
+            f"self_supervised={fraction:g} holds out {count} of {len(candidates)} lines outside the centre: "
+            "expected at least one to hold out and one to keep"
+        )
+    held = torch.zeros(len(seeds), 1, 1, mask.width)
+    lines = torch.tensor(candidates)
+    for row, seed in zip(held, seeds, strict=True):
+        row[..., lines[torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))[:count]]] = 1
+    held = held.to(batch.input.device, non_blocking=True)
+    everything = mask.tensor(batch.input.device)
+    kspace = everything * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
+    kept = everything - held
+    return replace(
+        batch,
+        input=to_channels(Operator(kept, batch.maps).adjoint(kspace)),
+        mask=kept,
+        measured=None if batch.measured is None else kept * kspace,
+        held_out=held,
+        held_out_kspace=held * kspace,
+    )
+
+
+def held_out_lines(output: Tensor, batch: TaskBatch) -> Tensor:
+    """Return what an output (B, 2 M, H, W) says of the lines that were held out: complex k-space, zero elsewhere."""
+    assert batch.held_out is not None
+    return Operator(batch.held_out, batch.maps).forward(to_complex(output))
+
+
+def self_supervised_loss(output: Tensor, batch: TaskBatch) -> Tensor:
+    """Return the relative error of the held-out lines plus that of the kept ones, mean over slices."""
+    assert batch.held_out_kspace is not None
+    assert batch.mask is not None
+    kept = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
+    lines = Operator(batch.mask, batch.maps).forward(to_complex(output))
+    held_out = _relative_error(held_out_lines(output, batch), batch.held_out_kspace)
+    return (held_out + _relative_error(lines, kept)).mean()
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> Tensor:
+    """|found - expected| / |expected| in the norms l1 and l2, added: (B,). It is 0 where nothing is expected."""
+    error, expected = (found - expected).flatten(1), expected.flatten(1)
+    total = torch.zeros(len(error), device=error.device)
+    for order in (1, 2):
+        size = torch.linalg.vector_norm(expected, order, dim=1)
+        ratio = torch.linalg.vector_norm(error, order, dim=1) / torch.where(size > 0, size, 1)
+        total = total + torch.where(size > 0, ratio, 0)
+    return total
