@@ -11,6 +11,15 @@ from chasm.common.extras import require
 from chasm.common.text import counted
 
 
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        require("train", "data")
+        from chasm.train.config import recipe_schema
+
+        typer.echo(json.dumps(recipe_schema(), indent=2))
+        raise typer.Exit
+
+
 def train(
     recipe: str = typer.Argument(..., help="Name of a recipe above, or a YAML file of your own."),
     set_: list[str] = typer.Option([], "--set", help="Change one key: --set train.steps=1000. Repeatable."),
@@ -21,6 +30,9 @@ def train(
         help="Run folder. Default: runs/NAME; runs/NAME-MIXER for another mixer than the recipe's.",
     ),
     show: bool = typer.Option(False, "--show", help="Print the recipe, --set and defaults filled in; train nothing."),
+    schema: bool = typer.Option(
+        False, "--schema", is_eager=True, callback=_print_schema, help="Print the JSON schema of recipes, for editors."
+    ),
     quiet: bool = typer.Option(False, help="No progress bar, only important messages."),
     track: list[str] = typer.Option(
         [], help="Also send the log to tensorboard, wandb, mlflow, trackio or another tracker. Repeatable."

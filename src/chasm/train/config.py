@@ -16,6 +16,7 @@ from chasm.mixers import MIXERS
 from chasm.mri import Sampling
 from chasm.mri.masks import KINDS
 from chasm.tasks import Task, create_task
+from chasm.tasks.base import TASKS
 
 MAX_YAML_BYTES = 2**20
 MAX_YAML_VALUES = 100_000
@@ -122,6 +123,25 @@ class RunConfig(Strict):
                 "state, a graph cannot): set one of them to false"
             )
         return self
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Return the JSON schema of recipes. Editors complete and check YAML files by it; known names are its examples.
+
+    >>> recipe_schema()["$defs"]["Training"]["properties"]["batch"]["minimum"]
+    1
+    """
+    schema = RunConfig.model_json_schema()
+    schema["title"] = "A recipe of chasm"
+    names = {"data": DATASETS.list(), "task": TASKS.list(), "backbone": BACKBONES.list(), "mixer": MIXERS.list()}
+    for part, known in names.items():
+        place = schema["properties"][part]
+        schema["properties"][part] = {
+            "allOf": [{"$ref": place.pop("$ref")}],
+            "properties": {"name": {"examples": known}},
+            **place,
+        }
+    return schema
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
