@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -45,9 +46,16 @@ def tiny() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def finished(tiny: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """The folder of a demo that ran to its end, and what it said."""
-    out = tmp_path_factory.mktemp("demo")
-    return out, call(out)
+    """The folder of a demo that ran to its end, and what it said. The first method trains in a worker process."""
+    out, start = tmp_path_factory.mktemp("demo"), executors.local
+
+    def local(jobs: list[worker.Job], at_once: int, **options: Any) -> Generator[tuple[str, str], None, None]:
+        yield from start(jobs[:1], at_once, **options)
+        yield from ((job["key"], worker.run_cell(job)) for job in jobs[1:])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "local", local)
+        return out, call(out)
 
 
 def test_all_methods_share_one_protocol(finished: tuple[Path, Result]) -> None:
