@@ -82,12 +82,44 @@ def test_report_names_what_made_it() -> None:
         "columns": 320,
         "lines": 41,
         "acceleration": 7.8049,
+        "coherence": round(equi.coherence, 4),
         "nominal": 8,
         "center_lines": 13,
         "center_first": 154,
         "offset": 0,
     }
     assert create_mask("random", 256, 4, seed=9).report()["seed"] == 9
+
+
+def test_coherence_is_the_largest_side_lobe() -> None:
+    every_fourth = create_mask("equispaced-plain", 64, 4, center_fraction=0)
+    assert every_fourth.coherence == pytest.approx(1)  # copies of the image, as strong as itself
+    structured = create_mask("equispaced", 256, 8)
+    spread = np.abs(np.fft.fft(structured.tensor().flatten().numpy())) / structured.lines
+    fold = round(256 / np.diff(structured.columns).max())
+    assert structured.coherence == pytest.approx(spread[fold - 2 : fold + 3].max())
+    drawn = [create_mask("random", 256, 8, seed=seed).coherence for seed in range(5)]
+    assert max(drawn) < structured.coherence
+    assert create_mask("equispaced", 8, 2, center_fraction=0.4).coherence >= 0
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_gaussian_masks_lean_to_the_centre(seed: int) -> None:
+    mask = create_mask("gaussian", 256, 8, seed=seed)
+    assert mask.lines == create_mask("equispaced", 256, 8).lines
+    assert set(range(*mask.center)) <= set(mask.columns)
+    near, far = (np.abs(np.array(m.columns) - 128).mean() for m in (mask, create_mask("random", 256, 8, seed=seed)))
+    assert near < far
+    assert mask == create_mask("gaussian", 256, 8, seed=seed)
+    assert mask.report()["seed"] == seed
+
+
+def test_a_seed_moves_the_offset_where_it_is_left_open() -> None:
+    drawn = {create_mask("equispaced", 256, 8, offset=None, seed=seed).offset for seed in range(20)}
+    assert len(drawn) > 4
+    mask = create_mask("equispaced", 256, 8, offset=None, seed=3)
+    assert mask == create_mask("equispaced", 256, 8, offset=mask.offset)
+    assert Sampling(offset=None, seed=3).mask(64) == Sampling(offset=None, seed=3).mask(64)
 
 
 def test_tensor_broadcasts_and_is_shared() -> None:

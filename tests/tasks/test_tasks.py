@@ -231,3 +231,20 @@ def test_everything_stays_on_the_device() -> None:
         output = torch.zeros(3, task.channels(1)[1], 64, 64, device="cuda", requires_grad=True)
         assert task.loss(output, batch).device.type == "cuda"
         assert all(v.device.type == "cuda" for v in task.scores(output.detach(), batch).values())
+
+
+def test_noise_belongs_to_the_slice() -> None:
+    image = torch.rand(2, 1, 16, 16)
+    task, clean = (Reconstruction(Sampling(acceleration=4), snr_db=snr) for snr in (10.0, None))
+    batch, other = task.prepare(image), task.prepare(image.flip(0))
+    torch.testing.assert_close(batch.input, other.input.flip(0))  # whatever stands beside it in a batch
+    torch.testing.assert_close(batch.target, clean.prepare(image).target)
+    noise = fft2c(to_complex(batch.input - clean.prepare(image).input))
+    assert batch.mask is not None
+    torch.testing.assert_close(noise * (1 - batch.mask), torch.zeros_like(noise), atol=1e-5, rtol=0)
+    signal = fft2c(to_complex(clean.prepare(image).input))
+    ratio = 10 * torch.log10(signal.abs().square().sum((1, 2, 3)) / noise.abs().square().sum((1, 2, 3)))
+    torch.testing.assert_close(ratio, torch.full((2,), 10.0), atol=1.5, rtol=0)
+    assert task.report(16)["snr_db"] == 10.0
+    with pytest.raises(ValueError, match="snr_db adds noise to one coil, got 2"):
+        Reconstruction(complex=True, snr_db=10.0).prepare(torch.randn(1, 2, 16, 16, dtype=torch.complex64))

@@ -9,6 +9,7 @@ With N columns, acceleration R and centre fraction f, the centre is the n_low = 
 - ``random-plain``: each column outside the centre kept with the probability that meets the budget on average.
 - ``random``: the same draw, then columns outside the centre dropped or added at random until it has as many
   lines as ``equispaced`` (reading: the paper compares structured and random masks but states no line count).
+- ``gaussian``: as many lines as ``equispaced``, drawn by a Gaussian density around the centre, sigma = N / 6.
 - ``file``: read from a ``.npy``, or from the text of 0s and 1s of another suffix.
 
 >>> mask = create_mask("equispaced", 256, acceleration=4)
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from chasm.common.registry import suggest
 
-KINDS = ("equispaced", "random", "equispaced-plain", "random-plain", "file")
+KINDS = ("equispaced", "random", "gaussian", "equispaced-plain", "random-plain", "file")
 MAX_FILE_BYTES = 64 * 2**20  # of a file with a mask
 Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name
 
@@ -56,6 +57,19 @@ class Mask:
         """The acceleration it really has."""
         return self.width / self.lines
 
+    @property
+    def coherence(self) -> float:
+        """How strongly it folds an image onto itself: the largest side lobe of its point spread function, 0 to 1.
+
+        The function is the Fourier transform of the mask, relative to its value at zero. Side lobes lie beyond its
+        first minimum: nearer, a fully sampled centre blurs, and does not fold.
+        """
+        kept = np.zeros(self.width)
+        kept[list(self.columns)] = 1
+        spread = np.abs(np.fft.fft(kept))[: self.width // 2 + 1] / self.lines
+        rising = np.flatnonzero(np.diff(spread) > 0)
+        return float(spread[rising[0] :].max()) if len(rising) else 0.0
+
     def tensor(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
         """(1, 1, 1, W), ones where kept; made once per device and shared, so do not write to it."""
         return _tensor(self, torch.device(device), dtype)
@@ -67,6 +81,7 @@ class Mask:
             "columns": self.width,
             "lines": self.lines,
             "acceleration": round(self.acceleration, 4),
+            "coherence": round(self.coherence, 4),
             "nominal": self.nominal,
             "center_lines": self.center[1] - self.center[0],
             "center_first": self.center[0],
@@ -103,7 +118,7 @@ class Sampling:
     kind: str = "equispaced"
     acceleration: float = 4
     center_fraction: float | None = None
-    offset: int = 0
+    offset: int | None = 0  # None: drawn from the seed
     seed: Seed = 4
     file: str | None = None
 
@@ -121,13 +136,14 @@ def create_mask(
     n: int,
     acceleration: float = 4,
     center_fraction: float | None = None,
-    offset: int = 0,
+    offset: int | None = 0,
     seed: Seed = 4,
     file: str | Path | None = None,
 ) -> Mask:
     """A mask of `n` columns. `center_fraction` is 0.32 / acceleration unless given (0.08 at x4, 0.04 at x8).
 
-    `offset` moves the equispaced kinds and sets the line count `random` meets; `seed` draws the random kinds.
+    `offset` moves the equispaced kinds and sets the line count that `random` and `gaussian` meet; None draws it from
+    the seed. `seed` draws the random kinds.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown mask kind {kind!r}: {suggest(kind, KINDS)}")
@@ -147,7 +163,7 @@ def create_mask(
 
     if kind == "equispaced-plain":
         step = _whole(acceleration)
-        _check_offset(offset, step)
+        offset = _check_offset(offset, step, seed)
         kept[offset::step] = True
     else:
         if low * acceleration >= n:
@@ -157,13 +173,17 @@ def create_mask(
             )
         if kind == "equispaced":
             adjusted = acceleration * (low - n) / (low * acceleration - n)
-            _check_offset(offset, round(adjusted))
+            offset = _check_offset(offset, round(adjusted), seed)
             kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
         else:
             rng = np.random.RandomState(seed)  # as fastMRI: one seed, the same columns
-            kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
+            if kind != "random-plain":
+                target = create_mask("equispaced", n, acceleration, center_fraction, offset, seed).lines
+            if kind == "gaussian":
+                kept[_gaussian_columns(kept, target - low, rng)] = True
+            else:
+                kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
             if kind == "random":
-                target = create_mask("equispaced", n, acceleration, center_fraction, offset).lines
                 _force_lines(kept, target, first, low, rng)
     return Mask(
         kind=kind,
@@ -172,7 +192,7 @@ def create_mask(
         center=(first, first + low),
         nominal=acceleration,
         offset=offset if kind.startswith("equispaced") else None,
-        seed=seed if kind.startswith("random") else None,
+        seed=seed if kind.startswith(("random", "gaussian")) else None,
     )
 
 
@@ -182,9 +202,20 @@ def _whole(acceleration: float) -> int:
     return int(acceleration)
 
 
-def _check_offset(offset: int, offsets: int) -> None:
+def _check_offset(offset: int | None, offsets: int, seed: Seed) -> int:
+    """Return the offset, or one drawn from the seed."""
+    if offset is None:
+        return int(np.random.RandomState(seed).randint(offsets))
     if not 0 <= offset < offsets:
         raise ValueError(f"offset must be one of 0..{offsets - 1} for this mask, got {offset}")
+    return offset
+
+
+def _gaussian_columns(kept: np.ndarray, lines: int, rng: np.random.RandomState) -> np.ndarray:
+    """Draw columns that are not kept yet, with a density that falls off from the centre."""
+    n = len(kept)
+    density = np.where(kept, 0.0, np.exp(-0.5 * ((np.arange(n) - n // 2) / (n / 6)) ** 2))
+    return rng.choice(n, size=lines, replace=False, p=density / density.sum())
 
 
 def _force_lines(kept: np.ndarray, target: int, first: int, low: int, rng: np.random.RandomState) -> None:

@@ -175,6 +175,16 @@ _LIST = [
         (Grid(_X8, HIFI, ("chasm-bins-16", "chasm", "chasm-bins-256")),), {},
     ),
     Study(
+        "sampling", "CHASM's gain over sampling patterns", _OURS,
+        "Does CHASM's lead grow with the coherence of the mask?",
+        (Grid(("cc359-x8", "cc359-x8-equispaced-plain", "cc359-x8-gaussian",
+               *(f"cc359-x8-random-{draw}" for draw in DRAWS)), HIFI, (*RIVALS, "chasm")),), {},
+    ),
+    Study(
+        "noise", "Noise on the k-space", _OURS, "Does the order of the mixers hold when the measurements are noisy?",
+        (Grid(("cc359-x8", "cc359-x8-snr30", "cc359-x8-snr20"), HIFI, ALL),), {},
+    ),
+    Study(
         "readings", "Other readings of the untied basis and of SpectFormer", _OURS,
         "Does another reading of what the paper leaves open change the order?",
         (Grid(_X8, HIFI, ("chasm-untied", "untied-symmetric", "untied-any", "chasm-untied-complex", "spectformer",

@@ -28,6 +28,7 @@ class Setting:
     acceleration: int | None = None
     mask: str = "equispaced"
     draw: int | None = None  # seed of a random mask; None: the mask's own default
+    snr_db: float | None = None  # of noise on the k-space; None: none
 
     @property
     def selection_metric(self) -> str:
@@ -72,6 +73,13 @@ def _settings() -> list[Setting]:
     for draw in DRAWS:
         title = f"CC359 ×8, random mask {draw}"
         found.append(Setting(f"cc359-x8-random-{draw}", title, "cc359", "reconstruction", image, 8, "random", draw))
+    for mask in ("gaussian", "equispaced-plain"):
+        title = f"CC359 ×8, {mask} mask"
+        found.append(Setting(f"cc359-x8-{mask}", title, "cc359", "reconstruction", image, 8, mask))
+    for snr_db in (30, 20):
+        title = f"CC359 ×8, SNR {snr_db} dB"
+        noisy = Setting(f"cc359-x8-snr{snr_db}", title, "cc359", "reconstruction", image, 8, snr_db=float(snr_db))
+        found.append(noisy)
     for name in ("ade20k", "imagenet"):
         found.append(Setting(name, f"{DATASETS[name].title} ×4 bicubic", name, "superres", image))
     for r in (4, 8):
@@ -265,6 +273,8 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
         options["sampling"] = {"kind": setting.mask, "acceleration": setting.acceleration}
         if setting.draw is not None:
             options["sampling"]["seed"] = setting.draw
+    if setting.snr_db is not None:
+        options["snr_db"] = setting.snr_db
     if setting.task == "segmentation" and scale == "proxy":
         options["classes"] = 2  # the bundle's masks are lesion or not
     return {

@@ -1,12 +1,13 @@
 """Accelerated MRI: from undersampled k-space back to the magnitude image; L1 on magnitudes."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from chasm.mri import Operator, Sampling, estimate_maps, fft2c, rss, to_channels, to_complex
+from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, rss, to_channels, to_complex
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import FastMRI, HeldOut, Rows, get_protocol
 from chasm.tasks.self_supervision import held_out_lines, hold_out, self_supervised_loss
@@ -28,6 +29,8 @@ class Reconstruction(Task):
         protocol: name of the metric protocol, see `chasm.tasks.metrics`. "held-out" needs no truth.
         self_supervised: fraction of the measured lines that training keeps from the network and compares its output
             with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
+        snr_db: signal-to-noise ratio of the measured samples of a single coil; None adds no noise. The noise follows
+            from the slice, so that a slice has the same noise in every epoch and run. The target stays clean.
 
     Raises:
         ValueError: if the protocol is unknown, or `self_supervised` is not between 0 and 1.
@@ -45,8 +48,10 @@ class Reconstruction(Task):
         complex: bool = False,
         protocol: str = "hifi",
         self_supervised: float | None = None,
+        snr_db: float | None = None,
     ) -> None:
         self.sampling = sampling or Sampling()
+        self.snr_db = snr_db
         self.complex = complex
         self.protocol = get_protocol(protocol)
         if self_supervised is not None and not 0 < self_supervised < 1:
@@ -64,7 +69,7 @@ class Reconstruction(Task):
         mask = chosen.tensor(image.device)
         if not self.complex:
             target, low, scale = min_max(_magnitude(image))
-            zero_filled = Operator(mask).normal(target)
+            zero_filled = self._zero_filled(target, mask)
             return TaskBatch(to_channels(zero_filled), target, case, mask, low=low, scale=scale)
         if not image.is_complex():
             raise ValueError(
@@ -76,7 +81,9 @@ class Reconstruction(Task):
         image = image.to(torch.complex64) / scale
         target, low = rss(image), torch.zeros_like(scale)
         if image.shape[1] == 1:
-            return TaskBatch(to_channels(Operator(mask).normal(image)), target, case, mask, low=low, scale=scale)
+            return TaskBatch(to_channels(self._zero_filled(image, mask)), target, case, mask, low=low, scale=scale)
+        if self.snr_db is not None:
+            raise ValueError(f"snr_db adds noise to one coil, got {image.shape[1]}: measured coils have noise already")
         measured = mask * fft2c(image)
         maps = estimate_maps(measured, chosen.center)
         combined = Operator(mask, maps).adjoint(measured)
@@ -89,6 +96,14 @@ class Reconstruction(Task):
 
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
         return self.for_training(batch, [0] * len(batch.input)) if isinstance(self.protocol, HeldOut) else batch
+
+    def _zero_filled(self, image: Tensor, mask: Tensor) -> Tensor:
+        """Return the zero-filled image (B, M, H, W), with noise where the task asks for it."""
+        if self.snr_db is None:
+            return Operator(mask).normal(image)
+        clean = Operator(mask).forward(image)
+        noisy = [_noisy(y[None], x, self.snr_db, mask) for y, x in zip(clean, image, strict=True)]
+        return Operator(mask).adjoint(torch.cat(noisy))
 
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
         if batch.held_out is not None:
@@ -109,7 +124,8 @@ class Reconstruction(Task):
 
     def report(self, width: int) -> dict[str, Any]:
         found = {**super().report(width), "mask": self.sampling.mask(width).report(), "complex": self.complex}
-        return found if self.self_supervised is None else {**found, "self_supervised": self.self_supervised}
+        options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db}
+        return found | {name: value for name, value in options.items() if value is not None}
 
 
 def _magnitude(image: Tensor) -> Tensor:
@@ -132,3 +148,10 @@ def min_max(image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low, high = (v[..., None, None] for v in image.flatten(-2).aminmax(dim=-1))
     scale = torch.where(high > low, high - low, 1)
     return (image - low) / scale, low, scale
+
+
+def _noisy(y: Tensor, image: Tensor, snr_db: float, mask: Tensor) -> Tensor:
+    """Return the k-space y (1, M, H, W) of an image with noise that follows from the image."""
+    seed = zlib.crc32(image.detach().cpu().numpy().tobytes())
+    generator = torch.Generator().manual_seed(seed)
+    return add_noise(y.cpu(), snr_db, mask.cpu(), generator).to(y.device)

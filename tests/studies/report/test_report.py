@@ -16,12 +16,13 @@ import torch
 from finished_runs import GAINS, fill, fill_plan
 from safetensors.torch import save_file
 
-from chasm.studies.plan import make_plan
+from chasm.studies.plan import make_plan, part_of
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, Results, Score
 from chasm.studies.report import figures, learned, report_runs, sections, write_report
 from chasm.studies.report import text as formatting
 from chasm.studies.report.figures import colours, find_box
 from chasm.studies.report.pareto import Point, pareto_figure
+from chasm.studies.report.sampling import sampling_section
 from chasm.studies.results import collect
 
 
@@ -472,3 +473,21 @@ def test_a_browser_lays_it_out(basis: tuple[Path, Path, Results], tmp_path: Path
 )
 def test_costs_of_tiny_models_have_digits(value, metric, text):
     assert formatting.number(value, metric) == text
+
+
+def test_gains_stand_against_the_coherence_of_the_masks(tmp_path: Path) -> None:
+    plan = part_of(make_plan("sampling"), ["arm=gfnet,chasm"])
+    lobes = {"cc359-x8": 0.5, "cc359-x8-gaussian": 0.3}
+    for cell in plan.runs:
+        folder, lobe = plan.folder(tmp_path, cell), lobes.get(cell.setting, 0.1)
+        fill(folder, cell.config.model_dump(mode="json"), lobe if cell.arm == "chasm" else 0, "embedded brain", 24)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        metrics["task"]["mask"]["coherence"] = lobe
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    section = sampling_section(collect(plan, tmp_path))
+    assert section is not None
+    rows = [[cell.text for cell in row.cells] for row in section.items[0].rows]  # type: ignore[union-attr]
+    assert [row[1] for row in rows] == ["0.500", "0.300", *["0.100"] * 4]
+    assert rows[0][2] == "GFNet"
+    assert rows[0][3].startswith("+0.500 dB")
+    assert sampling_section(collect(part_of(plan, ["setting=cc359-x8,cc359-x8-gaussian"]), tmp_path)) is None

@@ -20,6 +20,7 @@ from chasm.studies.report.exports import csv_table, flat_columns, latex_table
 from chasm.studies.report.harmonisation import harmonisation
 from chasm.studies.report.place import place_section
 from chasm.studies.report.runs import as_results
+from chasm.studies.report.sampling import sampling_section
 
 
 @dataclass
@@ -112,6 +113,7 @@ def _report(results: Results, root: Path | None, command: str | None) -> ReportP
         sections.summary(results),
         *(place_section(results, setting, host, root) for setting, host in results.places()),
         sections.falsification(results),
+        sampling_section(results),
         sections.printed_gains(results),
         sections.selections(results),
         sections.learned(results, root),
