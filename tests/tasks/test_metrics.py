@@ -7,18 +7,9 @@ from monai.metrics import DiceMetric, MeanIoU
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-from chasm.tasks.metrics import (
-    BRATS_REGIONS,
-    Meter,
-    Overlap,
-    aggregate,
-    dice_iou,
-    get_protocol,
-    nmse,
-    overlap_counts,
-    psnr,
-    ssim,
-)
+from chasm.tasks.meter import Meter, aggregate
+from chasm.tasks.metrics import dice_iou, nmse, overlap_counts, psnr, ssim
+from chasm.tasks.protocols import BRATS_REGIONS, Overlap, get_protocol
 
 
 def pair(channels: int = 1, size: tuple[int, int] = (24, 31), scale: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -305,7 +305,7 @@ def test_skipping_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_finite_is_null_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {"psnr": math.nan, "ssim": math.inf}
-    monkeypatch.setattr("chasm.tasks.metrics.Protocol.case", lambda *a: scores)
+    monkeypatch.setattr("chasm.tasks.protocols.Protocol.case", lambda *a: scores)
     train(recipe(), tmp_path, quiet=True)
     assert strict(tmp_path / "metrics.json")["mean"] == {"psnr": None, "ssim": None}
     assert strict(next(tmp_path.glob("checkpoints/*6/record.json")))["best"]["score"] is None

@@ -18,7 +18,8 @@ from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
 from chasm.reconstruct.uncertainty import Bootstrap
 from chasm.reconstruct.volumes import SliceResult
 from chasm.tasks import Meter, TaskBatch
-from chasm.tasks.metrics import FastMRI, Rows
+from chasm.tasks.metrics import Rows
+from chasm.tasks.protocols import FastMRI
 from chasm.tasks.reconstruction import min_max
 from chasm.train import Run
 

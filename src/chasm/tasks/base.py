@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from chasm.common.registry import Registry
-from chasm.tasks.metrics import Protocol, Rows
+from chasm.tasks.metrics import Rows
+from chasm.tasks.protocols import Protocol
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, rss, to_channels, to_complex
 from chasm.tasks.base import Task, TaskBatch, register_task
-from chasm.tasks.metrics import FastMRI, HeldOut, Rows, get_protocol
+from chasm.tasks.metrics import Rows
+from chasm.tasks.protocols import FastMRI, HeldOut, get_protocol
 from chasm.tasks.self_supervision import held_out_lines, hold_out, self_supervised_loss
 
 
@@ -26,7 +27,7 @@ class Reconstruction(Task):
     Args:
         sampling: kind of mask, acceleration and seed; its defaults if None.
         complex: keep the phase of complex images.
-        protocol: name of the metric protocol, see `chasm.tasks.metrics`. "held-out" needs no truth.
+        protocol: name of the metric protocol, see `chasm.tasks.protocols`. "held-out" needs no truth.
         self_supervised: fraction of the measured lines that training keeps from the network and compares its output
             with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
         snr_db: signal-to-noise ratio of the measured samples of a single coil; None adds no noise. The noise follows

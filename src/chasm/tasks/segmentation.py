@@ -9,7 +9,8 @@ from torch import Tensor
 
 from chasm.mri import Operator, Sampling, to_channels
 from chasm.tasks.base import Task, TaskBatch, register_task
-from chasm.tasks.metrics import BRATS_REGIONS, Overlap, Rows
+from chasm.tasks.metrics import Rows
+from chasm.tasks.protocols import BRATS_REGIONS, Overlap
 
 
 @register_task("segmentation")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from chasm.common.precision import full_precision
 from chasm.tasks.base import Task, TaskBatch, register_task
-from chasm.tasks.metrics import Rows, get_protocol
+from chasm.tasks.metrics import Rows
+from chasm.tasks.protocols import get_protocol
 
 
 @register_task("superres")
