@@ -31,7 +31,7 @@ extensions = [
 exclude_patterns = ["generated", "site_tools", "**/sg_execution_times.rst", "sg_execution_times.rst"]
 templates_path = ["_templates"]
 default_role = "code"  # docstrings write `names` with single backticks
-smartquotes = False  # options begin with two hyphens
+smartquotes_action = "D"  # dashes in lists of parameters; quotation marks stay as one types them
 
 # --- pages ---------------------------------------------------------------------------------------
 
@@ -44,6 +44,7 @@ suppress_warnings = ["config.cache"]  # sphinx-gallery keeps classes in its conf
 autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

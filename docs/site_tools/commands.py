@@ -53,5 +53,6 @@ def described(parameter: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return plain text that Markdown shows as it is."""
-    return re.sub(r"([*<|\[\]`@])", r"\\\1", text)
+    """Return plain text that Markdown shows as it is, with options as code."""
+    text = re.sub(r"([*<|\[\]`@])", r"\\\1", text)
+    return re.sub(r"(?<![\w-])(--?[a-zA-Z][a-z_-]*)", r"`\1`", text)
