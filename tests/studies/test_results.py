@@ -5,6 +5,7 @@ import json
 import pytest
 
 from chasm.studies import collect, make_plan
+from chasm.studies.statistics import Interval
 
 CASES = [f"c{i}" for i in range(8)]
 
@@ -57,6 +58,19 @@ def test_rows_and_comparisons(tmp_path):
     assert got["wrapper", "baseline"].verdict == "level"
     assert got["chasm", "wrapper"].paper is None
     assert [r.setting for r in found.references] == ["cc359-x8"]
+
+
+def test_verdicts_are_corrected_for_the_comparisons_of_a_table(tmp_path, monkeypatch):
+    """p = 0.03 is a win by itself, and not among three comparisons."""
+    alone = Interval(0.5, 0.1, 0.9, 8, 2, p=0.03)
+    assert alone.verdict == "win"
+    monkeypatch.setattr("chasm.studies.comparisons.difference", lambda *_: alone)
+    plan = make_plan("wrapper", seeds=(0,))
+    for cell in plan.runs:
+        if cell.host == "unet":
+            write(plan, tmp_path, cell, 20.0)
+    found = [c for c in collect(plan, tmp_path).comparisons if c.metric == "psnr"]
+    assert [(c.verdict, c.p) for c in found] == [("level", pytest.approx(0.09))] * 3
 
 
 def test_falsification(tmp_path):

@@ -1,9 +1,11 @@
 """Intervals against closed forms and cases with a known answer."""
 
+import math
+
 import numpy as np
 import pytest
 
-from chasm.studies.statistics import Interval, difference, drop, interval, resampled, spread
+from chasm.studies.statistics import Interval, difference, drop, holm, interval, resampled, spread, two_sided
 
 
 def named(values):
@@ -25,6 +27,47 @@ def test_interval_approaches_the_normal_one():
         pytest.approx(d.mean() - half, abs=0.01),
         pytest.approx(d.mean() + half, abs=0.01),
     )
+
+
+def test_with_one_seed_it_is_the_bootstrap_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    d = np.random.default_rng(6).exponential(size=40)
+    found = difference([named(d)], [named(0 * d)], draws=40_000)
+    theirs = stats.bootstrap((d,), np.mean, method="percentile", n_resamples=40_000, rng=np.random.default_rng(7))
+    limits = theirs.confidence_interval
+    assert (found.low, found.high) == (pytest.approx(limits.low, abs=0.01), pytest.approx(limits.high, abs=0.01))
+
+
+def test_p_agrees_with_the_interval_and_with_a_normal_test():
+    rng = np.random.default_rng(8)
+    for shift in (0.0, 0.1, 0.2, 0.3, 0.5):
+        d = rng.normal(shift, 1, 200)
+        found = difference([named(d)], [named(0 * d)])
+        assert (found.p < 0.05) == (found.low > 0 or found.high < 0)
+        z = abs(d.mean()) / (d.std() / np.sqrt(d.size))
+        assert found.p == pytest.approx(2 * (1 - 0.5 * (1 + math.erf(z / np.sqrt(2)))), abs=0.02)
+
+
+def test_p_is_never_zero_nor_more_than_one():
+    assert two_sided(np.ones(3999)) == pytest.approx(1 / 2000)
+    assert two_sided(np.zeros(10)) == 1
+
+
+def test_holm_by_hand():
+    """The example of Holm's paper's kind: sorted p times n, n - 1, .., never falling, never above 1."""
+    assert holm([0.01, 0.02, 0.022, 0.09, 0.6]) == pytest.approx([0.05, 0.08, 0.08, 0.18, 0.6])
+    assert holm([0.6, 0.01]) == pytest.approx([0.6, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_many_comparisons_without_a_difference_rarely_call_one():
+    """Ten comparisons each: uncorrected, four tables in ten would have a false verdict."""
+    rng, false, tables = np.random.default_rng(9), 0, 60
+    for i in range(tables):
+        p = [difference([named(rng.normal(size=40))], [named(np.zeros(40))], draws=999, seed=i).p for _ in range(10)]
+        false += min(holm(p)) < 0.05
+    assert false / tables < 0.15
 
 
 def test_resampled_means_of_two_cases():

@@ -8,7 +8,7 @@ from chasm.studies.catalogue import Quotes
 from chasm.studies.factors import RIVALS, SETTINGS
 from chasm.studies.paper import FALSIFICATION
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, RunRecord
-from chasm.studies.statistics import difference, drop
+from chasm.studies.statistics import MAX_ERROR, difference, drop, holm
 
 FOCUS, BASE = "chasm", "baseline"
 SeedScores = dict[int, dict[str, float]]  # seed to test case to score
@@ -27,6 +27,8 @@ def compare(
 ) -> list[Comparison]:
     """Compare every arm with the Baseline, and CHASM with every other arm.
 
+    The comparisons of one setting, host and metric are one table, over which p-values and verdicts are corrected.
+
     Args:
         rows: the arms that have finished runs.
         runs: the runs behind the rows.
@@ -41,11 +43,14 @@ def compare(
         pairs = [(arm, BASE) for arm in arms if BASE in arms and arm != BASE]
         pairs += [(FOCUS, arm) for arm in arms if FOCUS in arms and arm not in (FOCUS, BASE)]
         for metric in metrics[place[0]]:
+            found = {}
             for arm, against in pairs:
                 ours, theirs = paired_scores(members[*place, arm], members[*place, against], metric)
-                if not ours or any(set(a) != set(b) for a, b in zip(ours, theirs, strict=True)):
-                    continue  # no seed in common, or tested on other cases
-                d = difference(ours, theirs, metric)
+                if ours and all(set(a) == set(b) for a, b in zip(ours, theirs, strict=True)):
+                    found[arm, against] = difference(ours, theirs, metric)
+                # otherwise no seed in common, or tested on other cases
+            corrected = holm([d.p for d in found.values()])  # over all comparisons of one table
+            for ((arm, against), d), p in zip(found.items(), corrected, strict=True):
                 printed = [(quotes or {}).get((*place, a), {}).get(metric) for a in (arm, against)]
                 paper = round(printed[0].mean - printed[1].mean, 4) if printed[0] and printed[1] else None
                 comparisons.append(
@@ -59,8 +64,9 @@ def compare(
                         high=d.high,
                         cases=d.cases,
                         seeds=d.seeds,
-                        verdict=d.verdict,
+                        verdict="level" if p >= MAX_ERROR and d.verdict in ("win", "loss") else d.verdict,
                         paper=paper,
+                        p=p,
                     )
                 )
     return comparisons

@@ -185,8 +185,9 @@ class Comparison:
     high: float
     cases: int
     seeds: int
-    verdict: str  # "win", "loss", "level" or "too few cases"
+    verdict: str  # "win", "loss", "level" or "too few cases"; after the correction of p
     paper: float | None = None  # difference of the printed means
+    p: float | None = None  # two-sided, corrected by Holm's method over the comparisons of one table
 
 
 @dataclass

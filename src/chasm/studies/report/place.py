@@ -39,7 +39,7 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
     if ours:
         caption = (
             "Paired difference per test case, with its 95 % bootstrap interval (cases and seeds resampled). Filled: "
-            "the interval excludes zero. Green: CHASM ahead; red: CHASM behind; open: level, or too few cases."
+            "a win or a loss after Holm's correction. Green: CHASM ahead; red: behind; open: level, or too few cases."
         )
         forest = figures.forest(ours, labels, text.metric_name(first))
         section.items.append(Picture(figures.source(forest), "CHASM against each other mixer", caption))
@@ -158,8 +158,8 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
     rows = [TableRow([row.cells[i] for i in filled], row.kind) for row in rows]
     note = (
         "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
-        "interval excludes zero and the mean is not zero in the digits printed here; everything else is level, or has "
-        "too few cases to say."
+        "interval excludes zero, p stays below 0.05 when corrected for the number of comparisons in this table (Holm), "
+        "and the mean is not zero in the digits printed here; everything else is level, or has too few cases to say."
     )
     return Table(f"Paired differences, {text.NAMES.get(metric, metric)}", [columns[i] for i in filled], rows, note)
 
