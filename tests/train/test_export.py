@@ -164,6 +164,7 @@ def test_a_file_for_any_size(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", UNET, (1, 32, 48))
     printed, session = exported(folder)
     assert "in: kspace float32 (batch, 2, height, width)" in printed
+    assert [i.shape for i in session.get_inputs()] == [["batch", 2, "height", "width"], [1, 1, 1, "width"]]
     compare(session, folder, 1, (37, 58))
     compare(session, folder, 1, (64, 33))
 

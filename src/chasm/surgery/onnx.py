@@ -90,6 +90,7 @@ def write_checked(
     checks: Sequence[tuple[tuple[Tensor, ...], Sequence[Tensor]]],
     *,
     sample: tuple[Tensor, ...] = (),
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     metadata: Mapping[str, str] | None = None,
     tolerance: float = 1e-4,
     **options: Any,
@@ -101,6 +102,7 @@ def write_checked(
         model: a module, or what torch.export made of one.
         checks: inputs, and the outputs that are expected for them.
         sample: the inputs to trace a module with.
+        shapes: of inputs and outputs, by name; a word becomes the name of a free axis.
         metadata: kept in the file.
         tolerance: the largest relative error that is accepted.
         **options: of torch.onnx.export.
@@ -129,8 +131,8 @@ def write_checked(
                 custom_translation_table=TRANSLATIONS,
                 **options,
             )
-        if metadata:
-            _add_metadata(partial, metadata)
+        if shapes or metadata:
+            _describe(partial, shapes or {}, metadata or {})
         for inputs, expected in checks:
             session = runtime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
             feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
@@ -197,10 +199,22 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _add_metadata(file: Path, metadata: Mapping[str, str]) -> None:
+def _describe(file: Path, shapes: Mapping[str, Sequence[int | str]], metadata: Mapping[str, str]) -> None:
+    """Write names of free axes, in place of the exporter's symbols, and metadata into a file."""
     import onnx
 
     model = onnx.load(str(file))
+    ends = [*model.graph.input, *model.graph.output]
+    symbols = {
+        axis.dim_param: word
+        for value in ends
+        for axis, word in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False)
+        if isinstance(word, str)
+    }
+    for value in (*ends, *model.graph.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param in symbols:
+                axis.dim_param = symbols[axis.dim_param]
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.save(model, str(file))
 

@@ -143,6 +143,7 @@ def export_run(
             Path(path),
             program,
             checks,
+            shapes={**subject.inputs, **subject.outputs},
             metadata=_facts(trained),
             input_names=list(subject.inputs),
             output_names=list(subject.outputs),
