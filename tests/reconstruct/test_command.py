@@ -114,6 +114,22 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
+def test_three_files_of_a_run_are_enough(tmp_path: Path) -> None:
+    """docs/reconstruct.md promises that; without one of them, the line names it."""
+    run, needed = make_run(tmp_path / "run"), ["config.yaml", "environment.json", "weights.safetensors"]
+    assert sorted(file.name for file in run.iterdir()) == needed
+    moved = run.rename(tmp_path / "elsewhere")
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 1, 16, 16))
+    assert call(tmp_path / "scan.npy", "--run", moved, "-o", tmp_path / "out.h5").exit_code == 0
+    for name in needed:
+        kept = (moved / name).rename(tmp_path / name)
+        found = call(tmp_path / "scan.npy", "--run", moved, "-o", tmp_path / "out.h5")
+        assert found.exit_code == 3
+        assert name in found.output
+        kept.rename(moved / name)
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_a_failure_says_what_was_written_before_it(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in "abc":

@@ -12,6 +12,8 @@ from typing import TypeVar
 from chasm.common.files import read_json, require_replaceable
 
 K = TypeVar("K")
+PAGE_SUFFIXES = (".html", ".htm")
+PAGE_MARK = b'<meta name="generator" content="chasm reconstruct">'  # near the top of every page
 SUFFIXES = (".h5", ".hdf5", ".nii", ".nii.gz", ".npy", ".dcm", ".png")
 
 
@@ -116,7 +118,7 @@ def plan_pages(report: Path, outputs: Mapping[str, OutputFiles], several: bool) 
         outputs: case -> its files.
         several: whether there are other inputs, too.
     """
-    if report.suffix.lower() not in (".html", ".htm"):
+    if report.suffix.lower() not in PAGE_SUFFIXES:
         raise ValueError(f"{report}: expected a name that ends in .html")
     several = several or len(outputs) > 1
     return {
@@ -170,7 +172,8 @@ def refuse_to_overwrite(outputs: Iterable[OutputFiles], inputs: Iterable[Path], 
                 raise ValueError(f"{file}: is an input, which would be lost: give another name with --out")
         earlier = _names_in_record(files.record)
         for file in files.all:
-            require_replaceable(file, lambda path, earlier=earlier: path.name in earlier, force)  # type: ignore[misc]
+            ours = lambda path, earlier=earlier: path.name in earlier or _is_page(path)  # noqa: E731
+            require_replaceable(file, ours, force)
 
 
 def suffix_of(out: Path) -> str:
@@ -196,6 +199,14 @@ def _names_in_record(record: Path) -> set[str]:
         return {*map(str, read_json(record)["files"]), record.name}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
+
+
+def _is_page(file: Path) -> bool:
+    """Return True for a page that an earlier reconstruction wrote, of this volume or of another."""
+    if file.suffix.lower() not in PAGE_SUFFIXES:
+        return False
+    with open(file, "rb") as f:
+        return PAGE_MARK in f.read(200)
 
 
 def _plain(name: str) -> str:

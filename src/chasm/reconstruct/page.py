@@ -29,8 +29,8 @@ PANELS = (
     ("target", "Target", False),
     ("zero_filled", "Zero-filled", False),
     ("error", "Error", True),
-    ("residual", "Residual", True),
     ("uncertainty", "Uncertainty", True),
+    ("residual", "Residual", True),
 )
 TRUST = (
     "The residual is what of the measured samples the image does not explain. About 1 × the noise is as good as it "
