@@ -27,6 +27,7 @@ _PUBLIC = {
     "list_backbones": "chasm.backbones",
     "fold": "chasm.surgery.fold",
     "harmonise": "chasm.surgery.harmonise",
+    "resize_tables": "chasm.surgery.resize",
     "export_onnx": "chasm.surgery.onnx",
     "list_models": "chasm.models",
     "load_model": "chasm.train.run",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from chasm.surgery.harmonise import harmonise as harmonise
     from chasm.surgery.onnx import export_onnx as export_onnx
     from chasm.surgery.param_groups import param_groups as param_groups
+    from chasm.surgery.resize import resize_tables as resize_tables
     from chasm.surgery.swap import swap as swap
     from chasm.train.run import load_model as load_model
 

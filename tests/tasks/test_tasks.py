@@ -248,3 +248,19 @@ def test_noise_belongs_to_the_slice() -> None:
     assert task.report(16)["snr_db"] == 10.0
     with pytest.raises(ValueError, match="snr_db adds noise to one coil, got 2"):
         Reconstruction(complex=True, snr_db=10.0).prepare(torch.randn(1, 2, 16, 16, dtype=torch.complex64))
+
+
+def test_masks_drawn_anew_for_training_only() -> None:
+    image = phantom(3, 32)
+    task = Reconstruction(Sampling(acceleration=4), redraw=True)
+    batch = task.prepare(image)
+    seen = task.for_training(batch, [5, 6, 7])
+    assert seen.mask is not None
+    assert seen.mask.shape == (3, 1, 1, 32)
+    assert len({tuple(m.flatten().tolist()) for m in seen.mask}) > 1
+    torch.testing.assert_close(seen.input, to_channels(Operator(seen.mask).normal(batch.target)))
+    torch.testing.assert_close(task.for_training(batch, [5, 6, 7]).input, seen.input)
+    assert task.for_scoring(batch) is batch
+    assert task.report(32)["redraw"] is True
+    with pytest.raises(ValueError, match="redraw draws masks of magnitude slices"):
+        Reconstruction(complex=True, redraw=True)

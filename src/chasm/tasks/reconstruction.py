@@ -2,12 +2,14 @@
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, rss, to_channels, to_complex
+from chasm.mri.masks import create_mask
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows
 from chasm.tasks.protocols import FastMRI, HeldOut, get_protocol
@@ -32,6 +34,8 @@ class Reconstruction(Task):
             with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
         snr_db: signal-to-noise ratio of the measured samples of a single coil; None adds no noise. The noise follows
             from the slice, so that a slice has the same noise in every epoch and run. The target stays clean.
+        redraw: whether every slice of every training step gets a mask of its own, with the offset and the random lines
+            drawn anew. Validation and test keep the one mask of `sampling`.
 
     Raises:
         ValueError: if the protocol is unknown, or `self_supervised` is not between 0 and 1.
@@ -50,9 +54,13 @@ class Reconstruction(Task):
         protocol: str = "hifi",
         self_supervised: float | None = None,
         snr_db: float | None = None,
+        redraw: bool = False,
     ) -> None:
         self.sampling = sampling or Sampling()
         self.snr_db = snr_db
+        if redraw and (complex or self_supervised is not None or self.sampling.kind == "file"):
+            raise ValueError("redraw draws masks of magnitude slices: not complex, self_supervised or from a file")
+        self.redraw = redraw
         self.complex = complex
         self.protocol = get_protocol(protocol)
         if self_supervised is not None and not 0 < self_supervised < 1:
@@ -91,6 +99,8 @@ class Reconstruction(Task):
         return TaskBatch(to_channels(combined), target, case, mask, maps, measured, low, scale)
 
     def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
+        if self.redraw:
+            return self._redrawn(batch, seeds)
         if self.self_supervised is None:
             return batch
         return hold_out(batch, self.sampling.mask(batch.input.shape[-1]), self.self_supervised, seeds)
@@ -98,12 +108,23 @@ class Reconstruction(Task):
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
         return self.for_training(batch, [0] * len(batch.input)) if isinstance(self.protocol, HeldOut) else batch
 
+    def _redrawn(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
+        """Return the batch undersampled again, each slice under a mask of its own."""
+        width, chosen = batch.target.shape[-1], self.sampling
+        masks = torch.zeros(len(seeds), 1, 1, width)
+        for mask, seed in zip(masks, seeds, strict=True):
+            drawn = create_mask(chosen.kind, width, chosen.acceleration, chosen.center_fraction, None, seed % 2**32)
+            mask[..., list(drawn.columns)] = 1
+        masks = masks.to(batch.target.device)
+        return replace(batch, input=to_channels(self._zero_filled(batch.target, masks)), mask=masks)
+
     def _zero_filled(self, image: Tensor, mask: Tensor) -> Tensor:
         """Return the zero-filled image (B, M, H, W), with noise where the task asks for it."""
         if self.snr_db is None:
             return Operator(mask).normal(image)
         clean = Operator(mask).forward(image)
-        noisy = [_noisy(y[None], x, self.snr_db, mask) for y, x in zip(clean, image, strict=True)]
+        masks = mask.expand(len(image), -1, -1, -1)
+        noisy = [_noisy(y[None], x, self.snr_db, m[None]) for y, x, m in zip(clean, image, masks, strict=True)]
         return Operator(mask).adjoint(torch.cat(noisy))
 
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
@@ -125,7 +146,7 @@ class Reconstruction(Task):
 
     def report(self, width: int) -> dict[str, Any]:
         found = {**super().report(width), "mask": self.sampling.mask(width).report(), "complex": self.complex}
-        options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db}
+        options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db, "redraw": self.redraw or None}
         return found | {name: value for name, value in options.items() if value is not None}
 
 
