@@ -4,14 +4,21 @@ These are mocks. They show that nothing is imported or called that Windows does 
 GPU is float64; they do not show that torch itself works there.
 """
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from apple import AppleGPU, to_apple
 
+import chasm
+from chasm.backbones import create_backbone
 from chasm.common import locks
 from chasm.common.locks import BusyError, is_locked, locked
+from chasm.mri import Sampling
+from chasm.tasks import create_task
 
 # Modules, constants and functions of POSIX that Windows does not have, as far as chasm could use them. Those that torch
 # and Python themselves need here are taken away after they are imported.
@@ -70,3 +77,45 @@ def test_locks_without_record_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not is_locked(file)
     with locked(file):
         pass
+
+
+def test_the_mock_of_an_apple_gpu_refuses_float64() -> None:
+    with AppleGPU():
+        x = torch.ones(2, device="mps")
+        assert (x + 1).device.type == "mps"
+        assert x.cpu().double().dtype == torch.float64
+        for wide in (lambda: x.double(), lambda: torch.ones(2, device=x.device, dtype=torch.float64)):
+            with pytest.raises(TypeError, match="float64"):
+                wide()
+
+
+def test_train_score_and_fold_on_a_device_without_float64() -> None:
+    torch.manual_seed(0)
+    model = create_backbone(
+        "unet", mixer="chasm", in_channels=2, out_channels=2, size=(16, 16), width=8, depth=1, levels=[0]
+    )
+    on_cpu = copy.deepcopy(model)
+    task = create_task("reconstruction", sampling=Sampling(kind="equispaced", acceleration=4))
+    image = torch.rand(2, 1, 16, 16)
+    losses = []
+    for device, network in (("cpu", on_cpu), ("mps", model)):
+        with AppleGPU():
+            network = to_apple(network) if device == "mps" else network
+            optimiser = torch.optim.AdamW(network.parameters(), lr=1e-2)
+            for _ in range(2):
+                optimiser.zero_grad()
+                batch = task.prepare(image.to(device), None, ["a", "b"])
+                loss = task.loss(network(batch.input, **batch.physics), batch)
+                loss.backward()
+                optimiser.step()
+            assert {p.device.type for p in network.parameters()} == {device}
+            network.eval()
+            with torch.no_grad():
+                output = network(batch.input, **batch.physics)
+                scores = task.scores(output, batch)
+                folded = chasm.fold(network, example={"x": batch.input, **batch.physics})
+                same = folded(batch.input, **batch.physics)
+            assert output.device.type == device
+            assert torch.allclose(same.cpu(), output.cpu(), atol=1e-5)
+            losses.append([float(loss.detach()), float(scores["psnr"][0])])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -32,6 +32,17 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(x.device.type)
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device on which float64 tables for a device are computed: itself, or the CPU for Apple GPUs.
+
+    Apple GPUs have no float64.
+
+    >>> float64_device(torch.device("mps")), float64_device(torch.device("cuda", 1))
+    (device(type='cpu'), device(type='cuda', index=1))
+    """
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Set whether float32 products and convolutions may round their inputs to TF32 (10 bits) on a GPU.

@@ -13,7 +13,7 @@ over itself.
 import torch
 from torch import Tensor
 
-from chasm.common.precision import full_precision
+from chasm.common.precision import float64_device, full_precision
 
 KERNEL = 6  # samples each way
 MAX_CALIBRATION = 24  # rows and columns of the centre that are used
@@ -93,7 +93,8 @@ def _correlations(calibration: Tensor) -> Tensor:
 
 def _waves(n: int, like: Tensor) -> Tensor:
     """exp(-2 pi i d r / n), (2k - 1, n), for the distances d of a kernel and the centred pixels r."""
-    d = torch.arange(1 - KERNEL, KERNEL, device=like.device, dtype=torch.float64)
-    r = torch.arange(n, device=like.device, dtype=torch.float64) - n // 2
+    home = float64_device(like.device)
+    d = torch.arange(1 - KERNEL, KERNEL, device=home, dtype=torch.float64)
+    r = torch.arange(n, device=home, dtype=torch.float64) - n // 2
     angle = -2 * torch.pi * d[:, None] * r / n
-    return torch.polar(torch.ones_like(angle), angle).to(like.dtype)
+    return torch.polar(torch.ones_like(angle), angle).to(like.device, like.dtype)

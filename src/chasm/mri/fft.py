@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from chasm.common.precision import full_precision
+from chasm.common.precision import float64_device, full_precision
 
 _HW = (-2, -1)
 
@@ -48,9 +48,9 @@ def exchange_image_halves(k: Tensor) -> Tensor:
     """
     for axis in _HW:
         n = k.shape[axis]
-        turns = torch.arange(n, device=k.device) - n // 2
+        turns = torch.arange(n, device=float64_device(k.device)) - n // 2
         angle = (turns * (n // 2) % n).double() * (2 * math.pi / n)
-        phase = torch.polar(torch.ones_like(angle), angle).to(k.dtype)
+        phase = torch.polar(torch.ones_like(angle), angle).to(k.device, k.dtype)
         k = k * (phase if axis == -1 else phase[:, None])
     return k
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from chasm.common.cost import counted_as
+from chasm.common.precision import float64_device
 from chasm.common.tracing import is_exporting
 from chasm.ops.library import constant
 from chasm.ops.operators import at_least_float32, exact_product
@@ -102,12 +103,16 @@ def _bins_per_coefficient(device: torch.device, n: int) -> Tensor:
 
 
 def _cosines_like(gains: Tensor, n: int) -> Tensor:
-    """(K, n): the inverse real FFT of a real spectrum, in float32 only where the kernel for float32 products runs."""
-    exact = gains.dtype == torch.float64 or not gains.is_cuda
+    """(K, n): the inverse real FFT of a real spectrum, in float32 where the kernel for float32 products runs.
+
+    Apple GPUs, which have nothing wider, have it in float32, too.
+    """
+    exact = gains.dtype == torch.float64 or gains.device.type not in ("cuda", "mps")
     return constant(_cosines, gains, n, torch.float64 if exact else torch.float32)
 
 
 def _cosines(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
-    k, i = torch.arange(n // 2 + 1, device=device)[:, None], torch.arange(n, device=device)
+    home = float64_device(device)
+    k, i = torch.arange(n // 2 + 1, device=home)[:, None], torch.arange(n, device=home)
     cosines = torch.cos((k * i % n).double() * (2 * math.pi / n))  # k i modulo n first: as exact for n = 500 as for 4
-    return (cosines * _bins_per_coefficient(device, n)[:, None] / n).to(dtype)
+    return (cosines * _bins_per_coefficient(home, n)[:, None] / n).to(device, dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from chasm import ops
-from chasm.common.precision import autocast_dtype
+from chasm.common.precision import autocast_dtype, float64_device
 from chasm.common.tracing import is_exporting, is_transformed
 from chasm.mixers._cache import Cache
 from chasm.mixers._options import AXES
@@ -195,7 +195,7 @@ def _circulant(gains: Tensor, n: int) -> Tensor:
 
 def _real_dft(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
-    home = torch.device("cpu") if device.type == "mps" else device  # float64 does not exist there
+    home = float64_device(device)
     k, i = torch.arange(n // 2 + 1, device=home), torch.arange(n, device=home)
     # Reduce k i modulo n in integers first: the angle is then as exact for n = 1000 as for n = 4.
     angle = (k[:, None] * i % n).to(torch.float64) * (2 * math.pi / n)
