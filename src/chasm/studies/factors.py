@@ -10,7 +10,8 @@ from typing import Any
 
 from chasm.common.registry import OWN_NAME_HINT, suggest
 from chasm.mixers import MIXERS
-from chasm.train.config import Part, parse_value
+from chasm.train.config import Part
+from chasm.train.yaml_text import parse_yaml
 
 SCALES = ("tiny", "proxy", "full")
 MULTIPLIERS: tuple[float, ...] = (1, 10, 30, 100)  # times lr: the spectral step sizes that every mixer tries first
@@ -197,7 +198,7 @@ def _with_options(arm: Arm, text: str) -> Arm:
         key, equals, value = entry.partition("=")
         if not equals:
             raise ValueError(f"({text}: write {entry.strip()} as option=value, as in chasm(bins=256)")
-        options[key.strip()] = parse_value(value, f"({text}")
+        options[key.strip()] = parse_yaml(value, f"({text}")
     known = MIXERS.options(arm.mixer.name)
     for key in options:
         if key not in known:

@@ -1,12 +1,10 @@
 """The config of a run: data, task, backbone, mixer and training, checked on reading. Recipes are YAML files of it."""
 
-import re
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from chasm.backbones.base import BACKBONES
@@ -17,10 +15,7 @@ from chasm.mri import Sampling
 from chasm.mri.masks import KINDS
 from chasm.tasks import Task, create_task
 from chasm.tasks.base import TASKS
-
-MAX_YAML_BYTES = 2**20
-MAX_YAML_VALUES = 100_000
-MAX_YAML_DEPTH = 50
+from chasm.train.yaml_text import parse_yaml, read_yaml, write_yaml
 
 
 class Strict(BaseModel):
@@ -213,7 +208,7 @@ def find_recipe(source: str | Path) -> Path:
 
 def dump(config: RunConfig) -> str:
     """Return a config as YAML, which `load_recipe` reads."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+    return write_yaml(config.model_dump(mode="json"))
 
 
 def differences(stored: RunConfig, wanted: RunConfig) -> str:
@@ -262,78 +257,6 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {k: v for key, item in value.items() for k, v in _flat(item, f"{place}.{key}".lstrip(".")).items()}
 
 
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-class _Dumper(yaml.SafeDumper):
-    pass
-
-
-for _side in (_Loader, _Dumper):  # YAML 1.1 takes 1e-3 for a string; here it is a number
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-    )
-
-
-def read_yaml(file: Path) -> Any:
-    """Read a YAML file of plain values: a recipe, or the config of a run.
-
-    Args:
-        file: file to read.
-
-    Returns:
-        Its content.
-
-    Raises:
-        ValueError: if it is not YAML, or larger than any recipe; the message is one line that names the file.
-    """
-    if (size := file.stat().st_size) > MAX_YAML_BYTES:
-        raise ValueError(f"{file}: {size} bytes: a recipe has less than {MAX_YAML_BYTES}")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{file}: not text ({e})") from None
-    return _parse_yaml(text, str(file))
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    loader = None
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _count_values(node, {}, 0)
-        return loader.construct_document(node)
-    except (yaml.YAMLError, ValueError) as e:  # ValueError: an impossible date or number
-        raise ValueError(f"{where}: not YAML ({' '.join(str(e).split())})") from None
-    except RecursionError:
-        raise ValueError(f"{where}: nested too deeply") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-
-
-def _count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
-    """Return how many values a YAML node stands for, aliases written out; raise ValueError if they are too many.
-
-    A few lines of anchors that refer to each other can stand for more values than memory holds.
-    """
-    if depth > MAX_YAML_DEPTH:
-        raise ValueError(f"more than {MAX_YAML_DEPTH} levels deep, or an anchor that contains itself")
-    if id(node) not in counted:
-        total = 1
-        if isinstance(node, yaml.CollectionNode):
-            for child in node.value:
-                for part in child if isinstance(child, tuple) else (child,):
-                    total += _count_values(part, counted, depth + 1)
-        if total > MAX_YAML_VALUES:
-            raise ValueError(f"its anchors stand for more than {MAX_YAML_VALUES} values")
-        counted[id(node)] = total
-    return counted[id(node)]
-
-
 def _sampling(options: Any) -> Sampling:
     known = [field.name for field in fields(Sampling)]
     if not isinstance(options, dict):
@@ -367,7 +290,7 @@ def _change(override: str) -> tuple[list[str], Any]:
     key, equals, value = override.partition("=")
     if not equals:
         raise ValueError(f"--set {override!r}: write it as key.subkey=value")
-    return key.split("."), parse_value(value, f"--set {override!r}")
+    return key.split("."), parse_yaml(value, f"--set {override!r}")
 
 
 def _make_path_absolute(content: dict[str, Any]) -> None:
@@ -375,19 +298,6 @@ def _make_path_absolute(content: dict[str, Any]) -> None:
     data = content.get("data")
     if isinstance(data, dict) and isinstance(data.get("path"), str):
         content["data"] = data | {"path": str(Path(data["path"]).expanduser().absolute())}
-
-
-def parse_value(text: str, where: str) -> Any:
-    """Return a value as YAML writes it: 256, [3, 5], true or a word.
-
-    Args:
-        text: the value.
-        where: the start of an error.
-
-    Raises:
-        ValueError: with one line, if it is not YAML.
-    """
-    return _parse_yaml(text, where)
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
