@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from chasm.app import server
 from chasm.app.model import ForPage
 from chasm.app.site import STATIC, VENDOR, build_site
+from chasm.cli.app import app
 from chasm.train import load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))
@@ -160,3 +162,33 @@ def test_wrong_uploads_are_one_line(served: server.SiteServer) -> None:
 def test_a_taken_port_is_one_line(served: server.SiteServer, site: Path) -> None:
     with pytest.raises(OSError, match="choose another --port"):
         server.make_server(site, served.server_port)
+
+
+def test_the_command_writes_the_page_and_says_what_is_wrong(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("chasm.app.model._write_onnx", lambda run, path, size: path.write_bytes(b"onnx"))
+    done = CliRunner().invoke(app, ["app", str(run), "-o", str(tmp_path / "page")])
+    assert done.exit_code == 0, done.output
+    assert "python3 -m http.server" in done.output
+    assert json.loads((tmp_path / "page" / "site.json").read_text())["convert"] is False
+    monkeypatch.setattr("chasm.app.site.list_models", list)
+    for words, expected in (
+        (["app", "-o", str(tmp_path / "other")], "no model comes with this installation"),
+        (["app", "brain-x88", "-o", str(tmp_path / "other")], "brain-x88: no such run folder or model"),
+        (["app", str(run), str(run), "-o", str(tmp_path / "other")], "two models are called 'small'"),
+    ):
+        failed = CliRunner().invoke(app, words)
+        assert failed.exit_code == 3
+        assert expected in failed.output
+
+
+def test_the_file_of_a_network_is_made_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("chasm.app.model._write_onnx", lambda run, path, size: made.append(path.write_bytes(b"onnx")))
+    for folder in ("a", "b"):
+        build_site([run], tmp_path / folder)
+        assert (tmp_path / folder / "models" / "small" / "model.onnx").read_bytes() == b"onnx"
+    assert len(made) == 1

@@ -20,7 +20,7 @@ from programs import needs
 from chasm.app import build_site, server
 from chasm.common.files import write_json
 from chasm.data import open_dataset
-from chasm.mri import to_complex
+from chasm.mri import create_mask, to_channels, to_complex
 from chasm.train import Run, load_recipe, load_run
 from chasm.train.checkpoints import save_tensors
 from chasm.train.config import dump
@@ -145,11 +145,14 @@ def test_files_of_every_kind_give_the_numbers_of_python(play: Any, runs: dict[st
         series.insert(0, str(file))  # in another order than that of the slices
     with h5py.File(tmp_path / "kspace.h5", "w") as f:
         f["kspace"] = centred_fft(volume).astype(np.complex64)
+    columns = create_mask("equispaced", SIZE, 4).tensor()[0, 0, 0].numpy()
+    with h5py.File(tmp_path / "measured.h5", "w") as f:
+        f["kspace"], f["mask"] = (centred_fft(volume[:1]) * columns).astype(np.complex64), columns
     eight = (brain()[0] * 255 / brain()[0].max()).astype(np.uint8)
     Image.fromarray(eight).save(tmp_path / "picture.png")
 
     steps: list[dict[str, Any]] = []
-    for name in ("array.npy", "volume.nii.gz", "kspace.h5", "picture.png"):
+    for name in ("array.npy", "volume.nii.gz", "kspace.h5", "measured.h5", "picture.png"):
         steps += [{"drop": [str(tmp_path / name)], "wait": 1500}, {"read": MESSAGE, "as": f"{name}!"}]
         steps.append({"read": RESULT, "as": name})
     steps += [{"drop": series, "wait": 1500}, {"read": RESULT, "as": "dicom"}]
@@ -162,6 +165,11 @@ def test_files_of_every_kind_give_the_numbers_of_python(play: Any, runs: dict[st
     assert_same(read["array.npy"], expected(run, complex_image))
     for name in ("volume.nii.gz", "kspace.h5"):
         assert_same(read[name], expected(run, volume[1]))
+    measured = to_complex(run.task.prepare(torch.as_tensor(volume[:1]).to(torch.complex64)[None]).input)[0, 0]
+    with torch.no_grad():
+        scaled = to_channels((measured / measured.abs().max())[None, None])
+        output = to_complex(run.model(scaled, mask=torch.as_tensor(columns).reshape(1, 1, 1, -1)))[0, 0].abs()
+    assert_same(read["measured.h5"], (output.numpy(), (measured / measured.abs().max()).abs().numpy()))
     assert_same(read["picture.png"], expected(run, eight.astype(np.float32) / 255))
     assert_same(read["dicom"], expected(run, (np.round(volume[1] * 1000) / 1000).astype(np.float32)))
     stronger = load_recipe({**RECIPES["scans"], "train": {"steps": 1}}, ["task.options.sampling.acceleration=8"])
