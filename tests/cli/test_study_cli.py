@@ -110,3 +110,18 @@ def test_an_interrupted_run_is_no_success(chasm_study, tmp_path, monkeypatch):
     found = chasm_study("run", "parameters", "--out", tmp_path)
     assert found.exit_code == 130
     assert found.stderr == "interrupted: the same command goes on with what is left\n"
+
+
+def test_sizes_scores_finished_runs_at_other_resolutions(chasm_study, tmp_path):
+    where = ("--only", "host=unet,arm=chasm", "--out", tmp_path)
+    shorter = ("--set", "train.steps=1", "--set", "train.val_every=1", "--set", "data.options.cases=10")
+    assert chasm_study("run", "wrapper", *where, *shorter).exit_code == 0
+    found = chasm_study("sizes", "wrapper", "--size", 48, "--size", 40, *where)
+    assert found.exit_code == 0, found.output
+    assert "cc359-x8.unet.chasm.m30.s0 at 48 x 48: psnr" in found.output
+    scores = json.loads((tmp_path / "tiny/cc359-x8.unet.chasm.m30.s0/sizes/48.json").read_text())
+    report = CliRunner().invoke(app, ["report", "wrapper", *map(str, where)])
+    assert report.exit_code == 0, report.output
+    text = (tmp_path / "tiny/reports/wrapper.default/report.md").read_text()
+    assert "| Mixer | as trained | 40 x 40 | 48 x 48 |" in text
+    assert f"| {scores['mean']['psnr']:.2f} |" in text.partition("Other resolutions")[2]

@@ -166,6 +166,33 @@ def status(
     typer.echo(f"{counted(len(plan.points), 'run')}: " + ", ".join(f"{n} {word}" for word, n in count.most_common()))
 
 
+@app.command()
+def sizes(
+    name: str = NAME,
+    size: list[int] = typer.Option(..., "--size", min=8, help="Height and width of the test images. Repeatable."),
+    scale: str = SCALE,
+    protocol: str = PROTOCOL,
+    out: Path = OUT,
+    only: list[str] = ONLY,
+    device: str = typer.Option("cpu", help="Where to compute: cpu, cuda, .."),
+) -> None:
+    """Score the finished runs of a study on images of other sizes, without training again. Reports show the scores."""
+    from chasm.studies import load_plan
+    from chasm.studies.plan import part_of
+    from chasm.studies.transfer import transfer
+    from chasm.studies.tuning import with_selections
+
+    plan = with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
+    found = transfer(plan, out, size, device)
+    for one in found:
+        scores = ", ".join(f"{metric} {value:.4g}" for metric, value in (one.mean or {}).items())
+        typer.echo(f"{one.run} at {one.size} x {one.size}: {scores or one.error}")
+    if not found:
+        typer.echo("no run is finished: chasm study run comes first")
+    if any(one.mean is None for one in found):
+        raise typer.Exit(FAILED)
+
+
 def _plan(
     name: str,
     scale: str,

@@ -21,6 +21,7 @@ from chasm.studies.report.harmonisation import harmonisation
 from chasm.studies.report.place import place_section
 from chasm.studies.report.runs import as_results
 from chasm.studies.report.sampling import sampling_section
+from chasm.studies.report.sizes import sizes_section
 
 
 @dataclass
@@ -114,6 +115,7 @@ def _report(results: Results, root: Path | None, command: str | None) -> ReportP
         *(place_section(results, setting, host, root) for setting, host in results.places()),
         sections.falsification(results),
         sampling_section(results),
+        sizes_section(results, root),
         sections.printed_gains(results),
         sections.selections(results),
         sections.learned(results, root),

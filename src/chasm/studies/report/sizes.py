@@ -1,0 +1,47 @@
+"""The section about other resolutions: scores of runs on images of sizes they were not trained on."""
+
+from pathlib import Path
+
+from chasm.common.files import read_json
+from chasm.studies.records import Results
+from chasm.studies.report import text
+from chasm.studies.report.elements import Section, Table, TableCell, TableRow
+
+
+def sizes_section(results: Results, root: Path | None) -> Section | None:
+    """Return a table per setting and host with a column per size; None if nothing was scored at another size.
+
+    Args:
+        results: of a study.
+        root: folder of the runs.
+    """
+    section = Section("Other resolutions")
+    if root is None:
+        return None
+    for setting, host in results.places():
+        rows = results.rows_of(setting, host)
+        metric = results.metrics_of(setting, rows)[0]
+        found = {row.arm: _means(root, [run.folder for run in results.runs_of(row)], metric) for row in rows}
+        sizes = sorted({size for means in found.values() for size in means})
+        if not sizes:
+            continue
+        lines = []
+        for row in rows:
+            means = found[row.arm]
+            cells = [results.label(row), text.number(row.scores[metric].mean, metric)]
+            cells += [text.number(means.get(size), metric) for size in sizes]
+            lines.append(TableRow([TableCell(cell) for cell in cells], "focus" if row.arm == "chasm" else ""))
+        columns = ["Mixer", "as trained", *(f"{size} x {size}" for size in sizes)]
+        note = f"Mean {text.metric_name(metric)} over test cases and scored seeds. Nothing was trained again."
+        section.items.append(Table(results.place_name(setting, host), columns, lines, note))
+    return section if section.items else None
+
+
+def _means(root: Path, folders: list[str], metric: str) -> dict[int, float]:
+    """Return size to the mean score over seeds."""
+    scores: dict[int, list[float]] = {}
+    for folder in folders:
+        for file in sorted((root / folder / "sizes").glob("*.json")):
+            content = read_json(file)
+            scores.setdefault(int(content["size"]), []).append(float(content["mean"][metric]))
+    return {size: sum(values) / len(values) for size, values in scores.items()}

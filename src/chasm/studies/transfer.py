@@ -1,0 +1,93 @@
+"""Scores of finished runs on images of other sizes than they were trained on, without training again."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chasm.common.files import read_json, write_json
+from chasm.common.precision import tf32
+from chasm.studies.plan import Plan
+from chasm.studies.state import state
+from chasm.train.run import load_run, open_split, score
+
+SIZE_OPTIONS = {"embedded": "size", "proxy": "crop", "images": "size"}  # dataset to the option that sets the size
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What happened to one run at one size: its mean scores, or why there are none."""
+
+    run: str
+    size: int
+    mean: dict[str, float] | None
+    error: str = ""
+
+
+def transfer_file(folder: Path, size: int) -> Path:
+    """Return where the scores of a run at a size are kept, so that a report finds them.
+
+    Args:
+        folder: of the run.
+        size: height and width of the images.
+    """
+    return folder / "sizes" / f"{size}.json"
+
+
+def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Score the best weights of a run on test images of another size. What is already scored is read.
+
+    Args:
+        folder: of a finished run.
+        size: height and width of the images.
+        device: device to compute on.
+
+    Returns:
+        The size, the scores per case and their means.
+
+    Raises:
+        ValueError: if the dataset of the run comes in one size only, or the model cannot take this one.
+    """
+    file = transfer_file(folder, size)
+    if file.is_file():
+        stored: dict[str, Any] = read_json(file)
+        return stored
+    run = load_run(folder, device)
+    data = run.config.data
+    option = SIZE_OPTIONS.get(data.name)
+    if option is None:
+        raise ValueError(f"dataset {data.name!r} has one size: expected one of {', '.join(sorted(SIZE_OPTIONS))}")
+    changed = data.model_copy(update={"options": data.options | {option: size}})
+    slices = open_split(run.config.model_copy(update={"data": changed}), "test")
+    try:
+        with tf32(run.config.train.tf32):
+            summary = score(run.model, run.task, slices, torch.device(device), run.config.train.batch)
+    except RuntimeError as e:
+        raise ValueError(f"{run.config.backbone.name} takes no {size} x {size} images: {e}") from e
+    assert summary is not None
+    found = {"size": size, "cases": summary.per_case, "mean": {k: s.mean for k, s in summary.stats.items()}}
+    write_json(file, found)
+    return found
+
+
+def transfer(plan: Plan, root: str | Path, sizes: list[int], device: torch.device | str = "cpu") -> list[Transfer]:
+    """Score every finished run of a study at other sizes.
+
+    Args:
+        plan: the study, or a part of it.
+        root: folder of the runs.
+        sizes: heights and widths of the images.
+        device: device to compute on.
+    """
+    found = []
+    for planned in plan.runs:
+        folder = plan.folder(root, planned)
+        if state(folder, planned.config)[0] != "done":
+            continue
+        for size in sizes:
+            try:
+                found.append(Transfer(planned.key, size, transfer_run(folder, size, device)["mean"]))
+            except ValueError as e:
+                found.append(Transfer(planned.key, size, None, str(e)))
+    return found
