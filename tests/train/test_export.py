@@ -24,7 +24,7 @@ from chasm.ops.selective_scan import selective_scan
 from chasm.surgery.free_size import free_size
 from chasm.train import load_recipe, load_run
 from chasm.train.config import dump
-from chasm.train.export import FromKSpace, from_complex_kspace
+from chasm.train.export import FromKSpace, export_run, from_complex_kspace
 from chasm.train.run import build_model
 
 SIZE = (13, 18)
@@ -196,6 +196,26 @@ def test_the_scan_of_mamba_as_an_onnx_scan(tmp_path: Path) -> None:
     expected = scan(*inputs)
     error = write_checked(tmp_path / "scan.onnx", scan, [(inputs, [expected])], sample=inputs, tolerance=1e-6)
     assert error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Failed.\n## Exception summary\n\nNo function for a complex-valued input\n", "only CHASM can do without"),
+        ("\nConstraints violated (height)!\nmore", r"\(Constraints violated \(height\)!\): try --size"),
+    ],
+)
+def test_what_torch_cannot_export_is_one_line(
+    said: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    folder = make_run(tmp_path / "run", UNET, (1, 32, 32))
+    with pytest.raises(ValueError, match=expected) as e:
+        export_run(folder, tmp_path / "model.onnx")
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize(
