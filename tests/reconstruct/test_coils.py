@@ -67,7 +67,7 @@ def test_two_sets_for_an_object_larger_than_the_field_of_view(tmp_path: Path) ->
         return volume.scores["psnr"], volume.consistency.residual
 
     (one, left_one), (two, left_two) = sense(1), sense(2)
-    assert two > one + 3
+    assert two > one + 7  # the first of two sets alone would be 6 dB better
     assert left_two < 0.7 * left_one
 
 
