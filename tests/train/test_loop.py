@@ -358,9 +358,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_last_save(
     def write_atomic(path: Path, write: Any, original: Any = files.write_atomic) -> None:
         original(path, lambda partial: (write(partial), refuse(path)))
 
-    def opened(path: Path, mode: str) -> Any:
+    def opened(path: Path, mode: str, **how: str) -> Any:
         refuse(path)
-        return open(path, mode)
+        return open(path, mode, **how)  # type: ignore[call-overload]
 
     monkeypatch.setattr(files, "write_atomic", write_atomic)
     monkeypatch.setattr("chasm.train.checkpoints.write_atomic", write_atomic)
