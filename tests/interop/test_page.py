@@ -1,11 +1,14 @@
 """The page of `chasm app` in a headless Chromium: files dropped, numbers compared with Python, errors read."""
 
+import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +94,32 @@ def served(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
+def static(runs: dict[str, Run], tmp_path: Path, served: server.SiteServer) -> Iterator[str]:
+    """The address of the page that needs no chasm, given out by Python's own web server."""
+    site = Path(shutil.copytree(served.site, tmp_path / "page"))
+    write_json(site / "site.json", {"models": list(runs), "convert": False, "version": "0"})
+    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(site))) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+@pytest.fixture
 def play(served: server.SiteServer, tmp_path: Path) -> Any:
     """Return what a list of steps in the page gave."""
 
-    def run(steps: list[dict[str, Any]], quiet: bool = True) -> dict[str, Any]:
+    def run(steps: list[dict[str, Any]], quiet: bool = True, address: str = served.address) -> dict[str, Any]:
         shots = Path(os.environ.get("CHASM_SCREENSHOTS", tmp_path))
         (tmp_path / "steps.json").write_text(json.dumps(steps))
-        command = ["node", str(HERE / "page.mjs"), served.address, str(shots), str(tmp_path / "steps.json")]
+        command = ["node", str(HERE / "page.mjs"), address, str(shots), str(tmp_path / "steps.json")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-2000:]
         report: dict[str, Any] = json.loads(done.stdout)
         assert report["thrown"] == []
         assert report["logged"] == [] or not quiet
-        assert all(served.address in r or "blob:" in r or "data:" in r for r in report["requests"]), report["requests"]
-        return report["read"]
+        assert all(address in r or "blob:" in r or "data:" in r for r in report["requests"]), report["requests"]
+        return {**report["read"], "methods": {r.split(" ")[0] for r in report["requests"]}}
 
     return run
 
@@ -205,6 +220,19 @@ def test_bands_volume_photographs_and_pictures_of_the_page(play: Any, runs: dict
     assert read["dims"] == [SIZE, SIZE, 3]
     assert read["width"] <= 390  # nothing to scroll sideways on a phone
     assert_same(read["photo"], expected(runs["photos"], photo.transpose(2, 0, 1).astype(np.float32) / 255))
+
+
+def test_the_static_page_sends_nothing(play: Any, static: str, runs: dict[str, Run], tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", brain()[0])
+    (tmp_path / "letter.txt").write_text("dear")
+    steps = [{"drop": [str(tmp_path / "letter.txt")], "wait": 500}, {"read": MESSAGE, "as": "letter"}]
+    steps += [{"drop": [str(tmp_path / "good.npy")], "wait": 1500}, {"read": RESULT, "as": "good"}]
+    steps += [{"read": "document.getElementById('privacy').textContent", "as": "privacy"}]
+    read = play(steps, address=static)
+    assert read["letter"] == "letter.txt: not a NIfTI, DICOM, PNG, JPEG, NumPy or HDF5 file."
+    assert_same(read["good"], expected(runs["scans"], brain()[0]))
+    assert "no server" in read["privacy"]
+    assert read["methods"] == {"GET"}
 
 
 def test_bad_files_and_a_dead_worker_are_said_and_survived(play: Any, tmp_path: Path) -> None:

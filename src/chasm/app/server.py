@@ -6,7 +6,6 @@ import secrets
 import struct
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
@@ -72,6 +71,7 @@ class SiteServer(ThreadingHTTPServer):
         port: of 127.0.0.1.
 
     Attributes:
+        site: the folder.
         token: the first part of every path that is answered.
         address: of the page.
     """
@@ -79,8 +79,8 @@ class SiteServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, site: Path, port: int) -> None:
-        self.token = secrets.token_urlsafe(16)
-        super().__init__(("127.0.0.1", port), partial(_Handler, site.resolve()))
+        self.site, self.token = site.resolve(), secrets.token_urlsafe(16)
+        super().__init__(("127.0.0.1", port), _Handler)
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
 
@@ -90,16 +90,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: SiteServer
     timeout = 60  # seconds that a silent connection is kept
 
-    def __init__(self, site: Path, *args: Any) -> None:
-        self.site = site
-        super().__init__(*args)
-
     def do_GET(self) -> None:
         path = self._path()
         if path is None:
             return
-        file = (self.site / (path or "index.html")).resolve()
-        if not file.is_relative_to(self.site) or not file.is_file():
+        site = self.server.site
+        file = (site / (path or "index.html")).resolve()
+        if not file.is_relative_to(site) or not file.is_file():
             return self._answer(HTTPStatus.NOT_FOUND, b"no such file")
         kind = TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
         self._answer(HTTPStatus.OK, file.read_bytes(), kind)

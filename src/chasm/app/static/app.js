@@ -132,14 +132,13 @@ async function convert(files, error) {
 async function open(files) {
   say('Reading ..');
   const scan = await readScan([...files], state.site.convert ? convert : null);
-  const {task} = state.model;
-  if (task.name === 'superres' && (scan.H % task.factor || scan.W % task.factor)) trim(scan, task.factor);
   state.scan = scan;
   state.index = Math.floor(scan.count / 2);
   $('slice').max = scan.count - 1;
   $('slice').value = state.index;
   document.querySelectorAll('.many').forEach((element) => (element.hidden = scan.count < 2));
   $('work').hidden = false;
+  $('volume').hidden = true;
   await reconstruct();
 }
 
@@ -170,7 +169,8 @@ async function infer(index, bands) {
 const grey = ([r, g, b]) => ({re: r.re.map((v, i) => 0.299 * v + 0.587 * g.re[i] + 0.114 * b.re[i]), im: null});
 
 async function reconstruct() {
-  const turn = ++state.turn;
+  const turn = ++state.turn, {task} = state.model, {scan} = state;
+  if (task.name === 'superres' && (scan.H % task.factor || scan.W % task.factor)) trim(scan, task.factor);
   $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
   say('Reconstructing ..');
   const result = await infer(state.index, state.bands);
@@ -219,10 +219,11 @@ async function volume() {
 }
 
 async function showVolume() {
+  if (state.model.task.name !== 'reconstruction') throw new FileError('Volumes are shown of scans: choose such a model.');
   const blob = await volume();
   $('volume').hidden = false;
   if (!globalThis.niivue) await loadScript('vendor/niivue.umd.js');
-  const viewer = state.viewer ?? new niivue.Niivue({backColor: [0, 0, 0, 1], show3Dcrosshair: true, logLevel: 'error'});
+  const viewer = state.viewer ?? new niivue.Niivue({backColor: [0, 0, 0, 1], crosshairWidth: 0.3, logLevel: 'error'});
   if (!state.viewer) await viewer.attachToCanvas($('volume-canvas'));
   state.viewer = viewer;
   await viewer.loadFromArrayBuffer(await blob.arrayBuffer(), `${state.scan.name}.nii`);
