@@ -105,6 +105,19 @@ def test_data_unlike_the_training_data_is_said_in_one_line(tmp_path: Path) -> No
     assert "less of the run: 3 coils (trained on 1)\n" in found.output
 
 
+@pytest.mark.parametrize(
+    "facts", [[1], {"shape": [1, 64]}, {"shape": [1, 64, 64], "complex": True, "brightness": ["a", 1]}]
+)
+def test_facts_that_no_training_wrote_are_one_line(tmp_path: Path, facts: object) -> None:
+    run = make_run(tmp_path / "run", SIZE[0], complex=True)
+    (run / "environment.json").write_text(json.dumps({"image_shape": [1, *SIZE], "training_data": facts}))
+    np.save(tmp_path / "scan.npy", brains(1, SIZE))
+    found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.h5")
+    assert found.exit_code == 3
+    assert "environment.json: training_data: expected shape" in found.output
+    assert len(found.output.strip().splitlines()) == 1
+
+
 def test_training_records_what_its_data_is_like() -> None:
     data = open_dataset("embedded", split="train", size=32)
     facts = describe_training_data(data)

@@ -266,7 +266,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
         model.load_state_dict(stored)
     except RuntimeError as e:  # torch's message has many lines
         raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
-    return Run(model.to(device).eval(), task, config, folder, facts.get("training_data") or {})
+    return Run(model.to(device).eval(), task, config, folder, _training_data(facts, folder))
 
 
 def load_model(name: str | Path, device: torch.device | str = "cpu") -> nn.Module:
@@ -332,6 +332,26 @@ def describe_training_data(data: SliceDataset, slices: int = 32) -> dict[str, An
         "complex": images[0].is_complex(),
         "brightness": [min(found), max(found)] if found else None,
     }
+
+
+def _training_data(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what `describe_training_data` recorded; {} for a run that recorded nothing."""
+    found = facts.get("training_data")
+    if not found:
+        return {}
+
+    def numbers(values: Any, n: int) -> bool:
+        return isinstance(values, list) and len(values) == n and all(isinstance(v, int | float) for v in values)
+
+    if not (
+        isinstance(found, dict)
+        and numbers(found.get("shape"), 3)
+        and isinstance(found.get("complex"), bool)
+        and (found.get("brightness") is None or numbers(found["brightness"], 2))
+    ):
+        problem = "training_data: expected shape (three numbers), complex and brightness (two numbers)"
+        raise ValueError(f"{folder / 'environment.json'}: {problem}, got {found!r:.80}")
+    return found
 
 
 def brightness(image: Tensor) -> float | None:
