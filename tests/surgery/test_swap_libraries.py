@@ -1,5 +1,6 @@
 """Mixers inside networks of timm, transformers, MONAI and deepinv, small ones with their usual structure."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ def grids_seen(model: nn.Module, **inputs: Tensor) -> list[tuple[int, ...]]:
 def test_timm_vit() -> None:
     create = library("timm").create_model
     vit = create("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10, dynamic_img_size=True)
+    with pytest.warns(UserWarning, match="read from a class token"):
+        swap(vit, "blocks.*.attn", "chasm", example=IMAGE)
+    vit.global_pool = "avg"
     model = swap(vit, "blocks.*.attn", "chasm", example=IMAGE)
     assert [(p.layout, p.prefix) for p in places(model)] == [("tokens", 1)] * 2
     assert grids_seen(model, x=torch.randn(1, 3, 64, 64)) == [(4, 4)] * 2
@@ -60,15 +64,24 @@ def test_timm_metaformer() -> None:
     assert grids_seen(model, x=torch.randn(1, 3, 32, 128)) == [(8, 32), (4, 16), (2, 8), (1, 4)]
 
 
-def test_transformers_vit() -> None:
+def test_transformers_vit(tmp_path: Path) -> None:
     transformers = library("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.ViTConfig(**sizes, image_size=64, patch_size=16)
     vit = transformers.ViTForImageClassification(config).eval()
-    model = swap(vit, "*.attention", "chasm", example={"pixel_values": IMAGE})
-    assert grids_seen(model, pixel_values=torch.randn(1, 3, 32, 128), interpolate_pos_encoding=True) == [(2, 8)] * 2
-    labels = torch.tensor([0, 1])
-    model(pixel_values=IMAGE, labels=labels, num_items_in_batch=torch.tensor(2)).loss.backward()  # as Trainer calls it
+    with pytest.warns(UserWarning, match="read from a class token"):
+        swap(vit, "*.attention", "chasm", example={"pixel_values": IMAGE})
+    model = swap(vit, "vit.layers.0.attention", "chasm", example={"pixel_values": IMAGE})
+    assert grids_seen(model, pixel_values=torch.randn(1, 3, 32, 128), interpolate_pos_encoding=True) == [(2, 8)]
+    # Accumulating, the Trainer passes num_items_in_batch down to every attention.
+    options = {"max_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "use_cpu": True}
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **options, **quiet)
+    data = [{"pixel_values": image, "labels": i} for i, image in enumerate(IMAGE)]
+    before = places(model)[0].mixer.gain_table["ch"].clone()
+    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+    assert not torch.equal(places(model)[0].mixer.gain_table["ch"], before)
+    model.eval()
     with torch.no_grad():
         exported = torch.export.export(model, (), {"pixel_values": IMAGE}).module()  # with a mask that hides nothing
         assert torch.allclose(exported(pixel_values=IMAGE).logits, model(pixel_values=IMAGE).logits, atol=1e-5)

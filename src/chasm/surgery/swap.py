@@ -11,13 +11,16 @@ torch.Size([2, 65, 16])
 
 import copy
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from chasm.common.registry import is_count
 from chasm.mixers import MIXERS, Mixer, create_slot
@@ -31,6 +34,7 @@ from chasm.surgery.grids import (
     grid_in_call,
     split_tokens,
 )
+from chasm.surgery.probe import call, evaluating
 from chasm.surgery.swapped import Call, Swapped, SwapPoint, call_names, probe
 
 Select = str | type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
@@ -84,7 +88,8 @@ def swap(
             layers inside the module: linear ones have channels last, convolutions first. Without either, three
             dimensions are tokens, and more are channels first.
         prefix_tokens: how many tokens come before the grid (class token, registers). They pass unchanged: the mixer
-            does not see them, and they do not see the image, so pool over the grid if you replace all attention.
+            does not see them, and they do not see the image, so pool over the grid if you replace all attention; a
+            warning says so if the output no longer depends on the example.
             Default: what the grid leaves over, up to 16.
         host_residual: True if the network adds the input of this place to its output, as around attention in a
             transformer block: the mixer then comes without its identity path. False for a layer in a plain stack: an
@@ -102,7 +107,6 @@ def swap(
         ValueError: with one line, when nothing is selected, a place cannot hold a mixer, or an option is wrong.
 
     Example:
-        >>> import torch
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
         >>> net = swap(net, "1", "gfnet", example=torch.randn(1, 3, 16, 16), host_residual=False)
         >>> net(torch.randn(1, 3, 16, 16)).shape
@@ -137,7 +141,22 @@ def swap(
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors need the weights of the first attention
+    if example is not None and any(isinstance(m, Swapped) and m.prefix for m in model.modules()):
+        _warn_if_blind(model, example)
     return model
+
+
+def _warn_if_blind(model: nn.Module, example: Any) -> None:
+    """Warn if the output no longer depends on the input: a class token that no attention connects with the image."""
+    other = tree_map(lambda t: -t if isinstance(t, Tensor) and t.is_floating_point() else t, example)
+    with torch.no_grad(), evaluating(model):
+        pairs = list(zip(*(tree_leaves(call(model, given)) for given in (example, other)), strict=True))
+    if pairs and all(isinstance(a, Tensor) and torch.equal(a, b) for a, b in pairs):
+        warnings.warn(
+            "the output of the swapped network does not depend on its input: it is read from a class token, which only "
+            "attention connected with the image: pool over the other tokens instead, or leave some attention in place",
+            stacklevel=3,
+        )
 
 
 def _build(mixer: Any, point: SwapPoint, host_residual: bool, options: dict[str, Any], name: str) -> nn.Module:
