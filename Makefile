@@ -39,6 +39,7 @@ bench: .venv/.ready
 
 # The site, into build/site: pages, API reference, examples that are executed. Needs no network; warnings are errors.
 docs: .venv/.docs-ready
+	rm -rf build/doctrees build/site docs/api/objects docs/gallery
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/site
 	$(BIN)/python docs/site_tools/check.py build/site
 	$(BIN)/python -m pytest tests/docs tests/test_house.py -k "examples or docs"
