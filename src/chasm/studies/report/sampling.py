@@ -15,6 +15,8 @@ def sampling_section(results: Results) -> Section | None:
     Args:
         results: of a study.
     """
+    if results.is_cost:
+        return None
     found = {}
     for setting, host in results.places():
         coherence, gain = _coherence(results, setting, host), _gain(results, setting, host)
