@@ -81,6 +81,13 @@ def test_runs_of_another_study_fill_a_table_and_missing_ones_are_dashes(out: Pat
     assert "CH → CW beats CH only (Table 3c)" in claims
 
 
+def test_methods_that_print_the_same_are_best_together(out: Path) -> None:
+    lines = (out / "table-3b.tex").read_text().splitlines()
+    ours = [line for line in lines if "& ours" in line and "--" not in line]  # untied and shared: the same scores
+    assert len(ours) == 2
+    assert all(r"\textbf" in line for line in ours)
+
+
 def test_seeds_have_their_own_spread(out: Path) -> None:
     rows = {(r["Variant"], r["source"]): r for r in read(out, "table-seeds-basis")}
     assert rows["CHASM", "paper"]["PSNR std"] == "0.02"

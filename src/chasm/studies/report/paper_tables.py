@@ -82,7 +82,8 @@ class _Column:
         spread = score.std_cases if over == "cases" else score.std_seeds
         value = text.number(score.mean, self.metric)
         value += "" if spread is None or (over == "cases" and len(score.cases) < 2) else _spread(spread, self.metric)
-        return TableCell(value, "best" if score.mean == self.best else "")
+        is_best = text.number(score.mean, self.metric) == text.number(self.best, self.metric) != text.UNKNOWN
+        return TableCell(value, "best" if is_best else "")
 
     def largest_spread(self) -> TableCell:
         spreads = [row.row.scores[self.metric].std_cases for row in self.rows.values()]
