@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
-.PHONY: demo test fuzz lint bench interop docs web wheel clean
+.PHONY: demo test fuzz lowest lint bench interop docs web wheel clean
 
 demo: .venv/.ready
 	$(BIN)/chasm demo
@@ -13,6 +13,15 @@ test: lint
 # New damage for every reader, recipe, run folder and study folder, for about an hour on two cores.
 fuzz: .venv/.ready
 	CHASM_FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -o addopts= -q -n 2 tests/fuzz
+
+# The tests of what reads, trains, reports and talks, with the oldest versions that pyproject.toml allows.
+lowest:
+	mkdir -p build
+	$(PYTHON) -c 'import itertools, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
+	  print(*{r.replace(">=", "==") for r in itertools.chain(p["dependencies"], e["train"], e["data"], e["report"]) if ">=" in r}, sep="\n")' > build/lowest.txt
+	test -x build/lowest/bin/python || $(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c build/lowest.txt -e '.[train,data,report]' pytest hypothesis
+	build/lowest/bin/python -m pytest -o addopts= -q tests/common tests/data tests/train tests/cli/test_train_cli.py tests/cli/test_data_cli.py tests/cli/test_errors.py
 
 lint: .venv/.ready
 	$(BIN)/ruff check src tests benchmarks docs examples setup.py
