@@ -94,8 +94,8 @@ def test_bands_of_one_change_nothing_and_others_do(run: Path) -> None:
 def test_what_the_page_shows_of_the_mixers(site: Path, run: Path) -> None:
     (mixer,) = json.loads((site / "models" / "small" / "page.json").read_text())["mixers"]
     operator = load_run(run).model.slots["0"].operators(32, 32)["ch"]  # type: ignore[index, union-attr, operator]
-    np.testing.assert_allclose(mixer["axes"]["ch"]["gains"], operator.gains.detach().numpy(), atol=1e-4)
-    np.testing.assert_allclose(mixer["axes"]["ch"]["basis"], operator.U.detach().numpy(), atol=1e-4)
+    np.testing.assert_allclose(mixer["axes"]["ch"]["gains"], operator.gains.detach().numpy(), atol=1e-3)
+    np.testing.assert_allclose(mixer["axes"]["ch"]["basis"], operator.U.detach().numpy(), atol=1e-3)
 
 
 def test_a_folder_with_other_files_is_left_alone(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 import tempfile
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from chasm.backbones.base import Backbone
 from chasm.backbones.measurement import RealMeasurement
-from chasm.common.files import read_json, write_bytes, write_json
+from chasm.common.files import read_json, write_bytes, write_text
 from chasm.data import open_dataset
 from chasm.mixers.chasm import CHASM
 from chasm.models import RECORD, sha256
@@ -62,7 +63,7 @@ def write_model(run: Run, folder: Path) -> None:
         "mixers": _mixers(run.model),
         "example": EXAMPLE,
     }
-    write_json(folder / "page.json", page)
+    write_text(folder / "page.json", json.dumps(page, separators=(",", ":")))  # a third of what indented numbers take
     write_bytes(folder / EXAMPLE, _example(config.task.name, shape[1:]))
 
 
@@ -155,7 +156,7 @@ def _mixers(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _digits(values: Any) -> list[list[float]]:
-    rows: list[list[float]] = np.round(values.double().numpy(), 4).tolist()
+    rows: list[list[float]] = np.round(values.double().numpy(), 3).tolist()
     return rows
 
 
