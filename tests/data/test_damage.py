@@ -94,6 +94,13 @@ def npy_nan(root: Path) -> tuple[str, str, str]:
 
 
 @spoiler
+def npy_beyond_float32(root: Path) -> tuple[str, str, str]:
+    (root / "Train").mkdir()
+    np.save(root / "Train" / "a.npy", np.full((70, 8, 8, 2), 3e38, np.float32))
+    return "cc359", "a.npy", "values are beyond float32"
+
+
+@spoiler
 def h5_missing_key(root: Path) -> tuple[str, str, str]:
     write_cc359_multi(root / "Train" / "a.h5")
     edit_h5(root / "Train" / "a.h5", "kspace", None)

@@ -190,3 +190,20 @@ def test_an_error_of_several_lines_is_not_cut(tmp_path: Path) -> None:
     needed = "Unable to decompress because all plugins are missing dependencies:\n\tgdcm - requires gdcm>=3.0.10"
     with pytest.raises(DataError, match=r"dependencies: gdcm - requires gdcm>=3.0.10"), reading(tmp_path / "a.dcm"):
         raise RuntimeError(needed)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"PixelSpacing": [0, 0]}, {"PixelSpacing": "0.5"}, {"ImageOrientationPatient": [0] * 6}]
+)
+def test_a_geometry_that_cannot_be_is_as_good_as_none(odd: dict[str, Any], tmp_path: Path) -> None:
+    write_series(tmp_path, [0, 1], **odd)
+    data = open_dataset("folder", tmp_path, split="all")
+    assert len(data) == 2
+    geometry = data.geometry(data.cases[0])
+    assert geometry is None or np.linalg.det(geometry.affine) != 0
+
+
+def test_empty_rescale_values_change_nothing(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a.dcm", pixels(1), RescaleSlope=None, RescaleIntercept=None)
+    image = open_dataset("folder", tmp_path, split="all")[0].image
+    np.testing.assert_array_equal(image[0], pixels(1))

@@ -114,3 +114,26 @@ def test_an_interval_without_end_is_null(tmp_path):
     content = found.to_json()
     assert content["falsification"][0]["drop"] == {"mean": None, "low": None, "high": None}
     json.dumps(content, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"cases": [1]}, "cases"),
+        ({"cases": {"c0": {"psnr": "high"}}}, "cases.c0.psnr"),
+        ({"best_val": 3}, "best_val"),
+        ({"reference": {"name": "zero-filled"}}, "reference.mean"),
+        ({"parameters": {"model": {}}}, "parameters.model"),
+    ],
+)
+def test_scores_of_another_shape_are_a_failed_run_that_names_file_and_key(content, place, tmp_path):
+    plan = make_plan("wrapper", seeds=(0,))
+    for cell in plan.runs[:2]:
+        write(plan, tmp_path, cell, 20.0)
+    file = plan.folder(tmp_path, plan.runs[0]) / "metrics.json"
+    file.write_text(json.dumps(content))
+    found = collect(plan, tmp_path)
+    assert found.counts == {"failed": 1, "done": 1, "missing": len(plan.runs) - 2}
+    error = found.runs[0].error
+    assert error.startswith(f"{file}: {place}: ")
+    assert "\n" not in error
