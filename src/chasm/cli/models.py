@@ -22,7 +22,8 @@ def list_(pattern: str = typer.Argument("*", help="Only names like this: 'brain*
 
     names = list_models(pattern)
     if not names:
-        typer.echo("no such model in this installation: 'chasm models list' names all")
+        found = "no model comes with this version" if not shipped_models() else f"no model is named like {pattern!r}"
+        typer.echo(f"{found}: 'chasm models pack' makes one of a run of yours")
         return
     rows = [_row(name, read_json(shipped_models()[name] / RECORD)) for name in names]
     print_table(["model", "task", "trained on", "parameters", "test"], rows, right=["parameters"])
