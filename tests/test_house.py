@@ -187,6 +187,12 @@ def imported_packages(file: Path) -> set[str]:
     return {p[1] for p in parts if p[0] == "chasm" and len(p) > 1 and p[1] in LAYERS}
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by name: of two with one name it takes neither."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_nothing_lies_loose_beside_the_packages() -> None:
     assert {p.name for p in PACKAGE.iterdir() if p.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
     packages = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}

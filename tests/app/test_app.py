@@ -1,4 +1,4 @@
-"""The page without a browser: its files, its model, its server. tests/interop/test_page.py opens it in Chromium."""
+"""The page without a browser: its files, its model, its server. tests/interop/test_app_page.py opens it in Chromium."""
 
 import gzip
 import hashlib

@@ -323,6 +323,10 @@ def test_a_study_that_is_told_to_stop_exits_with_the_number_of_the_signal(number
             raise KeyboardInterrupt from None  # Ray raises one of its own, which does not know the signal
 
     monkeypatch.setattr(runner, "local", stream)
-    with pytest.raises(typer.Exit) as stopped, one_line_errors():
-        run(make_plan("parameters"), tmp_path, say=lambda _: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+    try:
+        with pytest.raises(typer.Exit) as stopped, one_line_errors():
+            run(make_plan("parameters"), tmp_path, say=lambda _: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert stopped.value.exit_code == code
