@@ -83,6 +83,7 @@ def test_scores_are_printed_and_the_page_names_all_in_order(finished: tuple[Path
     page = out / "reconstruction" / "report.html"
     assert said.exit_code == 0
     assert f"report: {page}\n" in said.output
+    assert f": chasm app {out / 'reconstruction' / 'seed0-2steps' / 'chasm'}\n" in said.output
     html = page.read_text()
     assert "Made by <code>chasm demo --task reconstruction --steps 2 --seed 0</code>" in html
     assert commands.QUESTIONS["reconstruction"] in html

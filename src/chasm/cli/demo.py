@@ -64,12 +64,14 @@ def demo(
 
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}: {suggest(task, TASKS)}")
-    page = _compare(task, out, steps, seed)
+    page, run = _compare(task, out, steps, seed)
     typer.echo(f"report: {page.resolve()}")
+    if task == "reconstruction":
+        typer.echo(f"try it on an image of yours, in the browser: chasm app {run}")
 
 
-def _compare(task: str, out: Path, steps: int | None, seed: int) -> Path:
-    """Score or train every method, and write the report on them."""
+def _compare(task: str, out: Path, steps: int | None, seed: int) -> tuple[Path, Path]:
+    """Score or train every method, and write the report on them; return the page and the folder of CHASM's run."""
     from chasm.studies.report import report_runs
     from chasm.studies.state import state
 
@@ -88,7 +90,8 @@ def _compare(task: str, out: Path, steps: int | None, seed: int) -> Path:
     _train(configs, folders)
     command = f"chasm demo --task {task} --steps {steps} --seed {seed}"
     title = f"chasm demo: {task}"
-    return report_runs(runs, out / task / "report.html", title, question=QUESTIONS[task], command=command)
+    page = report_runs(runs, out / task / "report.html", title, question=QUESTIONS[task], command=command)
+    return page, folders["CHASM"]
 
 
 def _config(task: str, method: str, steps: int | None, seed: int) -> "RunConfig":
