@@ -187,6 +187,12 @@ def imported_packages(file: Path) -> set[str]:
     return {p[1] for p in parts if p[0] == "chasm" and len(p) > 1 and p[1] in LAYERS}
 
 
+def test_export_is_told_from_compiling_in_one_place() -> None:
+    """torch.compiler.is_exporting() is True in all compiled code of older versions of torch."""
+    files = [f for f in (ROOT / "src").rglob("*.py") if "compiler.is_exporting(" in f.read_text()]
+    assert [f.name for f in files] == ["tracing.py"]  # which says so in a docstring
+
+
 def test_files_of_tests_have_names_of_their_own() -> None:
     """pytest imports them by name: of two with one name it takes neither."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from chasm.common.tracing import is_exporting
 from chasm.mixers._spectral import as_complex, check_pair, full_precision, irfft2, is_empty, wide
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
@@ -57,7 +58,7 @@ class SpectralConv(nn.Module):
         (H, W), (m1, m2) = x.shape[-2:], self.modes
         top, bottom, columns = min(m1, (H + 1) // 2), min(m1, H // 2), min(m2, W // 2 + 1)
         with full_precision(x):
-            if torch.compiler.is_exporting():
+            if is_exporting():
                 return self._in_pairs(x, gains, top, bottom, columns)
             r_pos, r_neg = as_complex(self.r_pos), as_complex(self.r_neg)
             if gains is not None:
@@ -70,7 +71,10 @@ class SpectralConv(nn.Module):
             return irfft2(torch.cat((low, middle, high), 2), (H, W), "backward")
 
     def _in_pairs(self, x: Tensor, gains: Tensor | None, top: int, bottom: int, columns: int) -> Tensor:
-        """As above, for ONNX, which transforms complex numbers but cannot slice, pad or mix them."""
+        """Compute the same with real and imaginary parts as a last axis of two.
+
+        ONNX can transform complex numbers, but it cannot slice, pad or mix them.
+        """
         H, W = x.shape[-2:]
         pos, neg = wide(self.r_pos), wide(self.r_neg)  # (c_in, c_out, m1, m2, 2)
         if gains is not None:
