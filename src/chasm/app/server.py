@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing: names of files are nobody's business."""
+        """Log nothing, because the names of files may be those of patients."""
 
 
 def convert(file: Path) -> bytes:

@@ -59,7 +59,9 @@ class Measurement(NamedTuple):
 
 
 class RealMeasurement(Measurement):
-    """The same without complex numbers and FFTs, for runtimes that have none: k-space and maps are (B, M, 2, H, W).
+    """A `Measurement` in real numbers, for runtimes without complex numbers and FFTs.
+
+    k-space and maps are (B, M, 2, H, W), where the axis of two holds real and imaginary part.
 
     Fourier transforms are products with matrices that are made for the size at hand.
     """

@@ -81,7 +81,7 @@ def in_format_of(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _is_changed(conv: Any, padding: int) -> bool:
-    """True if a convolution is not the plain one it was built as, or if somebody listens to it."""
+    """True if a convolution is not the plain one it was built as, or if it has hooks."""
     replaced = "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__
     return replaced or has_hooks(conv) or not _is_plain(conv, padding)
 

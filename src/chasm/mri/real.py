@@ -1,4 +1,6 @@
-"""The same physics without complex numbers and FFTs, for runtimes that have neither: complex values are (..., 2, H, W).
+"""Fourier transforms and products in real numbers, for runtimes without complex numbers and FFTs.
+
+A complex image is (..., 2, H, W), where the axis of two holds real and imaginary part.
 
 Nothing here depends on sizes in Python, so that an exported program runs at any of them.
 """

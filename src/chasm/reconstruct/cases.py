@@ -177,6 +177,6 @@ def _series(work: Reconstructor, case: str, rows: list[int], files: OutputFiles,
 
 
 def _made_up(files: OutputFiles, geometry: Geometry | None, series: Series) -> list[str]:
-    """Return what the files say though nobody knows it."""
+    """Return one line for each entry of the files whose value is not known and was filled in."""
     notes = [UNKNOWN_VOXELS if geometry is None else geometry.note] if files.has_geometry else []
     return notes + (series.notes if files.is_dicom else [])

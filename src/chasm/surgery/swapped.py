@@ -178,7 +178,7 @@ def _must_be_honoured(name: str, value: Tensor, x: Tensor) -> bool:
 def _hides_something(mask: Tensor) -> bool:
     """True if a mask treats positions differently; one value everywhere changes no attention, whatever it means.
 
-    While a network is traced nobody knows the values: the traced program checks them instead.
+    While a network is traced the values are not known yet, so the traced program checks them when it runs.
     """
     uniform = (mask == mask.flatten()[:1]).all()
     if not torch.compiler.is_compiling():
