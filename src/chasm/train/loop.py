@@ -288,11 +288,11 @@ class Trainer:
         assert self.ema is not None
         assert self.t.ema is not None
         decay = min(self.t.ema, (1 + step) / (10 + step))  # shorter at first, to forget the initial weights
-        for k, v in self.model.state_dict().items():
-            if v.is_floating_point():
-                self.ema[k].lerp_(v, 1 - decay)
-            else:
-                self.ema[k].copy_(v)
+        weights = self.model.state_dict()
+        floating = [k for k, v in weights.items() if v.is_floating_point()]
+        torch._foreach_lerp_([self.ema[k] for k in floating], [weights[k] for k in floating], 1 - decay)
+        for k in weights.keys() - set(floating):
+            self.ema[k].copy_(weights[k])
 
     def _nonfinite(self, micro_batches: list[Any], step: int, loss: float, norm: float) -> None:
         ids = [[case, index] for raw in micro_batches for case, index in zip(raw.case, raw.index, strict=True)]
