@@ -107,7 +107,7 @@ def _write_onnx(run: Run, path: Path, size: tuple[int, int]) -> None:
 
 
 class ForPage(nn.Module):
-    """x, mask (of a reconstruction) and the factors of the bands -> the image, in real arithmetic."""
+    """A host in real arithmetic, whose slots weigh frequency bands: maps x, a mask and the factors to an image."""
 
     def __init__(self, model: Backbone) -> None:
         super().__init__()
@@ -117,7 +117,13 @@ class ForPage(nn.Module):
                 module.measurement = RealMeasurement
 
     def forward(self, x: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
-        """(x, mask, bands) of a reconstruction, else (x, bands)."""
+        """Return the image. Call it with (x, mask, bands) for a reconstruction, else with (x, bands).
+
+        Args:
+            x: input of the host.
+            a: the mask, or the factors of the bands.
+            b: the factors of the bands, for a reconstruction.
+        """
         y: Tensor = self.banded(a, x) if b is None else self.banded(b, x, mask=a)
         return y
 

@@ -24,11 +24,15 @@ Size = tuple[int, int]
 
 
 class Backbone(Pretrained):
-    """Maps (B, in_channels, H, W) to (B, out_channels, H, W) for any H and W.
+    """A host: maps (B, in_channels, H, W) to (B, out_channels, H, W) for any H and W.
 
     A subclass writes `run`. Everything that a mixer brings sits in `self.slots`, built last by `make_slots`:
     with one seed, all other weights are the same whatever the mixer, its options and its places.
     `save_pretrained`, `from_pretrained` and `push_to_hub` come with it.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
     """
 
     slots: nn.ModuleDict
@@ -41,6 +45,14 @@ class Backbone(Pretrained):
     def run(
         self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Return the output and the host's own loss (a scalar, 0 for most hosts). Subclasses write this.
+
+        Args:
+            x: input (B, in_channels, H, W).
+            mask: sampling mask, as `forward` takes it.
+            maps: coil sensitivities.
+            measured: k-space of every coil.
+        """
         raise NotImplementedError
 
     def forward(
@@ -52,6 +64,15 @@ class Backbone(Pretrained):
         measured: Tensor | None = None,
         return_aux: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the output (B, out_channels, H, W).
+
+        Args:
+            x: input (B, in_channels, H, W); for MRI the zero-filled image as real and imaginary channels.
+            mask: nonzero where k-space was measured, broadcastable to (B, 1, H, W).
+            maps: coil sensitivities, complex (B, coils, H, W). They need `measured`.
+            measured: k-space of every coil, complex (B, coils, H, W). Without it, that of x.
+            return_aux: also return the host's own loss, which training adds.
+        """
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise ValueError(
                 f"{type(self).__name__} expects (B, {self.in_channels}, H, W), got {tuple(x.shape)}: "
@@ -60,17 +81,29 @@ class Backbone(Pretrained):
         y, aux = self.run(x, mask, maps, measured)
         return (y, aux) if return_aux else y
 
+    def _require_complex_images(self) -> None:
+        if (self.in_channels, self.out_channels) != (2, 2):
+            raise ValueError(
+                f"{type(self).__name__} maps a complex image to one (2 -> 2 channels), got {self.in_channels} -> "
+                f"{self.out_channels}: use the unet or vit backbone"
+            )
+
 
 BACKBONES = Backbone.registry = Registry("backbone", Backbone, "chasm.backbones")
 register_backbone = BACKBONES.register
 
 
 class ImageBackbone(Backbone):
-    """A network from image to image: y = net(x), plus x itself where `global_residual`.
+    """A network from image to image. A subclass writes `net` and sets `multiple` and `smallest`.
 
-    `global_residual=None` adds it when input and output channels agree. With `data_consistency` the k-space of y is
-    then replaced where it was measured; x and y are complex images as pairs of channels. Sizes that `multiple` does
-    not divide, or below `smallest`, are padded at the bottom and right, and cropped back.
+    Sizes that `multiple` does not divide, or below `smallest`, are padded at the bottom and right, and cropped back.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        global_residual: add the input to the output. None adds it if input and output channels agree.
+        data_consistency: replace the k-space of the output where it was measured. Input and output are then complex
+            images as pairs of channels.
     """
 
     multiple: int
@@ -94,6 +127,7 @@ class ImageBackbone(Backbone):
             )
 
     def net(self, x: Tensor) -> Tensor:
+        """Return the output for an x whose size is a multiple of `multiple` and at least `smallest`."""
         raise NotImplementedError
 
     def run(
@@ -108,25 +142,49 @@ class ImageBackbone(Backbone):
 
 
 def padded_size(size: Sequence[int], multiple: int, smallest: int) -> Size:
-    """The next size that `multiple` divides, and at least `smallest`, per axis."""
+    """Return the next size that `multiple` divides, and at least `smallest`, per axis.
+
+    Args:
+        size: (H, W).
+        multiple: divides the result.
+        smallest: the least H and W.
+
+    >>> padded_size((20, 3), multiple=8, smallest=16)
+    (24, 16)
+    """
     H, W = (torch.sym_max((n + multiple - 1) // multiple * multiple, smallest) for n in size)
     return H, W
 
 
 def pad_to_multiple(x: Tensor, multiple: int, smallest: int) -> Tensor:
-    """Extend (B, C, H, W) at the bottom and right to `padded_size`; x itself where nothing is missing."""
+    """Return (B, C, H, W) extended at the bottom and right to `padded_size`; x itself if it has that size.
+
+    Args:
+        x: the map.
+        multiple: divides the new height and width.
+        smallest: the least new height and width.
+    """
     H, W = x.shape[-2:]
     bottom, right = (n - m for n, m in zip(padded_size((H, W), multiple, smallest), (H, W), strict=True))
     return extend(extend(x, -2, 0, bottom), -1, 0, right)
 
 
 def extend(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Reflect-pad one axis, or replicate its border where the axis is too short to reflect.
+    """Return x with one axis padded by reflection, or by its border where the axis is too short to reflect.
 
-    By indexing, because CUDA has no deterministic backward for torch's own reflection padding.
+    It is done by indexing, because torch's own reflection padding has no deterministic backward on CUDA.
+
+    Args:
+        x: any tensor.
+        dim: the axis.
+        before: positions to add in front.
+        after: positions to add behind.
+
+    >>> extend(torch.tensor([1, 2, 3]), 0, before=1, after=2)
+    tensor([2, 1, 2, 3, 2, 1])
     """
     n = x.shape[dim]
-    has_free_size = isinstance(n, torch.SymInt)  # in export: no branch, which would fix it
+    has_free_size = isinstance(n, torch.SymInt)  # in torch.export, where a branch would fix the size
     if not has_free_size and before == after == 0:
         return x
     index = torch.arange(-before, n + after, device=x.device)
@@ -140,13 +198,18 @@ def make_slots(
     options: Mapping[str, Any] | None,
     places: Mapping[int, tuple[int, Size]],
 ) -> nn.ModuleDict:
-    """Place (channels, feature size) -> mixer, under the same names. None and "identity" leave every place empty.
+    """Return one mixer for each place of a host, by the name of the place.
 
-    One rule for all mixers and hosts: the host normalises the features, and adds what the mixer makes of them to the
-    features as they were. A mixer that has an identity path of its own runs without it.
+    One rule holds for all mixers and hosts: the host normalises the features, and adds the output of the mixer to the
+    features before normalisation. A mixer with an identity path inside runs without it.
 
-    The host's random stream gives one number, whatever the mixer and however many places, and the slots draw
-    from streams of their own: the host's weights, and the random state after building it, depend on neither.
+    The host's random stream gives one number, whatever the mixer and however many places, and each slot draws from
+    its own stream. So the host's weights, and the random state after building it, depend on neither.
+
+    Args:
+        mixer: a name of `chasm.list_mixers()`. None and "identity" leave every place empty.
+        options: of the mixer.
+        places: place -> channels and size (H, W) of the features there.
     """
     seed = int(torch.randint(2**62, (1,), device="cpu"))
     slots = nn.ModuleDict()
@@ -161,7 +224,7 @@ def make_slots(
 def _random_stream(seed: int) -> Iterator[None]:
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=gpus):
-        # Not torch.manual_seed: where CUDA is yet to start, that would reseed it when it does.
+        # Not torch.manual_seed, which would also seed CUDA later, when it starts.
         torch.default_generator.manual_seed(seed)
         if gpus:
             torch.cuda.manual_seed_all(seed)
@@ -177,11 +240,24 @@ def create_backbone(
     size: int | Size = (256, 256),
     **options: Any,
 ) -> Backbone:
-    """Build a host with a mixer in its slots: ``chasm.create_backbone("unet", mixer="chasm")``.
+    """Return a host with a mixer in its slots. To build on another device, use ``with torch.device(...)``.
 
-    `size` is the image size the tables of the mixers are made for, one number for a square; the host runs at any
-    other. The identity mixer, or None, is the Baseline. ``chasm.list_backbones()`` names the hosts; options are
-    theirs. To build on another device, use ``with torch.device(...)``.
+    Args:
+        name: a name of ``chasm.list_backbones()``.
+        mixer: a name of ``chasm.list_mixers()``. None and "identity" leave the slots empty: the Baseline.
+        mixer_options: of the mixer.
+        in_channels: channels of the input; 2 for a complex image.
+        out_channels: channels of the output.
+        size: image size the tables of the mixers are made for, one number for a square. The host runs at any other.
+        **options: of the host, such as `width` and `depth` of the U-Net.
+
+    Raises:
+        ValueError: with one line, when a name or an option is unknown.
+
+    Example:
+        >>> host = create_backbone("unet", mixer="chasm", size=32, width=4, depth=2, levels=(0, 1))
+        >>> host(torch.zeros(1, 2, 30, 17)).shape
+        torch.Size([1, 2, 30, 17])
     """
     pair = tuple(size) if isinstance(size, Iterable) else (size, size)
     if len(pair) != 2 or not all(map(is_count, pair)):
@@ -199,5 +275,9 @@ def create_backbone(
 
 
 def list_backbones(pattern: str = "*") -> list[str]:
-    """Names of the registered backbones that match a shell-style pattern."""
+    """Return the names of the registered hosts that match a shell-style pattern.
+
+    >>> list_backbones("hifi*")
+    ['hifi-mamba', 'hifi-mamba-v1', 'hifi-mamba-v2']
+    """
     return BACKBONES.list(pattern)

@@ -17,7 +17,7 @@ from chasm.mri.real import dft2c, product
 
 
 class Measurement(NamedTuple):
-    """What the scanner gave, with k-space centred (zero frequency in the middle). M coils, 1 without maps."""
+    """What the scanner measured, with the zero frequency in the middle of k-space. M coils, 1 without maps."""
 
     mask: Tensor  # bool, broadcastable to (B, M, H, W)
     kspace: Tensor  # complex (B, M, H, W); only entries under the mask count
@@ -26,7 +26,17 @@ class Measurement(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None) -> "Measurement":
-        """From the arguments of a host; a single coil's k-space is that of the zero-filled image x."""
+        """Return the measurement that the arguments of a host describe.
+
+        Args:
+            x: the zero-filled image (B, 2, H, W). Without `measured`, its k-space is taken as measured.
+            mask: nonzero where k-space was measured, broadcastable to (B, 1, H, W).
+            maps: coil sensitivities, complex (B, M, H, W).
+            measured: k-space of every coil, complex (B, M, H, W).
+
+        Raises:
+            ValueError: with one line, when the mask is missing or a shape does not fit.
+        """
         B, _, H, W = x.shape
         if mask is None:
             raise ValueError("data consistency needs to know what was measured: pass the sampling mask as mask=...")
@@ -44,17 +54,17 @@ class Measurement(NamedTuple):
         return cls(mask > 0, kspace, maps, (H, W))
 
     def expand(self, image: Tensor) -> Tensor:
-        """Image (B, 2, H, W) -> complex k-space of every coil (B, M, H, W)."""
+        """Return the complex k-space of every coil (B, M, H, W) of an image (B, 2, H, W)."""
         im = to_complex(image)
         return fft2c(im if self.maps is None else self.maps * im)
 
     def reduce(self, k: Tensor) -> Tensor:
-        """k-space of every coil -> image (B, 2, H, W), combined by the sensitivities."""
+        """Return the image (B, 2, H, W) of the k-space of every coil, combined by the sensitivities."""
         im = ifft2c(k)
         return to_channels(im if self.maps is None else (self.maps.conj() * im).sum(1, keepdim=True))
 
     def enforce(self, image: Tensor) -> Tensor:
-        """(B, 2, H, W) -> same, its k-space replaced where it was measured."""
+        """Return the image (B, 2, H, W) with its k-space replaced where it was measured."""
         return self.reduce(torch.where(self.mask, self.kspace, self.expand(image)))
 
 
@@ -68,7 +78,14 @@ class RealMeasurement(Measurement):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None) -> "RealMeasurement":
-        """From the arguments of a host, where `maps` and `measured` are real (B, M, 2, H, W)."""
+        """Return the measurement that the arguments of a host describe, without checks.
+
+        Args:
+            x: the zero-filled image (B, 2, H, W).
+            mask: nonzero where k-space was measured.
+            maps: coil sensitivities, real (B, M, 2, H, W).
+            measured: k-space of every coil, real (B, M, 2, H, W).
+        """
         assert mask is not None
         kspace = dft2c(x.unflatten(1, (-1, 2))) if measured is None else measured
         return cls(mask > 0, kspace, maps, (x.shape[-2], x.shape[-1]))

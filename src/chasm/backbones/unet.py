@@ -24,6 +24,14 @@ from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, r
 
 
 class ConvBlock(nn.Module):
+    """Two 3x3 convolutions, each followed by `norm_act`.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        shortcut: add a 1x1 convolution of the input to the output.
+    """
+
     def __init__(self, in_channels: int, out_channels: int, shortcut: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
@@ -36,15 +44,26 @@ class ConvBlock(nn.Module):
 
 
 def norm_act(x: Tensor) -> Tensor:
+    """Return LeakyReLU(InstanceNorm(x)) with slope 0.2."""
     return F.leaky_relu(F.instance_norm(x), 0.2)
 
 
 @register_backbone("unet")
 class UNet(ImageBackbone):
-    """Level l has width * 2^l channels at size / 2^l; level `depth` is the bottleneck.
+    """U-Net with slots. Level l has width * 2^l channels at size / 2^l; level `depth` is the bottleneck.
 
-    `levels` are those with a slot. `data_consistency` ends with the measured k-space put back; without it the mask,
-    maps and measurements of the common call are ignored.
+    Args:
+        mixer: a name of `chasm.list_mixers()`, for the slots. None and "identity" leave them empty.
+        mixer_options: of the mixer.
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        size: image size the mixers are made for.
+        width: channels at level 0.
+        depth: number of poolings.
+        levels: those with a slot.
+        dec_shortcut: a 1x1 shortcut around every decoder block.
+        global_residual: add the input to the output. None adds it if input and output channels agree.
+        data_consistency: put the measured k-space back at the end. Without it, mask, maps and measured are ignored.
     """
 
     def __init__(
@@ -82,7 +101,12 @@ class UNet(ImageBackbone):
         return self.layers(x, dict(self.slots.items()))
 
     def layers(self, x: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
-        """All layers, with mixers by the name of their level; sizes must be multiples of `self.multiple`."""
+        """Return the output of all layers.
+
+        Args:
+            x: (B, in_channels, H, W), where `multiple` divides H and W.
+            slots: mixers by the name of their level.
+        """
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(F.avg_pool2d(x, 2) if level else x)  # (B, width 2^l, H / 2^l, W / 2^l) at level l

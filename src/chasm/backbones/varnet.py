@@ -25,26 +25,26 @@ from chasm.backbones.base import Backbone, Size, make_slots, padded_size, regist
 from chasm.backbones.measurement import Measurement
 from chasm.backbones.unet import UNet
 
-MULTIPLE = 16  # the least number that padded sizes are multiples of, whatever the depth
-SMALLEST_STD = 1e-6  # of the image's root mean square: an imaginary part of rounding errors is not blown up
+MULTIPLE = 16  # divides padded sizes, whatever the depth
+MIN_STD = 1e-6  # times the root mean square of the image: keeps an imaginary part of rounding errors small
 
 
 class Refinement(nn.Module):
-    """The U-Net of one cascade on normalised images: (B, 2, H, W) -> same."""
+    """The U-Net of one cascade on normalised images: maps (B, 2, H, W) to the same shape."""
 
     def __init__(self, unet: UNet) -> None:
         super().__init__()
         self.unet = unet
 
     def padded(self, size: Sequence[int]) -> Size:
-        """The size that the U-Net sees."""
+        """Return the size of the padded images that the U-Net gets."""
         return padded_size(size, max(MULTIPLE, self.unet.multiple), self.unet.smallest)
 
     def forward(self, image: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
         H, W = image.shape[-2:]
         mean = image.mean((2, 3), keepdim=True)
         rms = torch.linalg.vector_norm(image, dim=(1, 2, 3), keepdim=True) / (2 * H * W) ** 0.5
-        std = torch.maximum(image.std((2, 3), keepdim=True), SMALLEST_STD * rms + torch.finfo(image.dtype).tiny)
+        std = torch.maximum(image.std((2, 3), keepdim=True), MIN_STD * rms + torch.finfo(image.dtype).tiny)
         height, width = self.padded((H, W))
         top, left = (height - H) // 2, (width - W) // 2
         x = F.pad((image - mean) / std, (left, width - W - left, top, height - H - top))
@@ -54,14 +54,14 @@ class Refinement(nn.Module):
 
 @register_backbone("varnet")
 class VarNet(Backbone):
-    """model(x, mask=mask): x is the zero-filled image (B, 2, H, W), the mask set where k-space was measured.
+    """Variational network. Call model(x, mask=mask) with the zero-filled image x (B, 2, H, W).
 
     Args:
-        mixer: in the slots; None or "identity" leaves them empty.
+        mixer: a name of `chasm.list_mixers()`, for the slots. None and "identity" leave them empty.
         mixer_options: of the mixer.
         in_channels: 2.
         out_channels: 2.
-        size: of the images the mixers are made for.
+        size: image size the mixers are made for.
         cascades: the number of refinements, each followed by data consistency.
         width: channels at the first level of each U-Net; some mixers need a multiple of 4, as FFC does.
         depth: poolings of each U-Net.
@@ -82,11 +82,7 @@ class VarNet(Backbone):
         levels: Sequence[int] = (2, 3, 4),
     ) -> None:
         super().__init__(in_channels, out_channels)
-        if (in_channels, out_channels) != (2, 2):
-            raise ValueError(
-                f"VarNet maps a complex image to one (2 -> 2 channels), got {in_channels} -> {out_channels}: "
-                "use the unet or vit backbone"
-            )
+        self._require_complex_images()
         if cascades < 1:
             raise ValueError(f"VarNet needs 1 or more cascades, got {cascades}")
         plain: dict[str, Any] = {"dec_shortcut": False, "global_residual": False}
@@ -112,7 +108,7 @@ class VarNet(Backbone):
         return 100 * cascade + level
 
     def slots_of(self, cascade: int) -> dict[str, nn.Module]:
-        """Level -> mixer of one cascade."""
+        """Return the mixers of one cascade by the name of their level."""
         slots = dict(self.slots.items())
         return {str(level): slots[str(self._place(cascade, level))] for level in self.levels} if slots else {}
 
@@ -131,7 +127,7 @@ class VarNet(Backbone):
         return measurement.reduce(self.restore(measurement)), x.new_zeros(())
 
     def restore(self, measurement: Measurement) -> Tensor:
-        """The k-space of every coil after all cascades: complex (B, M, H, W)."""
+        """Return the k-space of every coil after all cascades: complex (B, M, H, W)."""
         start = k = torch.where(measurement.mask, measurement.kspace, 0)
         for cascade, refinement in enumerate(self.refinements):
             refined = measurement.expand(refinement(measurement.reduce(k), self.slots_of(cascade)))

@@ -25,6 +25,8 @@ from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, r
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention over tokens (B, N, C)."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -37,7 +39,13 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """`attention` is None where the host's slot takes its place."""
+    """A pre-norm transformer block. `attention` is None where a slot of the host takes its place.
+
+    Args:
+        width: channels C of a token.
+        heads: attention heads.
+        mlp_ratio: channels inside the MLP, relative to width.
+    """
 
     attention: Attention | None
 
@@ -60,10 +68,23 @@ class Block(nn.Module):
 
 @register_backbone("vit")
 class ViT(ImageBackbone):
-    """`slot_blocks` (1-based) are the blocks whose attention a mixer replaces.
+    """Vision Transformer whose attention a mixer replaces in some blocks.
 
-    The position table is made for `size` and interpolated elsewhere. `data_consistency` ends with the measured k-space
-    put back; without it the mask, maps and measurements of the common call are ignored.
+    Args:
+        mixer: a name of `chasm.list_mixers()`. None and "identity" keep attention in all blocks.
+        mixer_options: of the mixer.
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        size: image size that the position table and the mixers are made for. The table is interpolated for others.
+        width: channels of a token.
+        depth: number of blocks.
+        heads: attention heads.
+        patch: pixels of a token, along each axis.
+        mlp_ratio: channels inside the MLP, relative to width.
+        head_width: channels of the convolutions at the end.
+        slot_blocks: the blocks whose attention a mixer replaces, counted from 1.
+        global_residual: add the input to the output. None adds it if input and output channels agree.
+        data_consistency: put the measured k-space back at the end. Without it, mask, maps and measured are ignored.
     """
 
     def __init__(
@@ -110,7 +131,7 @@ class ViT(ImageBackbone):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
 
-        # Attention is built, and drawn, in every block: without a mixer it stays, with one it goes.
+        # Attention is built in every block and removed again, so that all hosts draw the same random numbers.
         replaced = () if mixer in (None, "identity") else slot_blocks
         places = {block: (width, self.grid) for block in replaced}
         self.slots = make_slots(mixer, mixer_options, places)

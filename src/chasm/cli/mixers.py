@@ -102,7 +102,13 @@ def mixers(
 
 
 def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """Return the costs and facts of one mixer, or the reason why it cannot be built at this width."""
+    """Return the costs and facts of one mixer, or the reason why it cannot be built at this width.
+
+    Args:
+        name: of the mixer.
+        channels: of the map.
+        size: (H, W) of the map.
+    """
     import torch
 
     from chasm.mixers import MIXERS, create_mixer
@@ -141,7 +147,16 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def agreement(once: int, twice: int, paper: str) -> str:
-    """Return which count prints like the paper's, to two decimals: "yes" (both), "once", "as two" or "no"."""
+    """Return which of our counts the paper's is: "yes" (both), "once", "as two" or "no"; "-" if it has none.
+
+    Args:
+        once: parameters, a complex number counted once.
+        twice: parameters, a complex number counted twice.
+        paper: as the paper prints it, in millions with two decimals.
+
+    >>> agreement(1_640_000, 3_280_000, "1.64M")
+    'once'
+    """
     if paper == "-":
         return "-"
     as_once, as_two = (f"{n / 1e6:.2f}M" == paper for n in (once, twice))

@@ -1,4 +1,4 @@
-"""Reconstruction without learning: the references a user would otherwise pick.
+"""Reconstruction without learning: total variation and SENSE.
 
     min_x  1/2 ||A x - y||^2 + lam ||grad x||_{2,1}        total variation of the complex image (Lustig et al., 2007)
     min_x  1/2 ||A x - y||^2 + lam/2 ||x||^2               SENSE (Pruessmann et al., 2001), by conjugate gradients
@@ -23,12 +23,14 @@ from chasm.mri.operators import Operator
 
 
 def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int = 50) -> Tensor:
-    """Complex images (B, M, H, W) from k-space `y` of the operator's shape, all slices at once.
+    """Return complex images (B, M, H, W) with little total variation, all slices at once.
 
-    With several sets of maps each has an image.
-
-    `lam` is in units of each slice's largest zero-filled magnitude, so that scaling the data, or the maps, scales the
-    image and changes nothing else.
+    Args:
+        A: the measurement. With several sets of maps, each set has an image.
+        y: k-space, as `A.forward` returns it.
+        lam: weight of the total variation, in units of each slice's largest zero-filled magnitude. Scaling the data, or
+            the maps, then scales the image and changes nothing else.
+        iterations: steps of ADMM.
     """
     if lam <= 0 or iterations < 1:
         raise ValueError(f"total variation needs lam > 0 and iterations >= 1, got {lam:g} and {iterations}")
@@ -47,17 +49,22 @@ def total_variation(A: Operator, y: Tensor, lam: float = 3e-3, iterations: int =
 
 
 def sense(A: Operator, y: Tensor, lam: float = 1e-2, iterations: int = 50) -> Tensor:
-    """Complex images (B, 1, H, W) from k-space `y` of several coils: least squares with a little damping.
+    """Return complex images (B, 1, H, W) from several coils: least squares with a little damping.
 
-    `lam` is relative to the largest sum of squares of the maps: 0.01 leaves alone what the coils tell apart with more
-    than a hundredth of that power, and damps the rest, which is mostly noise.
+    Args:
+        A: the measurement, with maps.
+        y: k-space, as `A.forward` returns it.
+        lam: damping, relative to the largest sum of squares of the maps. At 0.01, image content that the coils tell
+            apart with more than a hundredth of that power is kept; the rest, mostly noise, is damped.
+        iterations: steps of conjugate gradients.
 
-    >>> from chasm.mri import create_mask
-    >>> maps = torch.stack([torch.ones(8, 8), torch.linspace(-1, 1, 8).expand(8, 8)])[None] + 0j
-    >>> A = Operator(create_mask("equispaced-plain", 8, 2).tensor(), maps)
-    >>> x = torch.randn(1, 1, 8, 8) + 0j
-    >>> torch.allclose(sense(A, A.forward(x), 1e-6), x, atol=1e-2)
-    True
+    Example:
+        >>> from chasm.mri import create_mask
+        >>> maps = torch.stack([torch.ones(8, 8), torch.linspace(-1, 1, 8).expand(8, 8)])[None] + 0j
+        >>> A = Operator(create_mask("equispaced-plain", 8, 2).tensor(), maps)
+        >>> x = torch.randn(1, 1, 8, 8) + 0j
+        >>> torch.allclose(sense(A, A.forward(x), 1e-6), x, atol=1e-2)
+        True
     """
     if A.maps is None or lam < 0 or iterations < 1:
         raise ValueError(f"SENSE needs maps, lam >= 0 and iterations >= 1, got {lam:g} and {iterations}")
@@ -68,7 +75,7 @@ def sense(A: Operator, y: Tensor, lam: float = 1e-2, iterations: int = 50) -> Te
 
 
 def _normalised(A: Operator) -> tuple[Operator, Tensor]:
-    """Return the operator with norm 1, and the scale of its maps, which becomes that of the image."""
+    """Return the operator with its maps scaled to norm 1, and the scale, by which the image must be divided."""
     if A.maps is None:
         return A, torch.ones(())
     power = A.maps.abs().square().sum(-3).flatten(1).amax(1)  # of the coils, where it is largest
@@ -77,13 +84,20 @@ def _normalised(A: Operator) -> tuple[Operator, Tensor]:
 
 
 def objective(A: Operator, y: Tensor, x: Tensor, lam: float) -> Tensor:
-    """What `total_variation` minimises, for each slice: (B,)."""
+    """Return the value that `total_variation` minimises, for each slice: (B,).
+
+    Args:
+        A: the measurement.
+        y: k-space.
+        x: complex images.
+        lam: weight of the total variation, as in `total_variation`.
+    """
     misfit = (A.forward(x) - y).abs().square().sum((1, 2, 3)) / 2
     return misfit + (_weight(A, A.adjoint(y), lam) * _length(_grad(x))).sum((1, 2, 3))
 
 
 def _weight(A: Operator, back: Tensor, lam: float) -> Tensor:
-    """Return lam in the units of each image; sets of maps share one."""
+    """Return lam in the units of each image. The images of several sets of maps share one value."""
     return lam * back.abs().amax((-2, -1) if A.maps is None else (1, 2, 3), keepdim=True)
 
 
@@ -107,13 +121,13 @@ def _solve(A: Operator, rho: float, b: Tensor, start: Tensor) -> Tensor:
         h, w = (torch.arange(n, device=b.device, dtype=b.real.dtype) for n in (H, W))
         laplacian = 4 * torch.sin(torch.pi * w / W) ** 2 + 4 * torch.sin(torch.pi * h / H)[:, None] ** 2
         mask = torch.fft.ifftshift(A.mask, dim=(-2, -1))
-        # an unmeasured zero frequency is held by neither term: it stays at zero
+        # Neither term determines an unmeasured zero frequency: it stays at zero.
         return torch.fft.ifft2(torch.fft.fft2(b) / (mask + rho * laplacian).clamp_min(1e-12))
     return _conjugate_gradients(lambda x: A.normal(x) + rho * _grad_adjoint(_grad(x)), b, start, 8)
 
 
 def _conjugate_gradients(apply: Callable[[Tensor], Tensor], b: Tensor, x: Tensor, steps: int) -> Tensor:
-    """Solve apply(x) = b from `x`, each slice with its own step sizes."""
+    """Solve apply(x) = b, starting from x. Each slice has its own step sizes."""
 
     def dot(p: Tensor, q: Tensor) -> Tensor:
         return (p.conj() * q).real.sum((1, 2, 3), keepdim=True)

@@ -7,17 +7,32 @@ from chasm.mri.fft import ifft2c
 
 
 def rss(images: Tensor, dim: int = 1) -> Tensor:
-    """Root of the sum over coils of squared magnitudes: complex (B, Q, H, W) -> real (B, 1, H, W)."""
+    """Return the root of the sum over coils of squared magnitudes.
+
+    Args:
+        images: complex (B, Q, H, W).
+        dim: the axis of the coils, which becomes 1.
+
+    >>> rss(torch.tensor([3 + 0j, 4j]).view(1, 2, 1, 1))
+    tensor([[[[5.]]]])
+    """
     return images.abs().square().sum(dim, keepdim=True).sqrt()
 
 
 def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = 0.02) -> Tensor:
-    """Sensitivity maps (B, Q, H, W) from the calibration centre of k-space (B, Q, H, W).
+    """Return sensitivity maps (B, Q, H, W) from the calibration centre of k-space.
 
-    Low-resolution coil images (the centre square under a Hann window, against ringing) divided by their
-    root-sum-of-squares: simple, no fit, and as good as the object is smooth at that resolution. Not ESPIRiT.
-    Squared maps sum to 1, and to 0 where the low-resolution image is below `floor` of its maximum (air).
-    `center` is the first and the end column of the calibration block: `Mask.center`.
+    They are low-resolution coil images (the centre square under a Hann window, against ringing) divided by their
+    root-sum-of-squares. This needs no fit, and is accurate if the object is smooth at that resolution; `espirit_maps`
+    is the more accurate method. Squared maps sum to 1, and to 0 in air.
+
+    Args:
+        y: k-space (B, Q, H, W).
+        center: the first and the end column of the calibration block: `Mask.center`.
+        floor: a pixel is air where the low-resolution image is below this share of its maximum.
+
+    Raises:
+        ValueError: when the calibration block has fewer than 2 columns.
     """
     first, end = center
     lines = end - first
@@ -26,8 +41,8 @@ def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = 0.02) -> Te
         got = f"columns {first} to {end - 1} of {W}" if lines > 0 else "none"
         raise ValueError(f"coil sensitivities need 2 or more centre columns, fully sampled: got {got}")
     real = y.real.dtype
-    columns = _hann(torch.arange(W, device=y.device, dtype=real), (first + end - 1) / 2, lines)
-    rows = _hann(torch.arange(H, device=y.device, dtype=real), float(H // 2), lines)
+    columns = hann(torch.arange(W, device=y.device, dtype=real), (first + end - 1) / 2, lines)
+    rows = hann(torch.arange(H, device=y.device, dtype=real), float(H // 2), lines)
     low = ifft2c(y * columns * rows[:, None])
     total = rss(low)
     inside = total > floor * total.amax((-2, -1), keepdim=True)
@@ -58,7 +73,13 @@ def compression_matrix(calibration: Tensor, coils: int) -> Tensor:
     return vectors[:, -coils:].flip(1).mH.to(calibration.dtype)
 
 
-def _hann(at: Tensor, middle: float, width: int) -> Tensor:
-    """Raised cosine of the given width around `middle`, zero beyond it."""
+def hann(at: Tensor, middle: float | Tensor, width: int | Tensor) -> Tensor:
+    """Return a raised cosine around `middle`, zero beyond its width.
+
+    Args:
+        at: positions.
+        middle: where it is 1.
+        width: how many whole positions have a weight.
+    """
     t = (at - middle) / (width + 1)  # +1: the outermost lines keep a little weight
     return torch.where(t.abs() < 0.5, 0.5 + 0.5 * torch.cos(2 * torch.pi * t), 0)

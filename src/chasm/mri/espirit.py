@@ -15,10 +15,10 @@ from torch import Tensor
 
 from chasm.common.precision import float64_device, full_precision
 
-KERNEL = 6  # samples each way
+KERNEL = 6  # samples along each axis
 MAX_CALIBRATION = 24  # rows and columns of the centre that are used
-THRESHOLD = 0.001  # of the largest eigenvalue of the calibration matrix, squared singular values: the rest is noise
-CROP = 0.8  # pixels with a smaller eigenvalue have no signal to tell sensitivities from
+MIN_EIGENVALUE = 0.001  # relative to the largest eigenvalue of the calibration matrix: smaller ones are noise
+CROP = 0.8  # a pixel with a smaller eigenvalue has no signal, hence no sensitivities
 ROWS_AT_A_TIME = 32
 
 
@@ -58,7 +58,7 @@ def espirit_maps(y: Tensor, center: tuple[int, int], sets: int = 1, crop: float 
 
 
 def _maps(kspace: Tensor, calibration: Tensor, sets: int, crop: float) -> Tensor:
-    """(Q, H, W) and its centre (Q, h, w) -> (sets, Q, H, W)."""
+    """Return maps (sets, Q, H, W) from k-space (Q, H, W) and its centre (Q, h, w)."""
     H, W = kspace.shape[-2:]
     with full_precision(kspace):
         kernels = _correlations(calibration)  # (2k - 1, 2k - 1, Q, Q)
@@ -77,12 +77,12 @@ def _maps(kspace: Tensor, calibration: Tensor, sets: int, crop: float) -> Tensor
 
 
 def _correlations(calibration: Tensor) -> Tensor:
-    """The convolution h of the module's text, (2k - 1, 2k - 1, Q, Q)."""
+    """Return the convolution h of the equation above, (2k - 1, 2k - 1, Q, Q)."""
     coils, k = len(calibration), KERNEL
     patches = calibration.unfold(1, k, 1).unfold(2, k, 1)  # (Q, n, m, k, k)
     patches = patches.permute(1, 2, 3, 4, 0).flatten(0, 1).flatten(1)  # (patches, k k Q)
     values, vectors = torch.linalg.eigh(patches.T @ patches.conj())
-    span = vectors[:, values > THRESHOLD * values[-1]]
+    span = vectors[:, values > MIN_EIGENVALUE * values[-1]]
     projection = (span @ span.mH).reshape(k, k, coils, k, k, coils)
     found = torch.zeros(2 * k - 1, 2 * k - 1, coils, coils, dtype=projection.dtype, device=projection.device)
     for y in range(k):
@@ -92,7 +92,7 @@ def _correlations(calibration: Tensor) -> Tensor:
 
 
 def _waves(n: int, like: Tensor) -> Tensor:
-    """exp(-2 pi i d r / n), (2k - 1, n), for the distances d of a kernel and the centred pixels r."""
+    """Return exp(-2 pi i d r / n), (2k - 1, n), for the distances d of a kernel and the centred pixels r."""
     home = float64_device(like.device)
     d = torch.arange(1 - KERNEL, KERNEL, device=home, dtype=torch.float64)
     r = torch.arange(n, device=home, dtype=torch.float64) - n // 2

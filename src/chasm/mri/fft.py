@@ -16,30 +16,33 @@ _HW = (-2, -1)
 
 
 def as_complex(x: Tensor) -> Tensor:
-    """Complex of the same precision; half types, which have no transform at every size, become single."""
+    """Return x as a complex tensor of the same precision.
+
+    Half precision, for which torch has no transform at every size, becomes single precision.
+    """
     if x.is_complex():
         return x.to(torch.complex64) if x.dtype == torch.complex32 else x
     return x.to(torch.complex128 if x.dtype == torch.float64 else torch.complex64)
 
 
 def fft2c(x: Tensor) -> Tensor:
-    """Image (..., H, W) -> k-space (..., H, W), complex64 (complex128 for double input)."""
+    """Return the k-space (..., H, W) of an image (..., H, W): complex64, or complex128 for double input."""
     with full_precision(x):
         x = torch.fft.ifftshift(as_complex(x), dim=_HW)
         return torch.fft.fftshift(torch.fft.fft2(x, norm="ortho"), dim=_HW)
 
 
 def ifft2c(k: Tensor) -> Tensor:
-    """k-space (..., H, W) -> image (..., H, W); the inverse, and the adjoint, of `fft2c`."""
+    """Return the image (..., H, W) of k-space (..., H, W). This is the inverse and the adjoint of `fft2c`."""
     with full_precision(k):
         k = torch.fft.ifftshift(as_complex(k), dim=_HW)
         return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
 
 
 def exchange_image_halves(k: Tensor) -> Tensor:
-    """Return the k-space of ifftshift(image), from that of the image: (..., H, W) centred, both.
+    """Return the k-space of ifftshift(image) from the k-space of the image, both (..., H, W) and centred.
 
-    Only phases change, so zeros stay exactly zero: which columns were measured can still be told.
+    Only phases change, so zeros stay exactly zero and unmeasured columns can still be told from measured ones.
 
     >>> x = torch.randn(1, 5, 8, dtype=torch.complex64)
     >>> shifted = torch.fft.ifftshift(x, dim=(-2, -1))
@@ -56,11 +59,11 @@ def exchange_image_halves(k: Tensor) -> Tensor:
 
 
 def to_channels(x: Tensor) -> Tensor:
-    """Complex (B, M, H, W) -> real (B, 2M, H, W), channels re_1, im_1, re_2, im_2, ..."""
+    """Return complex (B, M, H, W) as real (B, 2M, H, W), with channels re_1, im_1, re_2, im_2, ..."""
     return torch.view_as_real(x).permute(0, 1, 4, 2, 3).flatten(1, 2)
 
 
 def to_complex(x: Tensor) -> Tensor:
-    """Real (B, 2M, H, W) -> complex (B, M, H, W); undoes `to_channels`."""
+    """Return real (B, 2M, H, W) as complex (B, M, H, W). This undoes `to_channels`."""
     x = x if x.dtype == torch.float64 else x.float()
     return torch.complex(x[:, 0::2], x[:, 1::2])

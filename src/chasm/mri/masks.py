@@ -43,18 +43,19 @@ class Mask:
     width: int
     columns: tuple[int, ...]  # kept, ascending
     center: tuple[int, int]  # [first, last + 1) of the fully sampled block around N // 2
-    nominal: float | None = None  # acceleration asked for; None where nobody said
+    nominal: float | None = None  # acceleration that was asked for; None if it is not known
     offset: int | None = None
     seed: Seed | None = None
     file: str | None = None
 
     @property
     def lines(self) -> int:
+        """The number of columns that are kept."""
         return len(self.columns)
 
     @property
     def acceleration(self) -> float:
-        """The acceleration it really has."""
+        """All columns over kept columns: the acceleration that the mask really has."""
         return self.width / self.lines
 
     @property
@@ -71,11 +72,16 @@ class Mask:
         return float(spread[rising[0] :].max()) if len(rising) else 0.0
 
     def tensor(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
-        """(1, 1, 1, W), ones where kept; made once per device and shared, so do not write to it."""
+        """Return (1, 1, 1, W) with ones where columns are kept. It is made once and shared: do not write to it.
+
+        Args:
+            device: where it lies.
+            dtype: its type.
+        """
         return _tensor(self, torch.device(device), dtype)
 
     def report(self) -> dict[str, Any]:
-        """What a result should say about its mask."""
+        """Return the facts about the mask that belong beside a result."""
         facts = {
             "kind": self.kind,
             "columns": self.width,
@@ -113,7 +119,7 @@ def _tensor(mask: Mask, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to make the mask of any width: what a task is configured with."""
+    """How to make a mask of any width. Tasks are configured with it; `create_mask` explains the fields."""
 
     kind: str = "equispaced"
     acceleration: float = 4
@@ -123,6 +129,7 @@ class Sampling:
     file: str | None = None
 
     def mask(self, width: int) -> Mask:
+        """Return the mask of this many columns."""
         return _made(self, width)
 
 
@@ -140,10 +147,24 @@ def create_mask(
     seed: Seed = 4,
     file: str | Path | None = None,
 ) -> Mask:
-    """A mask of `n` columns. `center_fraction` is 0.32 / acceleration unless given (0.08 at x4, 0.04 at x8).
+    """Return a mask.
 
-    `offset` moves the equispaced kinds and sets the line count that `random` and `gaussian` meet; None draws it from
-    the seed. `seed` draws the random kinds.
+    Args:
+        kind: one of `KINDS`, which the text of this module describes.
+        n: number of columns.
+        acceleration: all columns over the columns to keep.
+        center_fraction: share of the columns in the fully sampled centre. None: 0.32 / acceleration (0.08 at x4).
+        offset: first column of the equispaced kinds; `random` and `gaussian` keep as many lines as the equispaced mask
+            of this offset. None draws it from the seed.
+        seed: of the random kinds, and of the offset where that is None.
+        file: of kind "file": a .npy, or text of 0s and 1s.
+
+    Raises:
+        ValueError: with one line, when no mask has these properties.
+
+    Example:
+        >>> print(create_mask("random", 64, acceleration=8, seed=1))
+        random mask: 9 of 64 columns, really x7.11 (nominal x8), centre 31-33, seed 1
     """
     if kind not in KINDS:
         raise ValueError(f"unknown mask kind {kind!r}: {suggest(kind, KINDS)}")
@@ -230,7 +251,17 @@ def _force_lines(kept: np.ndarray, target: int, first: int, low: int, rng: np.ra
 def mask_from_array(
     array: np.ndarray, n: int | None = None, nominal: float | None = None, file: str | None = None
 ) -> Mask:
-    """A mask from (..., W) zeros and ones, constant along all other axes (fastMRI stores one)."""
+    """Return a mask from an array of zeros and ones.
+
+    Args:
+        array: (..., W), constant along all axes but the last, as fastMRI files store it.
+        n: the number of columns to expect, if known.
+        nominal: the acceleration that was asked for, if known.
+        file: where the array comes from, for messages.
+
+    Raises:
+        ValueError: with one line, when the array is not such a mask.
+    """
     where = file or "the array"
     a = np.asarray(array)
     if a.ndim == 0 or a.size == 0:

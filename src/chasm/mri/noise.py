@@ -36,7 +36,7 @@ def whitening_matrix(noise: Tensor) -> Tensor:
         power = covariance.diagonal().real.mean()
         factor, failed = torch.linalg.cholesky_ex(covariance)
         if failed or power <= 0:
-            raise ValueError("the noise of some coils is zero or the same: leave such coils out, or do not prewhiten")
+            raise ValueError("the noise of some coils is zero or the same: leave those coils out, or do not prewhiten")
         eye = torch.eye(coils, dtype=factor.dtype, device=factor.device)
         matrix: Tensor = power.sqrt() * torch.linalg.solve_triangular(factor, eye, upper=False)
         return matrix.to(torch.complex64)

@@ -22,35 +22,35 @@ class Operator:
     """A = P F S on batches. Without maps, S = 1: each image of (B, M, H, W) is measured by one coil.
 
     With maps (B, Q, H, W) an image (B, 1, H, W) becomes k-space (B, Q, H, W). With several sets of maps,
-    (B, S, Q, H, W), each has an image of its own, (B, S, H, W), and their coil images add up. The norm of A is at
-    most 1 when the squared maps of a set sum to at most 1, as those of `estimate_maps` and `espirit_maps` do.
+    (B, S, Q, H, W), each set has its own image, (B, S, H, W), and their coil images add up. The norm of A is at
+    most 1 if the squared maps of a set sum to at most 1, as those of `estimate_maps` and `espirit_maps` do.
     """
 
     mask: Tensor  # zeros and ones, broadcast against (B, Q, H, W); `Mask.tensor()` gives (1, 1, 1, W)
     maps: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Image -> measured k-space, zero where nothing was measured."""
+        """Return the measured k-space of an image, zero where nothing was measured."""
         return self.mask * fft2c(self._coils(x))
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """k-space -> image: zero-filled for one coil, the sensitivity-weighted combination for many."""
+        """Return the image of k-space: zero-filled for one coil, weighted by the sensitivities for many."""
         return self._combine(ifft2c(self.mask * y))
 
     def normal(self, x: Tensor) -> Tensor:
-        """A^H A x. The centring shifts cancel around the mask: it is moved once, not the data four times."""
+        """Return A^H A x. The centring shifts cancel, so only the mask is shifted."""
         mask = torch.fft.ifftshift(self.mask, dim=(-2, -1))
         with full_precision(x):
             return self._combine(torch.fft.ifft2(mask * torch.fft.fft2(as_complex(self._coils(x)))))
 
     def _coils(self, x: Tensor) -> Tensor:
-        """The image of every coil."""
+        """Return the image of every coil."""
         if self.maps is None:
             return x
         return self.maps * x if self.maps.ndim == 4 else (self.maps * x[:, :, None]).sum(1)
 
     def _combine(self, coils: Tensor) -> Tensor:
-        """The adjoint of `_coils`."""
+        """Return the adjoint of `_coils`."""
         if self.maps is None:
             return coils
         if self.maps.ndim == 4:
@@ -59,15 +59,19 @@ class Operator:
 
 
 def zero_filled(y: Tensor, mask: Tensor) -> Tensor:
-    """Image of each coil with the unmeasured k-space left at zero: (B, Q, H, W) complex."""
+    """Return the image of each coil with the unmeasured k-space at zero: complex (B, Q, H, W)."""
     return Operator(mask).adjoint(y)
 
 
 def add_noise(y: Tensor, snr_db: float, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-    """k-space with complex Gaussian noise on its measured samples.
+    """Return k-space with complex Gaussian noise on its measured samples.
 
-    SNR = mean `|y|^2` over the measured samples of a slice (all coils) / noise variance, in dB. The variance is
-    shared by real and imaginary part. `generator` must live on the device of `y`.
+    Args:
+        y: k-space (B, Q, H, W).
+        snr_db: mean of `|y|^2` over the measured samples of a slice (all coils), over the noise variance, in dB. Real
+            and imaginary part share the variance.
+        mask: ones where k-space was measured. None: everywhere.
+        generator: of the noise, on the device of y.
     """
     where = torch.ones_like(y.real) if mask is None else mask.expand(y.shape).to(y.real.dtype)
     dims = tuple(range(1, y.ndim))

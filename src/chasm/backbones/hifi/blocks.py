@@ -29,7 +29,7 @@ from chasm.common.registry import suggest
 
 
 class InvertedBottleneck(nn.Module):
-    """x + GELU(1x1(GELU(GN(dw3x3(GELU(GN(1x1(x))))))), expanding the channels inside."""
+    """x + GELU(1x1(GELU(GN(dw3x3(GELU(GN(1x1(x)))))))), with `expansion` times the channels inside."""
 
     def __init__(self, width: int, expansion: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class InvertedBottleneck(nn.Module):
 
 
 class ChannelGate(nn.Module):
-    """x * sigmoid(dw3x3(GELU(1x1(x)))), of the spatial mean where `pooled`."""
+    """x * sigmoid(dw3x3(GELU(1x1(s)))), where s is the spatial mean of x if `pooled`, else x."""
 
     def __init__(self, width: int, pooled: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ChannelGate(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drops the whole branch of a sample at the given rate, in training only."""
+    """Drop the whole branch of a sample at the given rate, in training only."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -97,10 +97,13 @@ class BlockOptions:
 
 
 class HiFiBlock(nn.Module):
-    """(B, C, H, W) with even H and W -> what the block adds to it, and its balance loss, which is zero here.
+    """Maps x (B, C, H, W) with even H and W to Y of the equations above, and to a balance loss, which is zero here.
 
-    `filters` are those of `low_pass_filters` for this size. The host adds the result through `drop_path`, so that a
-    slot can come between.
+    The host adds Y to x through `drop_path`, so that a slot can come between.
+
+    Args:
+        options: of the block.
+        drop_path: rate at which training drops this block.
     """
 
     def __init__(self, options: BlockOptions, drop_path: float) -> None:
@@ -116,11 +119,16 @@ class HiFiBlock(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def fuse(self, high: Tensor, residual: Tensor) -> Tensor:
-        """How the detail that the low-pass removed enters the high stream."""
+        """Return the high stream with the detail that the low-pass removed."""
         return high + residual
 
     def streams(self, x: Tensor, filters: Filters) -> Tensor:
-        """(B, C, H, W) -> the two streams, high first, on the channels again."""
+        """Return the two streams of x (B, C, H, W), high first, concatenated along the channels.
+
+        Args:
+            x: features.
+            filters: those of `low_pass_filters` for this size.
+        """
         high, low = x.chunk(2, 1)
         t = self.ib_low(low)
         low = low_pass(t, filters)

@@ -21,6 +21,8 @@ from chasm.backbones.hifi.layers import ChannelNorm, Filters, Pointwise
 
 
 class SqueezeExcite(nn.Module):
+    """x * sigmoid(W2 ReLU(W1 mean(x))): a gate for every channel (Hu et al., CVPR 2018)."""
+
     def __init__(self, width: int, reduction: int = 8) -> None:
         super().__init__()
         self.squeeze = Pointwise(width, width // reduction)
@@ -32,6 +34,7 @@ class SqueezeExcite(nn.Module):
 
 
 def linear(in_features: int, out_features: int) -> nn.Linear:
+    """Return a linear layer that starts from a truncated normal of deviation 0.02, with zero bias."""
     layer = nn.Linear(in_features, out_features)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
@@ -39,12 +42,14 @@ def linear(in_features: int, out_features: int) -> nn.Linear:
 
 
 class Expert(nn.Sequential):
+    """An MLP with twice the channels inside, applied to every position by itself."""
+
     def __init__(self, width: int) -> None:
         super().__init__(linear(width, 2 * width), nn.GELU(), linear(2 * width, width))
 
 
 class MixtureOfExperts(nn.Module):
-    """(B, C, H, W) -> (same, balance). Each position runs the shared expert and its one routed expert."""
+    """Maps (B, C, H, W) to the same shape and a balance loss. Each position runs the shared and one routed expert."""
 
     def __init__(self, width: int, experts: int = 4) -> None:
         super().__init__()
@@ -60,7 +65,7 @@ class MixtureOfExperts(nn.Module):
         weight, choice = probability.max(-1)
         share = F.one_hot(choice, len(self.experts)).to(probability.dtype).mean(0)
         balance = len(self.experts) * (probability.mean(0) * share).sum()
-        # An expert that nobody chose still runs on no rows, so that its gradient is zero and not missing.
+        # An expert without positions still runs, on zero rows: its gradient is then zero instead of missing.
         rows = _rows_of_experts(choice, len(self.experts))
         routed = torch.cat([expert(tokens[r]) for expert, r in zip(self.experts, rows, strict=True)])
         back = torch.cat(rows).argsort()
@@ -76,6 +81,8 @@ def _rows_of_experts(choice: Tensor, experts: int) -> list[Tensor]:
 
 
 class MoEBlock(HiFiBlock):
+    """The block of the equations above. Its balance loss is the one of its mixture of experts."""
+
     def __init__(self, options: BlockOptions, drop_path: float) -> None:
         super().__init__(options, drop_path)
         C = options.width

@@ -15,12 +15,24 @@ from chasm.ops.library import constant
 
 
 def over_channels(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Applies a convolution weight (out, in, 1, ...) to the channels of x (B, in, ...)."""
+    """Return a map over the channels of x, as a 1x1 convolution computes it.
+
+    Args:
+        x: (B, in, ...).
+        weight: (out, in, 1, ...).
+        bias: (out,).
+    """
     return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
 
 
 class ChannelMap(nn.Conv2d):
-    """A 1x1 convolution, computed as one matrix product over the channels."""
+    """A 1x1 convolution, computed as one matrix product over the channels.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        bias: whether to add a bias.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = False) -> None:
         super().__init__(in_channels, out_channels, 1, bias=bias)
@@ -52,7 +64,13 @@ class Depthwise(nn.Conv2d):
 
 
 def along_sequence(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """Convolves every channel of x (B, C, L) by itself with weight (C, 1, taps); the length stays."""
+    """Return the convolution of every channel by itself along a sequence, at the same length.
+
+    Args:
+        x: (B, C, L).
+        weight: (C, 1, taps), with an odd number of taps.
+        dilation: distance between taps.
+    """
     reach = dilation * (weight.shape[-1] - 1) // 2
     return F.conv1d(x, weight, padding=reach, dilation=dilation, groups=x.shape[1])
 
@@ -71,7 +89,12 @@ Filters = tuple[Tensor, Tensor]
 
 
 def low_pass(x: Tensor, filters: Filters) -> Tensor:
-    """The low band of x (B, C, H, W) at the size of x; `filters` as `low_pass_filters` makes them for that size."""
+    """Return the low band of x (B, C, H, W) at the size of x.
+
+    Args:
+        x: features.
+        filters: the result of `low_pass_filters` for this size.
+    """
     B, C, H, W = x.shape
     rows, columns = (matrix.to(x.dtype) for matrix in filters)
     tokens = x.movedim(1, -1)  # (B, H, W, C)
@@ -82,7 +105,12 @@ def low_pass(x: Tensor, filters: Filters) -> Tensor:
 
 
 def low_pass_filters(kind: str, x: Tensor) -> Filters:
-    """The matrices of a low-pass filter along the rows (H, H) and the columns (W, W) of x, both sizes even."""
+    """Return the matrices of a low-pass filter along the rows (H, H) and the columns (W, W) of x.
+
+    Args:
+        kind: one of `LOW_PASS`.
+        x: features (B, C, H, W) with even H and W.
+    """
     H, W = x.shape[2:]
     halve = {"binomial": _halve_binomial, "haar": _halve_haar}[kind]
     rows, columns = (constant(_low_pass_matrix, x, halve, n) for n in (H, W))

@@ -38,7 +38,13 @@ from chasm.backbones.measurement import Measurement
 
 
 class Group(nn.Module):
-    """Blocks, then data consistency on the image the features stand for: (B, C, h, w) -> same."""
+    """Blocks, then data consistency on the image of the features: maps (B, C, h, w) to the same shape.
+
+    Args:
+        blocks: run one after the other.
+        width: channels C of the features.
+        patch: pixels of a feature, along each axis.
+    """
 
     def __init__(self, blocks: Sequence[HiFiBlock], width: int, patch: int) -> None:
         super().__init__()
@@ -48,10 +54,11 @@ class Group(nn.Module):
         self.slot_norm = ChannelNorm(width, elementwise_affine=False)
 
     def in_slot(self, slot: nn.Module, x: Tensor) -> Tensor:
-        """x + slot(LayerNorm(x)), channels last in memory. The norm is over channels and has no parameters."""
+        """Return x + slot(LayerNorm(x)), channels last in memory. The norm is over channels, without parameters."""
         return x + slot(self.slot_norm(x)).contiguous(memory_format=torch.channels_last)
 
     def consistency(self, x: Tensor, measurement: Measurement) -> Tensor:
+        """Return features of the image of x, with the measured k-space put in."""
         return self.embed(F.silu(measurement.enforce(self.to_image(x, measurement.size))))
 
     def forward(
@@ -62,10 +69,15 @@ class Group(nn.Module):
         slots: Sequence[nn.Module | None],
         recompute: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Features, and the mean balance loss of the blocks.
+        """Return the features, and the mean balance loss of the blocks.
 
-        `slots` has one entry per block, applied to what the block adds, and a last one before data consistency.
-        Slots are not recomputed: what a mixer shares with others over a step need not exist any more by then.
+        Args:
+            x: features (B, C, h, w).
+            filters: low-pass filters of the blocks.
+            measurement: what the scanner measured.
+            slots: one entry per block, applied to the output of the block, and a last one before data consistency.
+            recompute: compute blocks and data consistency again in the backward pass. Slots are not recomputed, because
+                what mixers share during a step (`chasm.batched_bases`) may be gone by then.
         """
         call: Any = partial(checkpoint, use_reentrant=False) if recompute else lambda f, *inputs: f(*inputs)
         *inside, last = slots
@@ -81,10 +93,29 @@ class Group(nn.Module):
 
 @register_backbone("hifi-mamba")
 class HiFiMamba(Backbone):
-    """model(x, mask=mask): x is the zero-filled image (B, 2, H, W), the mask set where k-space was measured.
+    """HiFi-Mamba as the CHASM paper uses it. Call model(x, mask=mask) with the zero-filled image x (B, 2, H, W).
 
-    Options left None take the variant's value. `checkpoint=True` recomputes the blocks and data consistency of
-    every group in the backward pass: the same gradients for less memory.
+    Options left None take the value of the variant.
+
+    Args:
+        mixer: a name of `chasm.list_mixers()`, for the slots. None and "identity" leave them empty.
+        mixer_options: of the mixer.
+        in_channels: 2.
+        out_channels: 2.
+        size: image size the mixers are made for.
+        width: channels of the features.
+        patch: pixels of a feature, along each axis.
+        groups: number of groups, each followed by data consistency.
+        blocks: blocks of a group.
+        state: size of the state of the scan.
+        expansion: channels inside an inverted bottleneck, relative to its width.
+        kernel: taps along the token sequence.
+        lowpass: "binomial" or "haar".
+        gate: "pooled" (one gate for the map) or "full" (one for each position).
+        dropout: rate on the output of the SSM.
+        drop_path: rate at which training drops the last block; it grows linearly from 0 at the first.
+        slot_per: "group" for one slot before data consistency, "block" for one after every gate.
+        checkpoint: recompute blocks and data consistency in the backward pass: same gradients, less memory.
     """
 
     defaults: ClassVar[BlockOptions] = BlockOptions()
@@ -114,11 +145,7 @@ class HiFiMamba(Backbone):
         checkpoint: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels)
-        if (in_channels, out_channels) != (2, 2):
-            raise ValueError(
-                f"{type(self).__name__} maps a complex image to one (2 -> 2 channels), got {in_channels} -> "
-                f"{out_channels}: use the unet or vit backbone"
-            )
+        self._require_complex_images()
         if slot_per not in ("group", "block"):
             raise ValueError(f"slot_per is 'group' or 'block', got {slot_per!r}")
         given = {
@@ -148,7 +175,7 @@ class HiFiMamba(Backbone):
         self.slots = make_slots(mixer, mixer_options, places)
 
     def slots_of(self, g: int) -> list[nn.Module | None]:
-        """For the blocks of a group and for its end."""
+        """Return the slots of group g: one entry per block and a last one for its end, None where a place is empty."""
         slots, d = list(self.slots.values()), self.blocks_per_group
         if not slots:
             return [None] * (d + 1)
@@ -179,11 +206,15 @@ class HiFiMamba(Backbone):
 
 @register_backbone("hifi-mamba-v1")
 class HiFiMambaV1(HiFiMamba):
+    """HiFi-Mamba as first published: Haar low-pass, expansion 6, the full gate, no dropout. Options as `HiFiMamba`."""
+
     defaults = BlockOptions(expansion=6, lowpass="haar", gate="full", dropout=0.0, drop_path=0.0)
 
 
 @register_backbone("hifi-mamba-v2")
 class HiFiMambaV2(HiFiMamba):
+    """HiFi-MambaV2: a mixture of experts with its balance loss, 11 taps along the sequence. Options as `HiFiMamba`."""
+
     defaults = BlockOptions(kernel=11)
     block = MoEBlock
     balance_weight = 1e-3

@@ -12,7 +12,7 @@ from chasm.backbones.hifi.layers import ChannelNorm, Pointwise
 
 
 class PatchEmbed(nn.Module):
-    """Image (B, 2, H, W) -> LN(patch conv), (B, C, h, w) with h, w even, as the low-pass filters need."""
+    """Maps an image (B, 2, H, W) to LN(patch conv): (B, C, h, w) with even h and w, as the low-pass filters need."""
 
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class PatchEmbed(nn.Module):
 
 
 class ToImage(nn.Module):
-    """Features (B, C, h, w) -> image (B, 2, H, W), a token's patch in order (row, column, channel)."""
+    """Maps features (B, C, h, w) to an image (B, 2, H, W). The order within a patch is row, column, channel."""
 
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from chasm.ops.selective_scan import selective_scan
 
 
 class GatedMLP(nn.Module):
-    """N -> N per token, GELU(first half) * second half of 12 N hidden channels."""
+    """Maps the N channels of each token to N: GELU(first half) * second half of 12 N hidden channels."""
 
     def __init__(self, state: int) -> None:
         super().__init__()
@@ -35,7 +35,14 @@ class GatedMLP(nn.Module):
 
 
 class ModulatedSSM(nn.Module):
-    """low, high: (B, width, H, W) -> (B, width, H, W), without an identity path."""
+    """Maps low and high, each (B, width, H, W), to (B, width, H, W), without an identity path.
+
+    Args:
+        width: channels of each stream.
+        state: size of the state of the scan.
+        kernel: taps along the token sequence, an odd number.
+        dropout: rate on the output.
+    """
 
     no_decay_parameters = ("A_log", "D_skip")
 
@@ -65,6 +72,7 @@ class ModulatedSSM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Draw the weights that Mamba initialises in its own way: A, step sizes, and the conditioning."""
         rank, state, _ = self.splits
         self.cond_x_proj.weight.copy_(self.x_proj.weight[rank:])
         self.A_log.copy_(torch.arange(1, state + 1, device=self.A_log.device).float().log())

@@ -1,4 +1,4 @@
-"""Triton kernels. A module that holds one is imported only where it runs: triton is not installed everywhere."""
+"""Triton kernels. Modules with kernels are imported only when one runs, because triton is not installed everywhere."""
 
 import os
 from functools import cache
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 
 def has_triton() -> bool:
-    """True if triton can be imported; a build that does not fit this machine cannot."""
+    """Return True if triton can be imported. A build for another machine cannot."""
     return _can_import("triton")
 
 
@@ -26,5 +26,5 @@ def _can_import(package: str) -> bool:
 
 
 def is_interpreted() -> bool:
-    """True in Triton's interpreter, where kernels run on CPU tensors of any dtype: in tests."""
+    """Return True in Triton's interpreter, where kernels run on CPU tensors of any dtype. Tests use it."""
     return os.environ.get("TRITON_INTERPRET") == "1"

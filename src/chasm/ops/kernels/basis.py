@@ -1,11 +1,11 @@
-"""Products of small matrices (batch, m, n): what a matrix exponential and its gradient need, in few launches.
+"""Products of small matrices (batch, m, n), in few launches: those of a matrix exponential and its gradient.
 
-In float64. What needs no more than float32 accuracy is kept as pairs (2, ...) of float16, x = upper + lower / 2^11,
-which the matrix units multiply fast: 22 bits of what lies below 2^16, and never less than 2^-36.
+They run in float64. Where float32 accuracy is enough, a number x is stored as a pair (2, ...) of float16,
+x = upper + lower / 2^11, because matrix units multiply float16 fast. A pair has 22 bits and reaches from 2^-36 to 2^16.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 import torch
 import triton
@@ -22,7 +22,7 @@ TILE = 32  # rows and columns of a block of a kernel that transposes
 
 @triton.jit
 def _add_block(total, p_ptr, q_ptr, m, n, k, M, N, K, p_row, p_column, q_row, q_column):
-    """total + p[m, k] q[k, n]."""
+    """Return total + p[m, k] q[k, n]."""
     p = tl.load(p_ptr + m[:, None] * p_row + k[None, :] * p_column, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
     q = tl.load(q_ptr + k[:, None] * q_row + n[None, :] * q_column, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
     return tl.dot(p.to(tl.float64), q.to(tl.float64), total, out_dtype=tl.float64)
@@ -35,8 +35,8 @@ def _product_kernel(
 ):  # fmt: skip
     """Grid (row blocks, column blocks, batch): out = p q, contiguous.
 
-    SKEW: the skew part of that, for square matrices. Only blocks that reach the diagonal or beyond do anything; what
-    they find above it they mirror. Then also the largest number of every block, as (batch, row blocks, column blocks).
+    With SKEW, out is the skew part of p q, for square matrices: only blocks at or above the diagonal compute, and they
+    write the mirrored numbers, too. The largest number of every block goes to (batch, row blocks, column blocks).
     """
     b = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -76,7 +76,7 @@ def _pair(x):
 
 @triton.jit
 def _load_pair(ptr, part, row, column, i, j, rows, columns, scale, NUMBERS: tl.constexpr):
-    """[i, j] of a pair; of NUMBERS in float32, scaled, as a pair."""
+    """Return [i, j] of a pair. With NUMBERS, the tensor is float32: it is scaled and split into a pair."""
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     at = i[:, None] * row + j[None, :] * column
     upper = tl.load(ptr + at, mask=inside, other=0.0)
@@ -89,14 +89,14 @@ def _load_pair(ptr, part, row, column, i, j, rows, columns, scale, NUMBERS: tl.c
 
 @triton.jit
 def _add_pairs(total, p, p_lower, q, q_lower):
-    """total + p q. Matrix units cut off where others round, so that every block is a sum of its own."""
+    """Return total + p q. Matrix units truncate their sums, so each block is summed alone and added in float32."""
     small = tl.dot(p_lower, q, tl.dot(p, q_lower))
     return total + tl.dot(p, q, small * (1 / 2048))
 
 
 @triton.jit
 def _exponent(largest_ptr, BLOCKS):
-    """The power of 2 in the largest of BLOCKS positive numbers, as the bits of a float32 whose inverse is one too."""
+    """Return the power of 2 of the largest of BLOCKS positive numbers, as the bits of a normal float32."""
     bits = tl.zeros([1024], tl.int32)
     for start in range(0, BLOCKS, 1024):
         at = start + tl.arange(0, 1024)
@@ -113,8 +113,8 @@ def _pairs_kernel(
 ):  # fmt: skip
     """Grid (row blocks of all terms, column blocks, batch): out (2, batch, terms, C, C) = factor p q, last term first.
 
-    BOTH: p q + q p. NUMBERS: q is float32, not a pair, and is divided by the power of 2 of its largest. TRIANGLE: out
-    is what lies below the diagonal, times that power, in float32.
+    With BOTH it is p q + q p. With NUMBERS, q is float32 instead of a pair, and is divided by the power of 2 of its
+    largest number. With TRIANGLE, out is the part below the diagonal, times that power, in float32.
     """
     b = tl.program_id(2).to(tl.int64)
     rows = tl.cdiv(C, BLOCK_M)
@@ -156,7 +156,7 @@ def _halves_kernel(
     kept_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C,
     SQUARINGS: tl.constexpr, NODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row blocks of each power and of the nodes, column blocks, batch): what `halves` returns."""
+    """Grid (row blocks of each power and of the nodes, column blocks, batch): the results of `halves`."""
     b = tl.program_id(2).to(tl.int64)
     rows = tl.cdiv(C, TILE)
     j, block = tl.program_id(0) // rows, tl.program_id(0) % rows
@@ -200,7 +200,7 @@ def _halves_kernel(
 
 @triton.jit
 def _triangle(i, j):
-    """Place of (i, j), i > j, in a strict lower triangle row by row."""
+    """Return the place of (i, j), i > j, in a strict lower triangle that is stored row by row."""
     return i * (i - 1) // 2 + j
 
 
@@ -235,20 +235,30 @@ def _cubics_kernel(a_ptr, a2_ptr, a3_ptr, a4_ptr, t_ptr, out_ptr, C, SIZE, BLOCK
 
 
 def product(P: Tensor, Q: Tensor) -> Tensor:
-    """P Q of (batch, m, k) and (batch, k, n), any strides, float32 or float64; in P's dtype, sums in float64."""
+    """Return P Q in the dtype of P, summed in float64.
+
+    Args:
+        P: (batch, m, k), float32 or float64, any strides.
+        Q: (batch, k, n), float32 or float64, any strides.
+    """
     out = torch.empty(len(P), P.shape[1], Q.shape[2], dtype=P.dtype, device=P.device)
     _launch_product(P, Q, out, skew=False)
     return out
 
 
 def skew_part(U: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """(U^T g - g^T U) / 2 in float32 from sums in float64, and the largest of its numbers in each block."""
+    """Return (U^T g - g^T U) / 2 in float32, summed in float64, and the largest of its numbers in each block.
+
+    Args:
+        U: (batch, C, C).
+        g: (batch, C, C).
+    """
     K = torch.empty(U.shape, dtype=torch.float32, device=U.device)
     return K, _launch_product(U.mT, g, K, skew=True)
 
 
 def _launch_product(P: Tensor, Q: Tensor, out: Tensor, skew: bool) -> Tensor:
-    """Writes P Q, or its skew part, to out. Returns the largest number of each block of a skew part."""
+    """Write P Q, or its skew part, to out. Return the largest number of each block of a skew part."""
     (B, M, K), N = P.shape, Q.shape[2]
     rows, columns, summed, stages = (16, 32, 32, 3) if M < MANY_CHANNELS else (32, 32, 16, 4)
     grid = cdiv(M, rows), cdiv(N, columns), B
@@ -270,11 +280,18 @@ def product_of_pairs(
     both: bool = False,
     triangle: bool = False,
 ) -> Tensor:
-    """factor P Q of pairs P (2, batch, C, k) and Q (2, batch, k, C), any strides, as a pair; `both`: P Q + Q P.
+    """Return factor * P Q as a pair (2, batch, C, C).
 
-    Of Q (2, terms, batch, k, C) the products of all terms, the last first, are the rows of (2, batch, terms C, C).
-    Q may be numbers (batch, k, C) in float32, which are divided by a power of 2 that `largest` of `skew_part` decides.
-    `triangle`: multiplied by it again, in float32, only what lies below the diagonal: (batch, C(C-1)/2).
+    Args:
+        P: a pair (2, batch, C, k), any strides.
+        Q: a pair (2, batch, k, C), any strides. With several terms (2, terms, batch, k, C), their products are the rows
+            of (2, batch, terms C, C), the last term first. Or float32 numbers (batch, k, C), which are divided by a
+            power of 2 before they are split.
+        largest: with float32 Q, the largest numbers of its blocks, as `skew_part` returns them. They give the power.
+        factor: of the product.
+        both: return factor * (P Q + Q P).
+        triangle: multiply by the power of 2 again, and return only the part below the diagonal, in float32:
+            (batch, C (C - 1) / 2).
     """
     _, B, C, K = P.shape
     numbers, terms = Q.ndim == 3, Q.shape[1] if Q.ndim == 5 else 1
@@ -286,7 +303,7 @@ def product_of_pairs(
     large = is_large_card(P)
     if C >= MANY_CHANNELS and large:
         block, summed, warps = 128, 32, 8
-    elif C > 128 or triangle:  # a triangle sums over several times as many
+    elif C > 128 or triangle:  # a triangle has several times as many terms to sum
         block, summed, warps = 64, 64 if large else 32, 4
     else:
         block, summed, warps = 32, 32, 2
@@ -301,10 +318,16 @@ def product_of_pairs(
 
 
 def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a gradient needs of kept = (A; V, V^2, V^4, ...; A^2, A^3, A^4) and the last square U, all (batch, C, C).
+    """Return, in low precision, the matrices of a matrix exponential that its gradient needs.
 
-    U in float32; V^2, V^4, ..., U as pairs (2, squarings, batch, C, C); and sums of I, A, A^2, A^3, A^4, V, V^T, V^2,
-    V^2T with coefficients t (nodes, 9), as pairs (2, batch, C, nodes, C).
+    Args:
+        kept: (A; V, V^2, V^4, ...; A^2, A^3, A^4), each (batch, C, C).
+        U: the last square (batch, C, C).
+        t: coefficients (nodes, 9).
+
+    Returns:
+        U in float32; V^2, V^4, ..., U as pairs (2, squarings, batch, C, C); and for each node the sum of I, A, A^2,
+        A^3, A^4, V, V^T, V^2 and V^2T with coefficients t, as pairs (2, batch, C, nodes, C).
     """
     (B, C, _), squarings = U.shape, len(kept) - 4
     single = torch.empty(U.shape, dtype=torch.float32, device=U.device)
@@ -319,13 +342,28 @@ def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def skew(theta: Tensor, scale: float, out: Tensor) -> None:
-    """Writes scale times the skew matrices of theta (batch, C(C-1)/2) to out (batch, C, C), in float64."""
+    """Write scale times the skew matrices of theta, in float64.
+
+    Args:
+        theta: the numbers below the diagonal, (batch, C (C - 1) / 2).
+        scale: a factor.
+        out: (batch, C, C).
+    """
     C = out.shape[-1]
     if not is_fake(theta):
         launch(_skew_kernel, (cdiv(C * C, BLOCK), len(theta)), theta.contiguous(), out, C, scale, BLOCK=BLOCK)
 
 
 def cubics(A: Tensor, A2: Tensor, A3: Tensor, A4: Tensor, t: Tensor, out: Tensor) -> None:
-    """Writes the polynomial with coefficients t (17,) as four cubics in A to out (4, batch, C, C)."""
+    """Write a polynomial of degree 16 in A as four cubics, the last with a term of degree 4.
+
+    Args:
+        A: (batch, C, C).
+        A2: A^2.
+        A3: A^3.
+        A4: A^4.
+        t: the 17 coefficients.
+        out: (4, batch, C, C).
+    """
     if not is_fake(A):
         launch(_cubics_kernel, (cdiv(A.numel(), BLOCK),), A, A2, A3, A4, t, out, A.shape[-1], A.numel(), BLOCK=BLOCK)

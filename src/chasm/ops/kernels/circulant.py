@@ -1,12 +1,12 @@
 """Circulant passes as Triton kernels: each channel has its own n x n matrix T, applied along H or along W.
 
-A library's batched product would want T once per image. Here a program loads a block of T of one channel once and
-takes the maps of all images past it. `matrices` makes T from its first column, `circulant_pass` applies it,
-`column_gradient` makes the gradient of the column.
+A batched product of cuBLAS would load T once per image. Here a program loads a block of T of one channel once and
+applies it to the maps of all images. `matrices` makes T from its first column, `circulant_pass` applies it,
+`column_gradient` returns the gradient of the column.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def _pass_kernel(
 ):  # fmt: skip
     """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart.
 
-    With MEAN_APART that goes to rest_ptr, and y is that plus mean x.
+    With MEAN_APART, s T x goes to rest_ptr, and y is s T x + mean x.
     """
     c = tl.program_id(2).to(tl.int64)
     W = W_units * UNIT
@@ -57,7 +57,7 @@ def _pass_kernel(
                 x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
             )
             if MEAN_APART:
-                own = tl.load(x_ptr + at, mask=inside, other=0.0)  # under way during the product
+                own = tl.load(x_ptr + at, mask=inside, other=0.0)  # loaded during the product
             y = tl.dot(T, x) * scale
         else:
             tiles = tl.cdiv(H, BLOCK_X)
@@ -83,7 +83,7 @@ def _pass_in_blocks_kernel(
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
     MEAN_APART: tl.constexpr,
 ):  # fmt: skip
-    """As `_pass_kernel` for a T too long to stay in shared memory: grid (TILES, blocks of T, C), a tile each."""
+    """`_pass_kernel` for a T that does not fit into shared memory: grid (TILES, blocks of T, C), one tile a program."""
     c = tl.program_id(2).to(tl.int64)
     W = W_units * UNIT
     n, other = W, H
@@ -124,7 +124,7 @@ def _matrix_kernel(
 ):  # fmt: skip
     """Grid (blocks of rows, C): the column over its largest number, as a circulant; and that number.
 
-    With MEAN_APART the mean over all channels of what stands on the diagonal is taken off it first.
+    With MEAN_APART, the mean of the diagonals over all channels is subtracted first.
     """
     c = tl.program_id(1).to(tl.int64)
     mean = 0.0
@@ -132,7 +132,7 @@ def _matrix_kernel(
         channels = tl.arange(0, CHANNELS)
         one = tl.load(column_ptr)
         others = tl.load(column_ptr + channels * n, mask=channels < C, other=one)
-        mean = one + tl.sum(others - one, 0) / C  # where all are equal, that number to the last bit
+        mean = one + tl.sum(others - one, 0) / C  # exact if all are equal
         tl.store(mean_ptr, mean, mask=(tl.program_id(0) == 0) & (c == 0))
     column_ptr += c * n
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -150,7 +150,7 @@ def _matrix_kernel(
 
 @triton.jit
 def _diagonal_kernel(d_ptr, out_ptr, n, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Grid (blocks of diagonals, C): sums of D (C, n, n) along its wrapped diagonals, D[j, (j + d) % n] over j."""
+    """Grid (blocks of diagonals, C): sums over j of D[j, (j + d) % n], the wrapped diagonals of D (C, n, n)."""
     c = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d_ptr += c * n * n
@@ -196,7 +196,7 @@ def _gradient_kernel(
 
 
 def _pass_blocks(n: int, other: int, aligned: bool, along_h: bool, large: bool) -> tuple[bool, dict[str, Any]]:
-    """Whether a program keeps its block of T; block sizes for an axis of length n and another of length `other`."""
+    """Return whether a program keeps its block of T, and block sizes for axes of lengths n and `other`."""
     N = power_of_2(n, 16)
     keeps = (MAX_KEPT_MATRIX if large else MAX_KEPT_MATRIX // 2) >= N
     if keeps:
@@ -212,10 +212,17 @@ def _pass_blocks(n: int, other: int, aligned: bool, along_h: bool, large: bool) 
 def circulant_pass(
     matrix: Tensor, scale: Tensor, mean: Tensor | None, x: Tensor, along_h: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """One circulant per channel along H or W of contiguous x (B, C, H, W).
+    """Apply one circulant per channel along H or W.
+
+    Args:
+        matrix: circulants (C, n, n or more), as `matrices` returns them.
+        scale: (C,).
+        mean: a scalar, or None.
+        x: contiguous (B, C, H, W).
+        along_h: along H, else along W.
 
     Returns:
-        scale (C,) times matrix (C, n, >= n) times x, and None. With a mean: that plus mean x, and that alone.
+        (scale matrix x, None) without a mean; else (scale matrix x + mean x, scale matrix x).
     """
     y, rest = torch.empty_like(x), None if mean is None else torch.empty_like(x)
     if is_fake(x):
@@ -238,7 +245,13 @@ def circulant_pass(
 
 
 def column_gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
-    """The gradient (C, n) of the first column of T, for the gradient g of a pass over x."""
+    """Return the gradient (C, n) of the first column of T.
+
+    Args:
+        g: gradient of the result of a pass, contiguous (B, C, H, W).
+        x: input of the pass, contiguous (B, C, H, W).
+        along_h: the pass was along H, else along W.
+    """
     B, C, H, W = x.shape
     n, other = (H, W) if along_h else (W, H)
     D = torch.empty(C, n, n, dtype=torch.float32, device=g.device)
@@ -258,9 +271,12 @@ def column_gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
 
 
 def matrices(column: Tensor, dtype: torch.dtype, mean_apart: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """First columns (C, n) -> circulants (C, n, n'), rows filled up to whole 16-byte words, and their scales (C,).
+    """Return circulants (C, n, n') with rows padded to whole 16-byte words, their scales (C,), and their mean gain.
 
-    `mean_apart`: without their mean gain, which comes third.
+    Args:
+        column: first columns (C, n).
+        dtype: of the circulants.
+        mean_apart: subtract the mean gain from the circulants. Else the third result is None.
     """
     C, n = column.shape
     width = cdiv(n, 8) * 8

@@ -1,15 +1,15 @@
 """One axis pass as one Triton kernel, see `forms.fused`: transform, channel product, gains, channel product, transform.
 
-A program takes a row or column of an image with all its channels, (n, C), and goes on to the next. What is the same for
-all of them, two transforms and two channel matrices, stays in shared memory; between the transforms nothing leaves the
-registers. So a pass moves each number over memory twice, and is bound by its products and by what happens between them.
+A program takes one row or column of an image with all its channels, (n, C), after the other. The two transforms and
+the two channel matrices stay in shared memory, and everything between the transforms stays in registers. So a pass
+reads and writes each number once, and its time is that of the arithmetic.
 
 Channels are filled up to a power of two, 64 or more. Blocks of 64 and 32 would waste less at C = 96, but the assembler
 of Triton 3.6 (ptxas 12.8) mixes up the addresses of blocks of 32.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 import torch
 import triton
@@ -23,16 +23,16 @@ from chasm.ops.library import is_fake
 
 @triton.jit
 def _weights(a_ptr, C: tl.constexpr, c):
-    """A[n, k] as (k, n)."""
+    """Return A[n, k] as (k, n)."""
     k, n = c[:, None], c[None, :]
     return tl.load(a_ptr + n * C + k, mask=(k < C) & (n < C), other=0.0)
 
 
 @triton.jit
 def _gains(g_ptr, P: tl.constexpr, CP: tl.constexpr):
-    """(P, CP), in the order that `forms.fused.gain_table` gave it.
+    """Return the gains (P, CP) from the order in which `forms.fused.gain_table` stored them.
 
-    A thread loads 16 bytes at a time, and they are the gains of its own results: threads exchange nothing.
+    In that order, the 16 bytes that a thread loads at once are the gains of its own results.
     """
     g = tl.load(g_ptr + tl.arange(0, P * CP))
     g = tl.reshape(g, [CP // 16, P // 16, 8, 4, 2, 2, 2])
@@ -41,7 +41,7 @@ def _gains(g_ptr, P: tl.constexpr, CP: tl.constexpr):
 
 @triton.jit
 def _filtered(H, x, g_ptr, a, b, P: tl.constexpr, CP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr):
-    """B G A H x, of one half of the frequencies."""
+    """Return B G A H x for one half of the frequencies."""
     s = tl.dot(H, x, input_precision="ieee")
     if BEFORE:
         s = tl.dot(s.to(H.dtype), a, input_precision="ieee")
@@ -53,7 +53,7 @@ def _filtered(H, x, g_ptr, a, b, P: tl.constexpr, CP: tl.constexpr, BEFORE: tl.c
 
 @triton.jit
 def _prefetch(address):
-    """Into the L2 cache: registers are too few to load the next row itself while this one is in work."""
+    """Load into the L2 cache. There are too few registers to load the next row itself."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address.to(tl.int64)], tl.int32, is_pure=False, pack=1
     )
@@ -67,7 +67,7 @@ def _pass_kernel(
 ):  # fmt: skip
     """Grid (programs,). ROWS rows of 2 HALF positions, R of them to an image.
 
-    With X_LAST x has its channels side by side and positions X_STEP apart, else the other way round; so has y.
+    With X_LAST, channels of x have stride 1 and positions X_STEP; otherwise the reverse. Y_LAST says the same of y.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     p, c = tl.arange(0, P)[:, None], tl.arange(0, CP)[None, :]
@@ -123,9 +123,17 @@ def fused_pass(
     dim: int,
     to_last: bool,
 ) -> Tensor:
-    """Along dimension dim of x (B, C, H, W), which has stride 1 in C or in dim; y channels last, or else NCHW.
+    """Return one axis pass of x. All matrices are contiguous and of the dtype of x.
 
-    `hartley`, `gain_table` and the last of `scales` of `forms.fused`; matrices (C, C) contiguous; all of x's dtype.
+    Args:
+        x: (B, C, H, W), with stride 1 in C or in `dim`.
+        transform: `forms.fused.hartley`.
+        table: `forms.fused.gain_table`.
+        scale: the last of `forms.fused.scales`.
+        before: channel matrix (C, C) applied before the gains, or None.
+        after: channel matrix (C, C) applied after the gains, or None.
+        dim: the axis, 2 or 3.
+        to_last: return channels last, else NCHW.
     """
     y = torch.empty_like(x, memory_format=torch.channels_last if to_last else torch.contiguous_format)
     if is_fake(x):
@@ -133,7 +141,7 @@ def fused_pass(
     B, C, H, W = x.shape
     n, other = (H, 3) if dim == 2 else (W, 2)
     CP, P, rows = 16 * table.shape[1], 16 * table.shape[2], B * x.shape[other]
-    long = P > 64  # then shared memory holds one program, else two
+    long = P > 64  # shared memory then holds one program instead of two
     from_last = x.stride(1) == 1
     steps = [t.stride(dim) if is_last else t.stride(1) for t, is_last in ((x, from_last), (y, to_last))]
     launch(

@@ -1,7 +1,7 @@
-"""Launching Triton kernels: the device they run on, and what fits there.
+"""Launching Triton kernels: on the right device, with blocks that fit there.
 
-Block sizes stand beside each kernel, chosen on an H200. Where they follow from the card, they do so through the two
-properties here: its multiprocessors, and whether a block may have as much shared memory as on Hopper.
+Block sizes stand beside each kernel, chosen on an H200. They depend on the card through two properties only: its
+multiprocessors, and whether a block may have as much shared memory as on Hopper.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 def multiprocessors(x: Tensor) -> int:
-    """How many multiprocessors the card of x has; in the interpreter as many as an H200."""
+    """Return how many multiprocessors the card of x has; in the interpreter as many as an H200."""
     return _multiprocessors(x.device) if x.is_cuda else 132
 
 
@@ -31,12 +31,12 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def is_large_card(x: Tensor) -> bool:
-    """True if a block may have as much shared memory as on Hopper; in the interpreter too. GeForce cards have less."""
+    """Return True if a block may have as much shared memory as on Hopper, and in the interpreter. GeForce has less."""
     return not x.is_cuda or has_large_blocks(x.device)
 
 
 def has_large_blocks(device: torch.device) -> bool:
-    """True if a block on this CUDA device may have as much shared memory as on Hopper."""
+    """Return True if a block on this CUDA device may have as much shared memory as on Hopper."""
     return _shared_memory(device) >= HOPPER_SHARED_MEMORY
 
 
@@ -52,18 +52,18 @@ has_large_blocks._dynamo_marked_constant = True  # type: ignore[attr-defined]  #
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. Triton's own takes microseconds, and a step has few."""
+    """Return a / b, rounded up. `triton.cdiv` takes microseconds, which add up over the kernels of a step."""
     return -(-a // b)
 
 
 def power_of_2(n: int, least: int = 1) -> int:
-    """The smallest power of two that is n or more, and no less than `least`."""
+    """Return the smallest power of two that is at least n and at least `least`."""
     return max(least, 1 << (n - 1).bit_length())
 
 
 def alignment(n: int) -> int:
-    """Rows of n numbers start at multiples of this many, 16 at most.
+    """Return the largest power of two, up to 16, that divides n.
 
-    Kernels take n as a number of units of this size, so that the compiler knows how far rows are aligned.
+    Kernels take n as a number of units of this size, so that the compiler knows how rows are aligned.
     """
     return gcd(n, 16)

@@ -1,7 +1,7 @@
 """The kernel of `layout`."""
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 import torch
 import triton
@@ -26,7 +26,7 @@ def _transpose_kernel(x_ptr, y_ptr, R, S, BLOCK: tl.constexpr):
 
 
 def copied(x: Tensor, to_last: bool) -> Tensor:
-    """NCHW to channels last, or back."""
+    """Return a copy of x (B, C, H, W) as channels last if `to_last`, else as NCHW."""
     y = torch.empty_like(x, memory_format=torch.channels_last if to_last else torch.contiguous_format)
     if is_fake(x):
         return y

@@ -2,18 +2,18 @@
 
     forward    _activate_kernel      z -> a = gelu(u), u = the depthwise 3x3 of z
                products.product      y = x + W a + bias
-    backward   products.product      h = W^T g (a library's product in half precision)
+    backward   products.product      h = W^T g (cuBLAS in half precision)
                _activate_kernel      z, h -> a again, and h gelu'(u) in place of h
                products.gram_and_sum g a^T, and the sum of g
                _spread_kernel        the adjoint of the depthwise 3x3 on h, and parts of its weights' gradients
 
 A program of a depthwise kernel goes down ROWS rows of a strip of BLOCK_C channels by BLOCK_W columns. A row is loaded
-once, at three shifts, and added to the three output rows it touches: two partly summed rows are all that is carried.
-Sizes come as units * UNIT, so that the compiler knows how far rows are aligned: 170 columns load as pairs.
+once, at three shifts, and added to the three output rows it touches; only two partly summed rows are carried along.
+Sizes come as units * UNIT, so that the compiler knows how rows are aligned: 170 columns load as pairs.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 import torch
 import triton
@@ -30,7 +30,7 @@ FORWARD_ROWS, BACKWARD_ROWS = 16, 32  # of a strip
 
 @triton.jit
 def _strip(pid, C, H, W, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
-    """-> number of the strip in its channels; where it starts; its channels, first row, columns; its tile's offsets."""
+    """Return number, start, channels, first row and columns of this program's strip, and the offsets of a tile."""
     columns, strips, groups = tl.cdiv(W, BLOCK_W), tl.cdiv(H, ROWS), tl.cdiv(C, BLOCK_C)
     w0 = pid % columns * BLOCK_W
     h0 = pid // columns % strips * ROWS
@@ -45,13 +45,13 @@ def _strip(pid, C, H, W, ROWS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.
 
 @triton.jit
 def _width(row, first, end, W):
-    """Columns there are in this row: none outside first <= row < end."""
+    """Return the number of columns of this row: 0 outside first <= row < end."""
     return tl.where((row >= first) & (row < end), W, 0)
 
 
 @triton.jit
 def _load_row(ptr, row, end, W, w, live):
-    """A row at columns w - 1, w, w + 1; zeros outside the image, and from row `end` on."""
+    """Return a row at columns w - 1, w, w + 1; zeros outside the image, and from row `end` on."""
     width = _width(row, 0, end, W)
     at = ptr + row * W
     left = tl.load(at - 1, mask=live & (w >= 1) & (w < width), other=0.0)
@@ -62,13 +62,13 @@ def _load_row(ptr, row, end, W, w, live):
 
 @triton.jit
 def _load_own(ptr, row, first, end, W, w, live):
-    """A row; zeros unless it is one of the strip's own, first <= row < end."""
+    """Return a row; zeros unless it belongs to the strip, first <= row < end."""
     return tl.load(ptr + row * W, mask=live & (w < _width(row, first, end, W)), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _load_weights(w_ptr, c, C, FLIP: tl.constexpr):
-    """The three rows of the 3x3 of every channel, or of its adjoint's, as nine columns."""
+    """Return the 3x3 weights of every channel, or those of its adjoint, as nine columns."""
     at = w_ptr + c[:, None] * 9
     step = 1
     if FLIP:
@@ -89,13 +89,13 @@ def _load_weights(w_ptr, c, C, FLIP: tl.constexpr):
 
 @triton.jit
 def _normal(u):
-    """Density phi(u) and distribution function Phi(u) of the standard normal: gelu(u) = u Phi(u).
+    """Return the density phi(u) and the distribution function Phi(u) of the standard normal: gelu(u) = u Phi(u).
 
-    Phi(-|u|) = e^{-u^2/2} (a_1 t + ... + a_5 t^5), t = 1 / (1 + p |u|), to 7.5e-8 (Abramowitz and Stegun 7.1.26) and
-    rounding: half the instructions of erf, and the exponential is the density's.
+    Phi(-|u|) = e^{-u^2/2} (a_1 t + ... + a_5 t^5) with t = 1 / (1 + p |u|), to 7.5e-8 (Abramowitz and Stegun 7.1.26).
+    This takes half the instructions of erf, and shares its exponential with the density.
     """
     e = tl.exp2(u * u * -0.7213475204444817)
-    t = tl.rsqrt(1.0 + 0.23164189 * tl.abs(u))  # and squared: a division takes six instructions more
+    t = tl.rsqrt(1.0 + 0.23164189 * tl.abs(u))  # squared below: a division takes six more instructions
     t = t * t
     tail = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))
     tail = tail * t * e
@@ -116,7 +116,7 @@ def _activate_kernel(
     bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)[:, None]
     z, end = z_ptr + start + tile, tl.minimum(H, h0 + ROWS + 1)
     left, mid, right = _load_row(z, h0 - 1, end, W, w, live)
-    below = bias + k00 * left + k01 * mid + k02 * right  # of output row h0: what is there so far
+    below = bias + k00 * left + k01 * mid + k02 * right  # output row h0, summed so far
     left, mid, right = _load_row(z, h0, end, W, w, live)
     here = below + k10 * left + k11 * mid + k12 * right
     below = bias + k00 * left + k01 * mid + k02 * right
@@ -187,7 +187,16 @@ def _spread_kernel(
 def forward(
     z: Tensor, x: Tensor | None, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
 ) -> Tensor:
-    """x + P(gelu(L(z))) for contiguous z and x (B, C, H, W); in the dtype x + z would have."""
+    """Return x + P(gelu(L(z))) in the dtype of x + z: L is the depthwise 3x3, P the 1x1 convolution.
+
+    Args:
+        z: contiguous (B, C, H, W).
+        x: contiguous (B, C, H, W), or None to add nothing.
+        dw_weight: of L, (C, 1, 3, 3).
+        dw_bias: of L, (C,).
+        pw_weight: of P, (C, C, 1, 1).
+        pw_bias: of P, (C,).
+    """
     a = torch.empty_like(z)
     y = torch.empty_like(z, dtype=z.dtype if x is None else torch.promote_types(x.dtype, z.dtype))
     _activate(z, dw_weight, dw_bias, a)
@@ -197,12 +206,20 @@ def forward(
 def backward(
     g: Tensor, z: Tensor, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """g in z's dtype -> the gradients of z, dw_weight, dw_bias, pw_weight, pw_bias; those of parameters in float32."""
+    """Return the gradients of z, dw_weight, dw_bias, pw_weight and pw_bias; those of parameters in float32.
+
+    Args:
+        g: gradient of the result, in the dtype of z.
+        z: as in `forward`.
+        dw_weight: as in `forward`.
+        dw_bias: as in `forward`.
+        pw_weight: as in `forward`.
+    """
     h, a = torch.empty_like(z), torch.empty_like(z)
     W = pw_weight.flatten(1).to(z.dtype).t()
     if z.dtype == torch.float32 or z.shape[2:].numel() % 8:
         products.product(W, g, out=h)
-    else:  # nothing to add, rows aligned: a library's product is faster
+    else:  # nothing to add, and rows are aligned: cuBLAS is faster
         torch.bmm(W.expand(len(z), -1, -1), g.flatten(2), out=h.flatten(2))
     _activate(z, dw_weight, dw_bias, a, h)
     gW, gb = products.gram_and_sum(g, a)
@@ -210,7 +227,7 @@ def backward(
 
 
 def _depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """g in z's dtype -> the gradients of z, weight, bias; those of parameters in float32."""
+    """Return the gradients of z, weight and bias, for g in the dtype of z; those of parameters in float32."""
     gz, C = torch.empty_like(z), z.shape[1]
     if is_fake(z):
         return gz, z.new_empty(weight.shape, dtype=torch.float32), z.new_empty(C, dtype=torch.float32)
@@ -223,7 +240,7 @@ def _depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, T
 
 
 def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | None = None) -> None:
-    """Writes gelu of the 3x3 of z to a; with h also multiplies h by the derivative of gelu."""
+    """Write gelu of the 3x3 of z to a. Also multiply h, if given, by the derivative of gelu."""
     if is_fake(z):
         return
     strips, sizes, blocks = _strips(z, FORWARD_ROWS)
@@ -235,10 +252,10 @@ def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | No
 
 
 def _strips(z: Tensor, rows: int) -> tuple[int, tuple[int, int, int], dict[str, int]]:
-    """-> strips of a channel, size arguments and block sizes of a depthwise kernel."""
+    """Return the strips of a channel, the size arguments and the block sizes of a depthwise kernel."""
     batch, C, H, W = z.shape
     widths = [256, 128, 64, 32] if W >= 32 else [power_of_2(W)]
-    block_w = min(widths, key=lambda width: cdiv(W, width) * width)  # the least beyond the edge, then the widest
+    block_w = min(widths, key=lambda width: cdiv(W, width) * width)  # the least padding, then the widest
     block_w = min(block_w, TILE)
     block_c, unit = min(TILE // block_w, power_of_2(C)), alignment(W)
     strips = batch * cdiv(H, rows) * cdiv(W, block_w)

@@ -1,12 +1,12 @@
 """The product of a channel matrix (C, C), C <= 128, with float32 features (B, C, S) as a Triton kernel.
 
-A library multiplies float32 on its slow units, or in TF32, which has 10 bits. Here every number is split in two
-of float16, and three products of the parts give float32 accuracy on the fast units. Float16 has few exponents: a
-power of two brings A, and each block of positions, to the upper end of them.
+cuBLAS multiplies float32 on the slow units, or in TF32, which has 10 bits. Here every number is split into two of
+float16, and three products of the parts give float32 accuracy on the fast units. Float16 has a small range of
+exponents, so A and each block of positions are scaled by a power of two to its upper end.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 import torch
 import triton
@@ -21,7 +21,7 @@ BLOCK_S = 64  # positions of a block
 
 @triton.jit
 def _bins(first, BINS, NEIGHBOURS, BLOCK_S: tl.constexpr):
-    """(s // NEIGHBOURS) % BINS of BLOCK_S positions from `first` on, without a division for each; exact."""
+    """Return (s // NEIGHBOURS) % BINS of BLOCK_S positions from `first` on, exactly, without a division for each."""
     ahead = first % NEIGHBOURS + tl.arange(0, BLOCK_S)
     few = ((ahead + 0.5) * (1.0 / NEIGHBOURS)).to(tl.int32)
     bins = first // NEIGHBOURS % BINS + tl.where(NEIGHBOURS < BLOCK_S, few, (ahead >= NEIGHBOURS).to(tl.int32))
@@ -33,10 +33,10 @@ def _store(
     y, gain, y_ptr, bias_ptr, add_ptr, c, s, C, S,
     GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """g y + bias + what is to be added, of y at positions s, of channels c."""
+    """Store gain * y + bias + add, for y at positions s and channels c."""
     if GAIN:
         y *= gain
-    y, c, s = tl.trans(y), c[:, None], s[None, :]  # as they lie in memory
+    y, c, s = tl.trans(y), c[:, None], s[None, :]  # the order of memory
     at, inside = c * S + s, (s < S) & (c < C)
     if BIAS:
         y += tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)
@@ -47,29 +47,28 @@ def _store(
 
 @triton.jit
 def _magnitudes(x):
-    """The bits of |x|, which are ordered as numbers are; 0 where x is not finite."""
+    """Return the bits of |x|, which sort as the numbers do; 0 where x is not finite."""
     bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.where(bits < 0x7F800000, bits, 0)
 
 
 @triton.jit
 def _exponent(largest):
-    """Of bits: the e with 2^14 <= largest 2^-e < 2^15; as small as a power of two goes if the largest is smaller."""
+    """Return the e with 2^14 <= largest 2^-e < 2^15, from the bits of the largest number; -126 if that is smaller."""
     return tl.maximum((largest >> 23) - 141, -126)
 
 
 @triton.jit
 def _power(e):
-    """2^e for -126 <= e <= 127."""
+    """Return 2^e for -126 <= e <= 127."""
     return ((e + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _halves(x, exponent):
-    """x 2^-exponent, less than 2^15, in two parts of float16.
+    """Return x 2^-exponent, less than 2^15, as the sum of two float16 numbers.
 
-    The second holds what the first leaves up to 2^-23 of x, or up to 2^-25 where float16 ends: 2^-39 of the largest.
-    Inf leaves NaN: where inf or NaN goes in, at that position NaN comes out.
+    The error is at most 2^-23 of x, or 2^-39 of the largest number of the block. A position with inf or NaN gives NaN.
     """
     x *= _power(-exponent)
     upper = x.to(tl.float16)
@@ -78,20 +77,20 @@ def _halves(x, exponent):
 
 @triton.jit
 def _scaled_back(y, exponent):
-    """y 2^exponent in two steps: the power may be too large or small where the result is not."""
+    """Return y 2^exponent, in two steps, because the power alone may overflow."""
     half = exponent >> 1
     return y * _power(half) * _power(exponent - half)
 
 
 @triton.jit
 def _weights(a_ptr, C, n, k):
-    """A[n, k] as (k, n)."""
+    """Return A[n, k] as (k, n)."""
     return tl.load(a_ptr + n[None, :] * C + k[:, None], mask=(n < C)[None, :] & (k < C)[:, None], other=0.0)
 
 
 @triton.jit
 def _add_halves(y, x_upper, x_lower, upper, lower):
-    """y + x w, both in parts; what lower times lower would add is 2^-22 of that or less."""
+    """Return y + x w, both in parts. The product of the lower parts is left out: it is 2^-22 of the rest or less."""
     y = tl.dot(x_upper, lower, y)
     y = tl.dot(x_lower, upper, y)
     return tl.dot(x_upper, upper, y)
@@ -103,9 +102,9 @@ def _product_kernel(
     C0: tl.constexpr, C1: tl.constexpr, BLOCK_S: tl.constexpr,
     GAIN: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (walkers * B,), in blocks of positions. The C channels are a block of C0 and, if C1, one of C1.
+    """Grid (walkers * B,): programs walk over blocks of positions. C channels are a block of C0 and, if C1, one of C1.
 
-    Positions are rows of what is multiplied: then A stays in shared memory, and x is transposed on its way there.
+    Positions are the rows of the product, so that A stays in shared memory and x is transposed on its way there.
     """
     walker = tl.program_id(0) % WALKERS
     start = (tl.program_id(0) // WALKERS).to(tl.int64) * C * S
@@ -130,14 +129,14 @@ def _product_kernel(
         x0 = tl.load(x_ptr + c0[None, :] * S + s[:, None], mask=inside & (c0 < C)[None, :], other=0.0)
         gain0, gain1 = 1.0, 1.0
         if GAIN:
-            bins = _bins(tile * BLOCK_S, BINS, NEIGHBOURS, BLOCK_S)  # under way during the product
+            bins = _bins(tile * BLOCK_S, BINS, NEIGHBOURS, BLOCK_S)  # gains are loaded during the product
             gain0 = tl.load(gain_ptr + bins[:, None] * C + c0[None, :], mask=(c0 < C)[None, :], other=0.0)
             if C1 > 0:
                 gain1 = tl.load(gain_ptr + bins[:, None] * C + c1[None, :], mask=(c1 < C)[None, :], other=0.0)
         found = _magnitudes(x0)
         if C1 > 0:
             x1 = tl.load(x_ptr + c1[None, :] * S + s[:, None], mask=inside & (c1 < C)[None, :], other=0.0)
-            # both blocks in one maximum among threads: the first is folded to the second's width in registers
+            # One maximum over both blocks: the first is folded to the width of the second in registers.
             found = tl.maximum(tl.max(tl.reshape(found, [BLOCK_S, C0 // C1, C1]), 1), _magnitudes(x1))
         exponent = _exponent(tl.max(found))
         upper, lower = _halves(x0, exponent)
@@ -156,7 +155,10 @@ def _product_kernel(
 
 
 def channel_blocks(C: int) -> tuple[int, int]:
-    """C0, C1: powers of two from 16 with C0 + C1 >= C, because matrix units want those; C1 may be 0. 96 = 64 + 32."""
+    """Return two powers of two, each 16 or more (the second may be 0), whose sum is C or more: 96 = 64 + 32.
+
+    Matrix units need powers of two.
+    """
     C0 = max(16, 1 << (C.bit_length() - 1))
     return (C0, 0) if C <= C0 else (C0, power_of_2(C - C0, 16))
 
@@ -171,9 +173,16 @@ def product(
     add: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A (C, C) on contiguous float32 X (B, C, S), then gain (C, n), of bin (s // neighbours) % n at position s.
+    """Return gain * (A X) + bias + add.
 
-    To that come bias (C,) and `add`, a map like X; both of any dtype.
+    Args:
+        A: (C, C) with C <= 128.
+        X: contiguous float32 (B, C, S).
+        gain: (C, n). Position s has the gain of bin (s // neighbours) % n. None: 1.
+        neighbours: positions in a row that share a bin.
+        bias: (C,), any dtype.
+        add: a map like X, any dtype.
+        out: where the result goes; a new tensor by default.
     """
     Y = torch.empty_like(X) if out is None else out
     if is_fake(X):
@@ -182,7 +191,7 @@ def product(
     C0, C1 = channel_blocks(C)
     walkers = min(cdiv(S, BLOCK_S), max(1, cdiv(4 * multiprocessors(X), B)))
     bins = 1 if gain is None else gain.shape[1]
-    gain = None if gain is None else gain.mT  # a position then finds its gains side by side
+    gain = None if gain is None else gain.mT  # the gains of a position lie side by side
     terms = (X if t is None else t.contiguous() for t in (gain, bias, add))
     launch(
         _product_kernel, (walkers * B,), X, Y, A.contiguous(), *terms, C, S, bins, neighbours, walkers,

@@ -1,13 +1,13 @@
 """Products over the channels of features (B, C, H, W), and over their positions, as Triton kernels. Sums in float32.
 
-`product` is what a library has no one pass for (a bias, a second map to add, rows that are not aligned); `gram` is
-faster than a library that has too few blocks of the result to fill the card. Their float32 is never TF32 alone: up to
-128 channels see `mixing`; else, and in sums of positions, every number is split in two of TF32, which have all
-exponents, and three products are summed.
+`product` does in one pass what cuBLAS needs several for: a bias, a second map to add, rows that are not aligned.
+`gram` is faster than cuBLAS where the result has too few blocks to fill the card. float32 is never rounded to TF32:
+products of up to 128 channels use `mixing`; the others split every number into two of TF32, which has the exponents of
+float32, and sum three products.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 from typing import Any
 
@@ -20,20 +20,20 @@ from chasm.ops.kernels import mixing
 from chasm.ops.kernels.launch import alignment, cdiv, is_large_card, launch, multiprocessors, power_of_2
 from chasm.ops.library import is_fake
 
-MAX_KEPT_CHANNELS = 128  # up to which a program keeps the whole matrix
+MAX_KEPT_CHANNELS = 128  # the matrix of more channels does not fit into one program
 
 
 @triton.jit
 def _upper_part(x):
-    """A float32 rounded to what TF32 holds. To cut it off would leave parts of one sign, whose errors add up."""
+    """Return a float32 rounded to TF32. Truncation would leave remainders of one sign, whose errors add up."""
     return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _add_product(y, x, upper, lower):
-    """y + x w for w in two parts.
+    """Return y + x w for w in two parts.
 
-    Matrix units cut off where others round: what sums over more than channels starts at y = 0 in every block.
+    Matrix units truncate their sums. A sum over more than channels therefore starts at y = 0 in every block.
     """
     x_upper = _upper_part(x)
     y = tl.dot(x - x_upper, upper, y, input_precision="tf32")
@@ -81,7 +81,7 @@ def _walk_kernel(
     W_ptr, a_ptr, bias_ptr, x_ptr, out_ptr, C, N_units, WALKERS, stride_m, stride_k,
     UNIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """As `_product_kernel` for half precision and few channels: W stays with a program, positions walk past it."""
+    """`_product_kernel` for half precision and few channels: a program keeps W and walks over the positions."""
     N = N_units * UNIT
     walker = tl.program_id(0) % WALKERS
     image = (tl.program_id(0) // WALKERS).to(tl.int64) * C * N
@@ -105,7 +105,7 @@ def _weight_kernel(
     g_ptr, a_ptr, parts_ptr, sums_ptr, C, N_units, blocks, splits,
     UNIT: tl.constexpr, SUMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Parts (splits, C, C) of the sum over b of g[b] a[b]^T, and with SUMS (splits, C) of that of g."""
+    """Parts (splits, C, C) of the sum over b of g[b] a[b]^T; with SUMS also parts (splits, C) of the sum of g."""
     N = N_units * UNIT
     rows, columns, per_image = tl.cdiv(C, BLOCK_M), tl.cdiv(C, BLOCK_K), tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
@@ -138,7 +138,7 @@ def _weight_kernel(
     part = tl.cast(split, tl.int64) * C
     tl.store(parts_ptr + (part + m[:, None]) * C + k[None, :], acc, mask=(m < C)[:, None] & (k < C)[None, :])
     if SUMS:
-        total = tl.sum(sums, 1) if SPLIT else tl.max(sums, 1)  # sixteen times the same
+        total = tl.sum(sums, 1) if SPLIT else tl.max(sums, 1)  # all 16 columns are equal
         tl.store(sums_ptr + part + m, total, mask=m < tl.where(k0 == 0, C, 0))
 
 
@@ -168,7 +168,15 @@ def _both_kernel(
 def product(
     W: Tensor, a: Tensor, bias: Tensor | None = None, x: Tensor | None = None, *, out: Tensor | None = None
 ) -> Tensor:
-    """W a + bias + x: W (C, C) on the channels of contiguous a (B, C, H, W), of one dtype. `out`: like a by default."""
+    """Return W a + bias + x.
+
+    Args:
+        W: (C, C), of the dtype of a.
+        a: contiguous (B, C, H, W).
+        bias: (C,).
+        x: a map to add, like a.
+        out: where the result goes; a new tensor like a by default.
+    """
     out = torch.empty_like(a) if out is None else out
     if is_fake(a):
         return out
@@ -208,23 +216,28 @@ def _product_blocks(a: Tensor) -> dict[str, int]:
 
 
 def gram(g: Tensor, a: Tensor) -> Tensor:
-    """The sum over batch and positions of g a^T, (C, C) in float32, for contiguous (B, C, ..)."""
+    """Return the sum over batch and positions of g a^T, (C, C) in float32.
+
+    Args:
+        g: contiguous (B, C, ..).
+        a: contiguous (B, C, ..).
+    """
     return _gram_by_library(g, a) if _library_is_faster(a) else _gram_parts(g, a)[0].sum(0)
 
 
 def gram_and_sum(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """`gram`, and the sum over batch and positions of g, (C,)."""
+    """Return `gram(g, a)`, and the sum over batch and positions of g, (C,)."""
     if _library_is_faster(a):
-        return _gram_by_library(g, a), g.flatten(2).sum(2, dtype=torch.float32).sum(0)  # at once it takes twice as long
+        return _gram_by_library(g, a), g.flatten(2).sum(2, dtype=torch.float32).sum(0)  # twice as fast as one sum
     parts, sums = _gram_parts(g, a, with_sums=True)
     return parts.sum(0), sums.sum(0)
 
 
 def _library_is_faster(a: Tensor) -> bool:
-    """True if a library's product of every image is faster (timed on an H200).
+    """Return True if a cuBLAS product of every image is faster (timed on an H200).
 
-    Its blocks of the result must be enough to fill the card, unless there is one image, whose positions it shares out
-    as the kernel does; and the results of all images not much larger than the maps.
+    The result must have enough blocks to fill the card, unless there is one image, whose positions cuBLAS distributes
+    as the kernel does. And the results of all images must not be much larger than the maps.
     """
     B, C, N = *a.shape[:2], a.shape[2:].numel()
     if not a.is_cuda or a.dtype.itemsize > 2 or N % 8:
@@ -242,7 +255,13 @@ def _gram_by_library(g: Tensor, a: Tensor) -> Tensor:
 
 
 def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] | None:
-    """W q and gram(q, e) in one pass over q; None where a program cannot hold what that takes."""
+    """Return W q and gram(q, e) from one pass over q; None if they do not fit into one program.
+
+    Args:
+        W: (C, C), of the dtype of q.
+        q: contiguous (B, C, H, W).
+        e: contiguous (B, C, H, W).
+    """
     B, C, N = q.shape[0], q.shape[1], q.shape[2] * q.shape[3]
     if C > MAX_KEPT_CHANNELS or q.dtype.itemsize > 2 or not is_large_card(q):
         return None
@@ -259,7 +278,7 @@ def product_and_gram(W: Tensor, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor] |
 
 
 def _gram_parts(g: Tensor, a: Tensor, with_sums: bool = False) -> tuple[Tensor, Tensor]:
-    """Parts (splits, C, C) of the gram, one for each group of programs, and with_sums (splits, C) of the sum of g."""
+    """Return parts (splits, C, C) of the gram; if `with_sums` also parts (splits, C) of the sum of g."""
     C = a.shape[1]
     if is_fake(a):
         return a.new_empty(1, C, C, dtype=torch.float32), a.new_empty(1, C, dtype=torch.float32)

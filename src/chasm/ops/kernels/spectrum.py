@@ -1,7 +1,7 @@
-"""One pass over two float32 spectra on the way back through gains, as a Triton kernel."""
+"""The backward pass through gains: two float32 spectra are scaled and their products summed, in one Triton kernel."""
 
 # mypy: disable-error-code="no-untyped-def"
-# (what triton.jit compiles has no Python types)
+# (triton.jit functions have no Python types)
 
 import torch
 import triton
@@ -19,7 +19,7 @@ MAX_IMAGES = 4  # that a program takes at once
 def _scale_kernel(
     p_ptr, h_ptr, gain_ptr, sums_ptr, B, C, S, BINS, NEIGHBOURS, BLOCK: tl.constexpr, IMAGES: tl.constexpr
 ):  # fmt: skip
-    """Grid (channels x blocks of S,): p and h times their gains, for all images; and sums of p h over them, (.., S)."""
+    """Grid (channels x blocks of S,): p and h times their gains, for all images, and sums of p h over the images."""
     blocks = tl.cdiv(S, BLOCK)
     c = (tl.program_id(0) // blocks).to(tl.int64)
     s = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -37,15 +37,19 @@ def _scale_kernel(
 
 
 def scale_both(P: Tensor, H: Tensor, gain: Tensor, neighbours: int) -> Tensor:
-    """Contiguous float32 P and H (B, C, S) times gain (C, n), of bin (s // neighbours) % n at position s, in place.
+    """Multiply P and H by their gains in place, and return the sums of P H (as they came) over each bin: (C, n).
 
-    Returns the sum of P H, as they were, over batch and the positions of a bin: (C, n).
+    Args:
+        P: contiguous float32 (B, C, S).
+        H: contiguous float32 (B, C, S).
+        gain: (C, n). Position s has the gain of bin (s // neighbours) % n.
+        neighbours: positions in a row that share a bin.
     """
     (B, C, S), n, gain = P.shape, gain.shape[1], gain.contiguous()
     found = torch.empty(C, n, dtype=torch.float32, device=P.device)
     if is_fake(P):
         return found
-    # Sums are as large as an image: of few images only some channels at once.
+    # The sums are as large as one image. With few images, only some channels are taken at once, to save memory.
     step = C if B >= MAX_IMAGES else cdiv(C, MAX_IMAGES)
     for first in range(0, C, step):
         p, h, g, out = P[:, first:], H[:, first:], gain[first:], found[first : first + step]

@@ -1,8 +1,8 @@
 """GELU of a GroupNorm with one group, for maps with channels last in memory.
 
-One operator with Triton kernels behind it. torch's own kernel sums a group in a single thread block, and what
-torch.compile makes of the sums is slower still; here a norm and its GELU read the map twice and write it once.
-Gradients are of first order only.
+One operator with Triton kernels behind it. torch's own kernel sums a group in a single thread block, and the code
+that torch.compile generates for the sums is slower still. Here a norm and its GELU read the map twice and write it
+once. Only first derivatives are defined.
 """
 
 import os
@@ -44,7 +44,14 @@ _SCHEMA = "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor)
 
 @torch.library.custom_op("chasm::norm_gelu", mutates_args=(), schema=_SCHEMA)
 def norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x (B, P, C) -> y like x, and the statistics of the samples (B, 2), which only the backward reads."""
+    """Return GELU of the normalised x, and the mean and 1 / deviation of each sample (B, 2), for the backward pass.
+
+    Args:
+        x: (B, P, C): P positions with their C channels.
+        weight: (C,).
+        bias: (C,).
+        eps: added to the variance.
+    """
     from chasm.backbones.hifi.kernels import norm_triton
 
     if x.shape[-1] != len(weight):
@@ -64,7 +71,15 @@ _BACKWARD_SCHEMA = "(Tensor g, Tensor x, Tensor weight, Tensor bias, Tensor stat
 def norm_gelu_backward(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> the gradients of x, weight and bias, each in the dtype of what it belongs to."""
+    """Return the gradients of x, weight and bias, each in the dtype of its tensor.
+
+    Args:
+        g: gradient of the output, like x.
+        x: as in `norm_gelu`.
+        weight: as in `norm_gelu`.
+        bias: as in `norm_gelu`.
+        statistics: the second output of `norm_gelu`.
+    """
     from chasm.backbones.hifi.kernels import norm_triton
 
     g, x = g.to(x.dtype).contiguous(), x.contiguous()

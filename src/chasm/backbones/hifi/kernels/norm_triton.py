@@ -21,16 +21,16 @@ from torch import Tensor
 
 from chasm.ops.kernels.local_triton import _normal
 
-# A program is one warp, so that a sum over positions stays in its registers: between warps it would take longer than
-# all else that the kernel does.
-TILE = 256  # numbers a program holds at once
+# A program is one warp, so that a sum over positions stays in its registers. A sum across warps would take longer than
+# the rest of the kernel.
+TILE = 256  # numbers that a program holds at once
 MAX_PARTS = 4096  # of all samples together: enough programs to fill a large GPU
 TOTAL_BLOCK = 32  # parts and channels that a program of `_total_kernel` holds at once
 
 
 @triton.jit
 def _part(P, parts, ROWS: tl.constexpr):
-    """-> sample, first and end position of this program's part; parts start at whole blocks of ROWS."""
+    """Return the sample, the first and the end position of this program's part. Parts start at whole blocks of ROWS."""
     pid = tl.program_id(0)
     blocks, part = tl.cdiv(P, ROWS), pid % parts
     return pid // parts, part * blocks // parts * ROWS, tl.minimum((part + 1) * blocks // parts * ROWS, P)
@@ -38,8 +38,8 @@ def _part(P, parts, ROWS: tl.constexpr):
 
 @triton.jit
 def _moments_kernel(x_ptr, parts_ptr, P, C, parts, ROWS: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Every lane follows Welford's rule, and the lanes are joined at the end: no sum of squares, so that a large mean
-    does not drown the deviations."""
+    """Every lane follows Welford's rule, and the lanes are joined at the end. Summing squares would lose small
+    deviations from a large mean."""
     b, first, end = _part(P, parts, ROWS)
     x_ptr += tl.cast(b, tl.int64) * P * C
     row, c = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_C)[None, :]
@@ -65,7 +65,7 @@ def _moments_kernel(x_ptr, parts_ptr, P, C, parts, ROWS: tl.constexpr, BLOCK_C: 
 
 @triton.jit
 def _combine_kernel(parts_ptr, stats_ptr, parts, numbers, eps, BLOCK: tl.constexpr):
-    """Grid (B,): statistics (B, 2) = m, r of samples of so many numbers."""
+    """Grid (B,): statistics (B, 2) = m, r of samples with `numbers` numbers each."""
     b, count = tl.program_id(0), tl.num_programs(0) * parts
     i = tl.arange(0, BLOCK)
     at, live = parts_ptr + b * parts + i, i < parts
@@ -97,7 +97,7 @@ def _apply_kernel(
 
 @triton.jit
 def _load_adjoint(g_ptr, x_ptr, live, mean, rstd, w, bias):
-    """-> h = g gelu'(n), and xhat; h is zero where nothing is live."""
+    """Return h = g gelu'(n), and xhat. h is zero outside the map."""
     g = tl.load(g_ptr, mask=live, other=0.0).to(tl.float32)
     xhat = (tl.load(x_ptr, mask=live, other=0.0).to(tl.float32) - mean) * rstd
     n = xhat * w + bias
@@ -161,7 +161,14 @@ def _gradient_kernel(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x (B, P, C), all contiguous -> y like x, and statistics (B, 2) in float32."""
+    """Return y like x, and the statistics (B, 2) in float32. All tensors are contiguous.
+
+    Args:
+        x: (B, P, C).
+        weight: (C,).
+        bias: (C,).
+        eps: added to the variance.
+    """
     B, P, C = x.shape
     grid, parts, blocks = _launch(B, P, C)
     moments = torch.empty(3, grid[0], device=x.device, dtype=torch.float32)
@@ -174,7 +181,15 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """g like x -> the gradients of x, weight and bias; those of parameters in float32."""
+    """Return the gradients of x, weight and bias; those of parameters in float32. All tensors are contiguous.
+
+    Args:
+        g: gradient of y.
+        x: (B, P, C).
+        weight: (C,).
+        bias: (C,).
+        statistics: as `forward` returns them.
+    """
     B, P, C = x.shape
     grid, parts, blocks = _launch(B, P, C)
     sums = torch.empty(2, B, parts, C, device=x.device, dtype=torch.float32)
@@ -190,7 +205,7 @@ def backward(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Ten
 
 
 def _launch(B: int, P: int, C: int) -> tuple[tuple[int], int, dict[str, int]]:
-    """-> grid, parts of a sample, and the block sizes."""
+    """Return the grid, the number of parts of a sample, and the block sizes."""
     block_c = triton.next_power_of_2(C)
     rows = max(1, TILE // block_c)
     parts = max(1, min(MAX_PARTS // B, triton.cdiv(P, rows)))
