@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+import twix_writer
 import writers
 from runs import brains, call, columns, make_run, zero_filled
 
@@ -81,3 +82,18 @@ def test_scanner_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
         assert found.exit_code == 3, found.output
         assert expected in found.output
         assert len(found.output.strip().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_residual_is_told_against_the_noise_scan_of_a_twix_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((2, 256)) + 1j * rng.standard_normal((2, 256))
+    k = rng.standard_normal((12, 2, 32)) + 1j * rng.standard_normal((12, 2, 32))
+    readouts = [twix_writer.readout(noise, "NOISEADJSCAN")]
+    readouts += [twix_writer.readout(100 * line, Lin=i) for i, line in enumerate(k)]
+    file = twix_writer.write_twix(tmp_path / "a.dat", twix_writer.measurement(readouts))
+    found = call(file, "--run", "zero-filled", "-o", tmp_path / "out.h5")
+    assert found.exit_code == 0, found.output
+    assert "note: prewhitened with 256 samples of noise" in found.output
+    level = np.sqrt(np.square(np.abs(noise)).mean() * 30.05 / 10 / 0.793)  # us of a noise sample and of an image sample
+    assert f"x the noise, which is {level:.2g} (the noise scan)" in found.output

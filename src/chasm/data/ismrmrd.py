@@ -18,7 +18,7 @@ from chasm.data.files import H5Files, reading, require_finite
 from chasm.data.limits import require_fits
 from chasm.data.lines import Encoding, Line, assemble
 from chasm.data.records import fault, patient_name
-from chasm.data.scan import KSpaceScan, Placement
+from chasm.data.scan import KSpaceScan, Placement, image_noise
 
 _CHUNK = 1024  # readouts that are in memory at a time
 _LEFT_OUT = {
@@ -92,8 +92,7 @@ def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     for scan in scans.values():
         scan.noise, scan.notes = samples, notes + scan.notes
         if samples is not None and min(dwell.values()) > 0:
-            power = float(np.square(np.abs(samples)).mean()) / scan.averages
-            scan.noise_level = float(np.sqrt(power * dwell["noise"] / dwell["image"] / bandwidth))
+            scan.noise_level = image_noise(samples, dwell["noise"] / dwell["image"] / bandwidth, scan.averages)
     return scans
 
 
@@ -164,6 +163,9 @@ def write_ismrmrd(scan: KSpaceScan, file: Path) -> None:
     readouts = []
     if scan.noise is not None:
         readout = _readout(scan.noise, 0)
+        readout.sample_time_us = 0.0  # the noise of the image is not known
+        if scan.noise_level is not None:  # longer samples take noise from a narrower band
+            readout.sample_time_us = (scan.noise_level / image_noise(scan.noise, 1)) ** 2
         readout.set_flag(ismrmrd.ACQ_IS_NOISE_MEASUREMENT)
         readouts.append(readout)
     columns = np.flatnonzero(scan.columns)

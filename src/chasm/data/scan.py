@@ -75,6 +75,21 @@ class KSpaceScan:
         return replace(self, kspace=white, noise=None, notes=[*self.notes, note])
 
 
+def image_noise(noise: np.ndarray, band: float, averages: float = 1.0) -> float:
+    """Return the root-mean-square of the noise of one image sample.
+
+    Args:
+        noise: samples of a noise scan.
+        band: the width of the frequency band that an image sample takes noise from, over that of a noise sample.
+        averages: how often an image sample was measured.
+
+    Example:
+        >>> image_noise(np.array([2.0, -2.0]), band=0.5, averages=2)
+        1.0
+    """
+    return float(np.sqrt(np.square(np.abs(noise)).mean() * band / averages))
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where one slice lies: vectors to the left, to the back and up, as in DICOM.

@@ -4,6 +4,7 @@ import contextlib
 import io
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from chasm.data.files import reading, require_finite
 from chasm.data.limits import require_regular
 from chasm.data.lines import Encoding, Line, assemble
 from chasm.data.records import fault, patient_name
-from chasm.data.scan import KSpaceScan, Placement
+from chasm.data.scan import KSpaceScan, Placement, image_noise
 
 _OVERSAMPLING = 2  # of the readout, on every Siemens scanner
 _CARTESIAN = 1
 _INPLACE = 2  # calibration lines that belong to the image
-_DIRECTIONS = ("dSag", "dCor", "dTra")  # to the left, to the back, up
+_NOISE_BANDWIDTH = 130  # of a noise scan, in Hz per pixel
+_NOISE_TIMES = {"AdjCoilSens": 5.0, "AdjQuietCoilSens": 4.0}  # us per noise sample of these adjustments, which differ
+_RECEIVER_BAND = 0.793  # the part of the band that the receiver lets noise through
 _LEFT_OUT = {
     "PHASCOR": "phase correction",
     "RTFEEDBACK": "feedback",
@@ -40,10 +43,13 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
 
     require_regular(file)
     with reading(file, "measurement"), contextlib.redirect_stdout(io.StringIO()):
-        measurements = [m for m in twixtools.read_twix(str(file), verbose=False) if isinstance(m, dict)]
+        options = {"verbose": False, "parse_pmu": False, "parse_geometry": False}
+        measurements = [m for m in twixtools.read_twix(str(file), **options) if isinstance(m, dict)]
     if not measurements:
         raise fault(file, "measurement", "there is none")
     measurement = measurements[-1]
+    if "MeasYaps" not in measurement["hdr"]:
+        raise fault(file, "measurement", "no protocol (MeasYaps): no Siemens raw data, or damaged")
     with reading(file, "header"):
         protocol, config = measurement["hdr"]["MeasYaps"], measurement["hdr"].get("Meas", {})
         trajectory = protocol["sKSpace"].get("ucTrajectory", _CARTESIAN)
@@ -52,7 +58,6 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
         raise fault(file, "ucTrajectory", f"{trajectory}: only Cartesian data can be read (1)")
     if not str(patient).strip("x "):  # blanked before the file was passed on
         patient = ""
-    noise: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
     readouts = [m for m in measurement["mdb"] if not (m.is_flag_set("ACQEND") or m.is_flag_set("SYNCDATA"))]
     images = [m for m in readouts if m.is_image_scan()]
@@ -63,29 +68,64 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
         places = _places(protocol, images)
     with reading(file, "data"):
         inside = protocol.get("sPat", {}).get("ucRefScanMode", _INPLACE) == _INPLACE
-        lines = _lines(readouts, places, not inside, noise, left_out, file)
+        lines = _lines(readouts, places, not inside, left_out, file)
         scans = assemble(lines, encoding, file, patient=patient_name(patient))
-    samples = np.concatenate(noise, axis=1) if noise else None
+        noise = _noise(measurements, images[0], file)
+        times = _sample_times(protocol, images)
     notes = [f"left out: {', '.join(f'{n} {kind} lines' for kind, n in left_out.items())}"] if left_out else []
     if len(measurements) > 1:
         notes.append(f"the last of {counted(len(measurements), 'measurement')} was read")
     for scan in scans.values():
-        scan.noise, scan.notes = samples, notes + scan.notes
+        scan.notes = notes + scan.notes
+        if noise is not None:
+            scan.noise = noise.samples
+            if len(times) == 1:  # echoes of different bandwidths have different noise
+                scan.noise_level = image_noise(noise.samples, noise.time / (times[0] * _RECEIVER_BAND), scan.averages)
     return scans
 
 
+@dataclass(frozen=True)
+class _Noise:
+    samples: np.ndarray  # (coils, samples)
+    time: float  # of one sample, in us
+
+
+def _noise(measurements: list[Any], image: Any, file: Path) -> _Noise | None:
+    """Return the noise scan of the coils of an image: of its own measurement, or of the last one before that has it."""
+    for measurement in reversed(measurements):
+        readouts = [m for m in measurement["mdb"] if m.is_flag_set("NOISEADJSCAN")]
+        rows = _same_coils(readouts[0], image) if readouts else []
+        if not rows:
+            continue
+        found = [require_finite(np.asarray(m.data)[rows], file, "noise") for m in readouts]
+        name = str(measurement["hdr"].get("MeasYaps", {}).get("tProtocolName", ""))
+        time = _NOISE_TIMES.get(name, 1e6 / (_NOISE_BANDWIDTH * found[0].shape[1]))
+        return _Noise(np.concatenate(found, axis=1), time)
+    return None
+
+
+def _same_coils(noise: Any, image: Any) -> list[int]:
+    """Return the rows of a noise readout that belong to the coils of an image readout; none if coils are missing."""
+    there, wanted = ([h.ChannelId for h in m.channel_hdr or []] for m in (noise, image))
+    if len(set(there)) == len(there) > 0 and set(wanted) <= set(there):
+        return [there.index(coil) for coil in wanted]
+    coils = noise.mdh.UsedChannels
+    return list(range(coils)) if not there and coils == image.mdh.UsedChannels else []
+
+
+def _sample_times(protocol: Any, images: list[Any]) -> list[float]:
+    """Return how long the samples of the images take, in us: one time, or several if echoes differ; [] if unknown."""
+    known = protocol.get("sRXSPEC", {}).get("alDwellTime", [])
+    found = {known[m.cEco] / 1e3 for m in images if m.cEco < len(known) and isinstance(known[m.cEco], int)}
+    return sorted(time for time in found if time > 0)
+
+
 def _lines(
-    readouts: list[Any],
-    places: dict[int, Placement],
-    drop_calibration: bool,
-    noise: list[np.ndarray],
-    left_out: Counter[str],
-    file: Path,
+    readouts: list[Any], places: dict[int, Placement], drop_calibration: bool, left_out: Counter[str], file: Path
 ) -> Iterator[Line]:
-    """Yield the lines of images; append noise, and count what is left out."""
+    """Yield the lines of images, and count what is left out."""
     for readout in readouts:
         if readout.is_flag_set("NOISEADJSCAN"):
-            noise.append(require_finite(np.asarray(readout.data), file, "noise"))
             continue
         kind = next((kind for flag, kind in _LEFT_OUT.items() if readout.is_flag_set(flag)), "")
         calibration = readout.is_flag_set("PATREFSCAN") and not readout.is_flag_set("PATREFANDIMASCAN")
