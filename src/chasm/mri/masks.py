@@ -138,6 +138,11 @@ def _made(s: Sampling, width: int) -> Mask:
     return create_mask(s.kind, width, s.acceleration, s.center_fraction, s.offset, s.seed, s.file)
 
 
+def forget_mask_files() -> None:
+    """Read mask files again when they are next used; a process reads them once, so that a training keeps its mask."""
+    _made.cache_clear()
+
+
 def create_mask(
     kind: str,
     n: int,

@@ -11,6 +11,7 @@ import torch
 from chasm.common.registry import suggest
 from chasm.data.base import existing
 from chasm.mri import Sampling
+from chasm.mri.masks import forget_mask_files
 from chasm.train import Run, RunConfig, load_run
 from chasm.train.classical import METHODS, Classical
 
@@ -94,6 +95,7 @@ def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
             raise ValueError(f"{loaded.folder}: {problem}")
     sampling = loaded.task.sampling  # type: ignore[attr-defined]
     if settings.mask_file is not None:
+        forget_mask_files()
         return with_task(loaded, sampling=Sampling("file", file=str(settings.mask_file)))
     if settings.acceleration is not None:
         kind = Sampling().kind if sampling.kind == "file" else sampling.kind
