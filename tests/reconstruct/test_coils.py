@@ -71,6 +71,25 @@ def test_two_sets_for_an_object_larger_than_the_field_of_view(tmp_path: Path) ->
     assert left_two < 0.7 * left_one
 
 
+def test_espirit_of_few_centre_columns_says_that_it_is_poor(tmp_path: Path) -> None:
+    """The line is there where the low-resolution maps are much better, and not where both are good."""
+    images = coil_images(2, 8, (96, 88))
+    write_scan(KSpaceScan(writers.centred_fft(images).astype(np.complex64), (96, 88)), tmp_path / "scan.mrd")
+    poor = "note: ESPIRiT maps of 8 centre columns have holes, and 12 or more are needed: --maps lowres is better here"
+    for centre, worse in ((8, True), (12, False)):
+        mask = half(88, centre)
+        mask[(88 - centre) // 2 - 1 : (88 + centre) // 2 + 1 : centre + 1] = False  # no column beside the centre
+        np.savetxt(tmp_path / "mask.txt", mask)
+        psnr = {}
+        for maps in ("espirit", "lowres"):
+            words = ("--mask", tmp_path / "mask.txt", "--maps", maps, "-o", tmp_path / "out.h5")
+            found = call(tmp_path / "scan.mrd", "--run", "tv", *words)
+            assert found.exit_code == 0, found.output
+            assert found.output.count(poor) == (worse and maps == "espirit")
+            psnr[maps] = float(found.output.split("reconstruction: psnr ")[1].split()[0])
+        assert (psnr["lowres"] > psnr["espirit"] + 3) == worse
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".cfl"])
 def test_maps_of_a_file(tmp_path: Path, suffix: str) -> None:
     """The true maps give a better image than estimated ones, for every slice and for all slices."""

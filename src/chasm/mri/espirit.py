@@ -16,6 +16,7 @@ from torch import Tensor
 from chasm.common.precision import float64_device, full_precision
 
 KERNEL = 6  # samples along each axis
+MIN_GOOD_COLUMNS = 12  # of the centre; maps of fewer have holes where there is signal
 MAX_CALIBRATION = 24  # rows and columns of the centre that are used
 MIN_EIGENVALUE = 0.001  # relative to the largest eigenvalue of the calibration matrix: smaller ones are noise
 CROP = 0.8  # a pixel with a smaller eigenvalue has no signal, hence no sensitivities
@@ -47,7 +48,8 @@ def espirit_maps(y: Tensor, center: tuple[int, int], sets: int = 1, crop: float 
     height, coils = y.shape[-2], y.shape[1]
     columns, rows = min(end - first, MAX_CALIBRATION), min(height, MAX_CALIBRATION)
     if columns < KERNEL or rows < KERNEL:
-        raise ValueError(f"ESPIRiT needs {KERNEL} or more centre columns, fully sampled: got {max(0, end - first)}")
+        needed = f"ESPIRiT needs {KERNEL} or more centre columns, fully sampled: got {max(0, end - first)}"
+        raise ValueError(f"{needed}: use estimate_maps (--maps lowres)")
     if not 1 <= sets <= coils:
         raise ValueError(f"{sets} sets of maps for {coils} coils: expected 1 to {coils}")
     left = (first + end - columns) // 2

@@ -12,6 +12,7 @@ from chasm.data.bart import read_cfl
 from chasm.data.base import existing
 from chasm.data.files import crop_or_pad, open_npy, require_finite
 from chasm.mri import Mask, compression_matrix, espirit_maps, estimate_maps
+from chasm.mri.espirit import MIN_GOOD_COLUMNS
 
 METHODS = ("lowres", "espirit")
 MAX_CALIBRATION = 32  # columns of a full k-space that coil sensitivities are taken from
@@ -59,6 +60,14 @@ class CoilModel:
         first, end = _calibration(mask)
         matrix = compression_matrix(y[0, :, :, first:end], min(self.compress, y.shape[1]))
         return torch.einsum("pq,bqhw->bphw", matrix, y)
+
+    def doubt(self, mask: Mask) -> str:
+        """Return in one line why maps of a slice with these measured columns deserve doubt; "" if they do not."""
+        columns = mask.center[1] - mask.center[0]
+        if self.method != "espirit" or columns >= MIN_GOOD_COLUMNS:
+            return ""
+        problem = f"ESPIRiT maps of {columns} centre columns have holes, and {MIN_GOOD_COLUMNS} or more are needed"
+        return f"{problem}: --maps lowres is better here"
 
     def maps(self, y: Tensor, mask: Mask, index: int) -> Tensor:
         """Return the maps (1, Q, H, W), or (1, sets, Q, H, W), of one slice.

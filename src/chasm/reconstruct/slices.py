@@ -9,7 +9,7 @@ from torch import Tensor
 from chasm.common.precision import tf32
 from chasm.data.files import crop_or_pad
 from chasm.data.filled import is_filled
-from chasm.mri import Operator, fft2c, ifft2c, to_channels, to_complex
+from chasm.mri import Mask, Operator, fft2c, ifft2c, to_channels, to_complex
 from chasm.mri.noise import edge_noise
 from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.inputs import Scan
@@ -80,8 +80,15 @@ class Reconstructor:
             raise ValueError(ONE_COIL)
         mask = self.run.task.sampling.mask(batch.input.shape[-1])  # type: ignore[attr-defined]
         y = self.coils.compressed(batch.measured, mask)
-        A = Operator(mask.tensor(self.device), self.coils.maps(y, mask, index))
+        A = Operator(mask.tensor(self.device), self._maps(y, mask, index))
         return replace(batch, input=to_channels(A.adjoint(y)), maps=A.maps, measured=y)
+
+    def _maps(self, y: Tensor, mask: Mask, index: int) -> Tensor:
+        """Return the sensitivities of one slice, and note doubts about them once."""
+        doubt = self.coils.doubt(mask)
+        if doubt and doubt not in self.scan.notes:
+            self.scan.notes.append(doubt)
+        return self.coils.maps(y, mask, index)
 
     def _measured(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
         """Data as it was measured.
@@ -95,7 +102,7 @@ class Reconstructor:
         y = mask * fft2c(coils)
         if y.shape[1] > 1:
             y = self.coils.compressed(y, chosen)
-            A = Operator(mask, self.coils.maps(y, chosen, raw.index))
+            A = Operator(mask, self._maps(y, chosen, raw.index))
         elif self.coils.is_default:
             A = Operator(mask)
         else:
