@@ -31,7 +31,8 @@ def write_noisy(file: Path, sigma: float, scan: bool = False) -> None:
     k = writers.centred_fft(images)[:, None] + sigma * noise(rng, 2, 1, *SIZE)
     k = (k * columns(SIZE[1])).astype(np.complex64)
     samples = (sigma * noise(rng, 1, 20_000)).astype(np.complex64) if scan else None
-    write_scan(KSpaceScan(k, SIZE, noise=samples, mask=columns(SIZE[1]).astype(bool)), file)
+    level = sigma if scan else None
+    write_scan(KSpaceScan(k, SIZE, noise=samples, mask=columns(SIZE[1]).astype(bool), noise_level=level), file)
 
 
 @pytest.mark.parametrize("scan", [False, True])
