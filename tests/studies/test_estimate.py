@@ -6,6 +6,7 @@ import torch
 from chasm.studies import estimate as module
 from chasm.studies import make_plan
 from chasm.studies.estimate import Probe, estimate, probe
+from chasm.tasks import Reconstruction
 
 
 @pytest.fixture
@@ -72,6 +73,16 @@ def test_a_real_probe(study):
     assert found.step > 0
     assert found.forward > 0
     assert found.parameters > 1000
+
+
+def test_large_images_are_timed_small_on_a_cpu(monkeypatch):
+    cell, sizes = make_plan("evidence").runs[-1], []
+    prepare = Reconstruction.prepare
+    monkeypatch.setattr(module, "_time", lambda work, *_: work() or 1.0)
+    monkeypatch.setattr(Reconstruction, "prepare", lambda task, x, label: sizes.append(x.shape) or prepare(task, x))
+    found = probe(cell.config, 1, 256, torch.device("cpu"))
+    assert set(sizes) == {(1, 1, 64, 64)}
+    assert found.step == 4 * 16  # four images a batch, and sixteen times the pixels
 
 
 def test_a_limit_is_kept_when_a_model_takes_long(monkeypatch):

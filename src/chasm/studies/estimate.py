@@ -22,6 +22,7 @@ from chasm.train.run import build_model
 from chasm.train.step import add_gradients
 
 DEFAULT_VALIDATIONS = 20  # per run, unless the config says otherwise
+MAX_CPU_SIZE = 64  # height and width: a step of HiFi-Mamba on one image of 256 x 256 takes 6 GB, and minutes
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,14 @@ def probe(config: RunConfig, modalities: int, size: int, device: torch.device, s
         Seconds for a full batch.
     """
     t = config.train
-    # On a CPU the time of large images is proportional to the batch, so one image is enough.
-    batch = 1 if device.type == "cpu" and size > 64 else t.batch
+    # On a CPU the time of large images is nearly proportional to their number and their pixels.
+    is_reduced = device.type == "cpu" and size > MAX_CPU_SIZE
+    batch, side = (1, MAX_CPU_SIZE) if is_reduced else (t.batch, size)
     task = config.task.create()
     model = build_model(config, task, (modalities, size, size)).to(device)
     optimizer = torch.optim.AdamW(param_groups(model, lr=t.lr, weight_decay=t.weight_decay))
-    image = torch.rand(batch, modalities, size, size, device=device)
-    label = (
-        torch.zeros(batch, size, size, dtype=torch.int64, device=device) if config.task.name == "segmentation" else None
-    )
+    image = torch.rand(batch, modalities, side, side, device=device)
+    label = torch.zeros(batch, side, side, dtype=torch.int64, device=device)
 
     def step() -> None:
         prepared = task.prepare(image, label)
@@ -103,7 +103,7 @@ def probe(config: RunConfig, modalities: int, size: int, device: torch.device, s
         prepared = task.prepare(image, label)
         task.scores(model(prepared.input, **prepared.physics).float(), prepared)
 
-    scale = t.batch / batch
+    scale = t.batch / batch * (size / side) ** 2
     parameters = sum(p.numel() for p in model.parameters())
     return Probe(scale * _time(step, device, seconds), scale * _time(forward, device, seconds / 4), parameters)
 
@@ -197,7 +197,10 @@ def _probes(
             f"{len(late)} of {len(wanted)} models not timed within {limit:g} s: the mean of their host is taken"
         )
     if device.type == "cpu" and plan.scale != "tiny":
-        notes.append("timed with one image on a CPU and multiplied by the batch: for a GPU, ask there")
+        notes.append(
+            f"timed with one image of {MAX_CPU_SIZE} x {MAX_CPU_SIZE} on a CPU, multiplied by batch and pixels: "
+            "for a GPU, ask there"
+        )
     return found
 
 
