@@ -114,12 +114,15 @@ def test_gaussian_masks_lean_to_the_centre(seed: int) -> None:
     assert mask.report()["seed"] == seed
 
 
-def test_a_seed_moves_the_offset_where_it_is_left_open() -> None:
-    drawn = {create_mask("equispaced", 256, 8, offset=None, seed=seed).offset for seed in range(20)}
-    assert len(drawn) > 4
-    mask = create_mask("equispaced", 256, 8, offset=None, seed=3)
-    assert mask == create_mask("equispaced", 256, 8, offset=mask.offset)
-    assert Sampling(offset=None, seed=3).mask(64) == Sampling(offset=None, seed=3).mask(64)
+def test_a_seed_moves_the_offset_unless_one_is_given() -> None:
+    for kind in ("equispaced", "equispaced-plain"):
+        assert len({create_mask(kind, 256, 8, seed=seed).offset for seed in range(20)}) > 4
+        mask = create_mask(kind, 256, 8, seed=3)
+        assert mask == create_mask(kind, 256, 8, offset=mask.offset)
+        assert create_mask(kind, 256, 8, offset=2, seed=3).offset == 2
+        assert create_mask(kind, 256, 8).offset == 0
+    assert Sampling(seed=3).mask(64) == Sampling(seed=3).mask(64)
+    assert len({create_mask("random", 256, 8, seed=seed).lines for seed in range(20)}) == 1
 
 
 def test_tensor_broadcasts_and_is_shared() -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from chasm.mri import Operator, Sampling, fft2c, rss, to_channels, to_complex
 from chasm.tasks import Meter, Reconstruction, Segmentation, SuperResolution, Task, create_task
+from chasm.tasks.reconstruction import min_max
 
 
 def phantom(batch: int = 3, size: int = 64) -> Tensor:
@@ -97,7 +98,7 @@ def test_complex_keeps_the_phase() -> None:
     torch.testing.assert_close(to_complex(batch.input), Operator(batch.mask).normal(image / top), atol=1e-5, rtol=0)
     # the magnitude protocol drops it: another zero-filled image
     assert not torch.allclose(Reconstruction().prepare(image).input, batch.input, atol=1e-2)
-    assert task.report(64)["complex"] is True
+    assert task.report(64, 64)["complex"] is True
     with pytest.raises(ValueError, match=r"complex=True needs complex images, got torch\.float32"):
         task.prepare(phantom())
 
@@ -161,7 +162,7 @@ def test_segmentation_of_one_class_and_its_errors() -> None:
     batch = task.prepare(image, torch.ones(1, 32, 32, dtype=torch.int64))
     assert batch.input.abs().max() < 1.5  # 8-bit images are scaled
     assert list(task.scores(torch.zeros(1, 2, 32, 32), batch)) == ["class1"]
-    assert task.report(32)["regions"] == {"class1": [1]}
+    assert task.report(32, 32)["regions"] == {"class1": [1]}
     with pytest.raises(ValueError, match="segmentation needs labels"):
         task.prepare(image)
     with pytest.raises(ValueError, match="2 or more classes"):
@@ -202,7 +203,7 @@ def test_superres_loss_scores_and_errors() -> None:
     assert task.loss(batch.target + 0.25, batch).item() == pytest.approx(0.25, abs=1e-6)
     scores = summary(task, photo())
     assert 5 < scores["psnr"] < 40
-    assert task.report(64) == {"protocol": "unit", "meaning": task.protocol.meaning, "factor": 4}
+    assert task.report(64, 64) == {"protocol": "unit", "meaning": task.protocol.meaning, "factor": 4}
     with pytest.raises(ValueError, match="64x66 images are not divisible by 4"):
         task.prepare(torch.zeros(1, 3, 64, 66))
     with pytest.raises(ValueError, match="2 or more"):
@@ -211,7 +212,7 @@ def test_superres_loss_scores_and_errors() -> None:
 
 def test_tasks_are_made_by_name() -> None:
     task = create_task("reconstruction", sampling=Sampling("random", acceleration=8, seed=2))
-    report = task.report(256)
+    report = task.report(256, 256)
     assert report["mask"]["seed"] == 2
     assert report["mask"]["lines"] == 32
     assert report["protocol"] == "hifi"
@@ -245,22 +246,65 @@ def test_noise_belongs_to_the_slice() -> None:
     signal = fft2c(to_complex(clean.prepare(image).input))
     ratio = 10 * torch.log10(signal.abs().square().sum((1, 2, 3)) / noise.abs().square().sum((1, 2, 3)))
     torch.testing.assert_close(ratio, torch.full((2,), 10.0), atol=1.5, rtol=0)
-    assert task.report(16)["snr_db"] == 10.0
+    assert task.report(16, 16)["snr_db"] == 10.0
     with pytest.raises(ValueError, match="snr_db adds noise to one coil, got 2"):
         Reconstruction(complex=True, snr_db=10.0).prepare(torch.randn(1, 2, 16, 16, dtype=torch.complex64))
 
 
-def test_masks_drawn_anew_for_training_only() -> None:
-    image = phantom(3, 32)
-    task = Reconstruction(Sampling(acceleration=4), redraw=True)
-    batch = task.prepare(image)
+def different(masks: torch.Tensor | None) -> int:
+    """Number of different masks of a batch."""
+    assert masks is not None
+    return len({tuple(mask.flatten().tolist()) for mask in masks})
+
+
+@pytest.mark.parametrize("kind", ["equispaced", "random", "poisson-2d"])
+@pytest.mark.parametrize("content", ["magnitude", "complex", "coils", "segmentation"])
+def test_masks_of_an_epoch_are_drawn_for_training_only(kind: str, content: str) -> None:
+    image, label = phantom(3, 32) / 256, torch.zeros(3, 32, 32, dtype=torch.int64)
+    sampling = Sampling(kind, acceleration=4, center_fraction=0.1)
+    if content == "segmentation":
+        task, full = Segmentation(sampling, masks="epoch"), image
+    elif content == "magnitude":
+        task, full = Reconstruction(sampling, masks="epoch"), min_max(image)[0]
+    else:
+        task, full = Reconstruction(sampling, masks="epoch", complex=True), image * torch.exp(1j * image)
+        full = torch.cat([full, full.flip(-1)], 1) if content == "coils" else full
+        image = full
+    batch = task.prepare(image, label)
+    assert torch.equal(batch.mask, sampling.on(32, 32).tensor())
     seen = task.for_training(batch, [5, 6, 7])
     assert seen.mask is not None
-    assert seen.mask.shape == (3, 1, 1, 32)
-    assert len({tuple(m.flatten().tolist()) for m in seen.mask}) > 1
-    torch.testing.assert_close(seen.input, to_channels(Operator(seen.mask).normal(batch.target)))
-    torch.testing.assert_close(task.for_training(batch, [5, 6, 7]).input, seen.input)
+    assert different(seen.mask) > 1
+    if content in ("magnitude", "segmentation"):
+        torch.testing.assert_close(seen.input, to_channels(Operator(seen.mask).normal(full)))
+    if content == "coils":
+        assert seen.measured is not None
+        torch.testing.assert_close(seen.measured, seen.mask * fft2c(image / batch.scale))
+        torch.testing.assert_close(seen.input, to_channels(Operator(seen.mask, seen.maps).adjoint(seen.measured)))
+    assert torch.equal(task.for_training(batch, [5, 6, 7]).input, seen.input)
+    assert not torch.equal(task.for_training(batch, [8, 9, 10]).input, seen.input)
+    assert seen.full is None
     assert task.for_scoring(batch) is batch
-    assert task.report(32)["redraw"] is True
-    with pytest.raises(ValueError, match="redraw draws masks of magnitude slices"):
-        Reconstruction(complex=True, redraw=True)
+    assert task.report(32, 32)["masks"] == "epoch"
+
+
+@pytest.mark.parametrize("task", [Reconstruction, Segmentation])
+def test_a_mask_of_its_own_for_every_slice(task: type[Reconstruction] | type[Segmentation]) -> None:
+    image, label = phantom(6, 32) / 256, torch.zeros(6, 32, 32, dtype=torch.int64)
+    of_slice = task(Sampling("random", acceleration=4), masks="slice")
+    batch, turned = of_slice.prepare(image, label), of_slice.prepare(image.flip(0), label)
+    assert different(batch.mask) == 6
+    assert torch.equal(batch.mask.flip(0), turned.mask)  # whatever stands beside it in a batch
+    assert torch.equal(of_slice.for_training(batch, [1] * 6).mask, batch.mask)
+    other = task(Sampling("random", acceleration=4, seed=1), masks="slice").prepare(image, label)
+    assert not torch.equal(other.mask, batch.mask)
+    assert task(Sampling("random", acceleration=4)).prepare(image, label).mask.shape[0] == 1
+
+
+def test_mistakes_about_masks_are_one_line() -> None:
+    with pytest.raises(ValueError, match=r"unknown masks 'epochs'.*epoch"):
+        Reconstruction(masks="epochs")
+    with pytest.raises(ValueError, match=r"masks='slice' draws masks: leave out sampling\.offset"):
+        Segmentation(Sampling(offset=1), masks="slice")
+    with pytest.raises(ValueError, match="leave out masks=epoch"):
+        Reconstruction(self_supervised=0.4, masks="epoch")

@@ -48,11 +48,11 @@ def _mri(s: Slice, sampling: Sampling) -> list[Panel]:
     task = Reconstruction(sampling, complex=image.is_complex())
     batch = task.prepare(image[None])
     target, plain = batch.target[0, 0], to_complex(batch.input)[0, 0].abs()
-    mask = sampling.mask(image.shape[-1])
+    mask = sampling.on(*image.shape[-2:])
     psnr = task.scores(batch.input, batch)["psnr"][0]
     magnitude = s.image.abs()
     size = "x".join(map(str, s.image.shape))
-    lines = f"{mask.lines} of {mask.width} columns, x{mask.acceleration:.2f}"
+    lines = f"{mask.kept}, x{mask.acceleration:.2f}"
     return [
         (f"{s.case} slice {s.index}\n{size}, {magnitude.min():.3g} to {magnitude.max():.3g}", target, _GREY),
         (f"{mask.kind} mask\n{lines}", mask.tensor()[0, 0].expand(target.shape), _GREY),

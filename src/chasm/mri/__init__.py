@@ -18,3 +18,5 @@ from chasm.mri.operators import Operator as Operator
 from chasm.mri.operators import add_noise as add_noise
 from chasm.mri.operators import zero_filled as zero_filled
 from chasm.mri.phase import smooth_phase as smooth_phase
+from chasm.mri.plane_masks import PlaneMask as PlaneMask
+from chasm.mri.plane_masks import create_plane_mask as create_plane_mask

@@ -12,6 +12,8 @@ With N columns, acceleration R and centre fraction f, the centre is the n_low = 
 - ``gaussian``: as many lines as ``equispaced``, drawn by a Gaussian density around the centre, sigma = N / 6.
 - ``file``: read from a ``.npy``, or from the text of 0s and 1s of another suffix.
 
+Masks that keep points of the plane, not columns, are in `chasm.mri.plane_masks`.
+
 >>> mask = create_mask("equispaced", 256, acceleration=4)
 >>> print(mask)
 equispaced mask: 64 of 256 columns, really x4.00 (nominal x4), centre 118-137, offset 0
@@ -29,10 +31,12 @@ import torch
 from torch import Tensor
 
 from chasm.common.registry import suggest
+from chasm.mri.plane_masks import PLANE_KINDS, PlaneMask, Seed, create_plane_mask, side_lobe
 
-KINDS = ("equispaced", "random", "gaussian", "equispaced-plain", "random-plain", "file")
+COLUMN_KINDS = ("equispaced", "random", "gaussian", "equispaced-plain", "random-plain", "file")
+KINDS = (*COLUMN_KINDS, *PLANE_KINDS)
+DEFAULT_SEED = 4  # of the random kinds
 MAX_FILE_BYTES = 64 * 2**20  # of a file with a mask
-Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,14 @@ class Mask:
         The function is the Fourier transform of the mask, relative to its value at zero. Side lobes lie beyond its
         first minimum: nearer, a fully sampled centre blurs, and does not fold.
         """
-        kept = np.zeros(self.width)
-        kept[list(self.columns)] = 1
-        spread = np.abs(np.fft.fft(kept))[: self.width // 2 + 1] / self.lines
-        rising = np.flatnonzero(np.diff(spread) > 0)
-        return float(spread[rising[0] :].max()) if len(rising) else 0.0
+        kept = np.zeros((1, self.width))
+        kept[0, list(self.columns)] = 1
+        return side_lobe(kept)
+
+    @property
+    def kept(self) -> str:
+        """What it keeps, in words."""
+        return f"{self.lines} of {self.width} columns"
 
     def tensor(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
         """Return (1, 1, 1, W) with ones where columns are kept. It is made once and shared: do not write to it.
@@ -100,7 +107,7 @@ class Mask:
     def __str__(self) -> str:
         first, end = self.center
         parts = [
-            f"{self.kind} mask: {self.lines} of {self.width} columns",
+            f"{self.kind} mask: {self.kept}",
             f"really x{self.acceleration:.2f}" + (f" (nominal x{self.nominal:g})" if self.nominal else ""),
             f"centre {first}-{end - 1}" if end > first else "no centre",
         ]
@@ -119,28 +126,48 @@ def _tensor(mask: Mask, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to make a mask of any width. Tasks are configured with it; `create_mask` explains the fields."""
+    """How to make the mask of any size: what a task is configured with. `create_mask` explains the fields."""
 
     kind: str = "equispaced"
     acceleration: float = 4
     center_fraction: float | None = None
-    offset: int | None = 0  # None: drawn from the seed
-    seed: Seed = 4
+    offset: int | None = None
+    seed: Seed | None = None
     file: str | None = None
 
     def mask(self, width: int) -> Mask:
-        """Return the mask of this many columns."""
-        return _made(self, width)
+        """Return the mask of whole columns.
+
+        Raises:
+            ValueError: if the kind keeps points of the plane.
+        """
+        return _columns(self, width)
+
+    def on(self, height: int, width: int) -> Mask | PlaneMask:
+        """Return the mask of images of a size, of whole columns or of points, as the kind is."""
+        return _plane(self, height, width) if self.kind in PLANE_KINDS else _columns(self, width)
+
+    def draw(self, height: int, width: int) -> Mask | PlaneMask:
+        """Return the mask of `on`, which is not kept: for masks that serve once."""
+        if self.kind in PLANE_KINDS:
+            seed = DEFAULT_SEED if self.seed is None else self.seed
+            return create_plane_mask(self.kind, (height, width), self.acceleration, self.center_fraction, seed)
+        return create_mask(self.kind, width, self.acceleration, self.center_fraction, self.offset, self.seed, self.file)
 
 
 @cache
-def _made(s: Sampling, width: int) -> Mask:
+def _columns(s: Sampling, width: int) -> Mask:
     return create_mask(s.kind, width, s.acceleration, s.center_fraction, s.offset, s.seed, s.file)
+
+
+@lru_cache(maxsize=16)
+def _plane(s: Sampling, height: int, width: int) -> Mask | PlaneMask:
+    return s.draw(height, width)
 
 
 def forget_mask_files() -> None:
     """Read mask files again when they are next used; a process reads them once, so that a training keeps its mask."""
-    _made.cache_clear()
+    _columns.cache_clear()
 
 
 def create_mask(
@@ -148,21 +175,22 @@ def create_mask(
     n: int,
     acceleration: float = 4,
     center_fraction: float | None = None,
-    offset: int | None = 0,
-    seed: Seed = 4,
+    offset: int | None = None,
+    seed: Seed | None = None,
     file: str | Path | None = None,
 ) -> Mask:
-    """Return a mask.
+    """Return a mask of whole columns.
 
     Args:
-        kind: one of `KINDS`, which the text of this module describes.
+        kind: one of `COLUMN_KINDS`.
         n: number of columns.
-        acceleration: all columns over the columns to keep.
-        center_fraction: share of the columns in the fully sampled centre. None: 0.32 / acceleration (0.08 at x4).
-        offset: first column of the equispaced kinds; `random` and `gaussian` keep as many lines as the equispaced mask
-            of this offset. None draws it from the seed.
-        seed: of the random kinds, and of the offset where that is None.
-        file: of kind "file": a .npy, or text of 0s and 1s.
+        acceleration: columns per kept column.
+        center_fraction: fraction of the columns that are kept in the centre; by default 0.32 / acceleration (0.08 at
+            x4, 0.04 at x8).
+        offset: first column of the equispaced kinds; by default drawn from the seed, and 0 without a seed. The random
+            kinds have as many lines as the equispaced mask of this offset, by default of 0.
+        seed: draws the columns of the random kinds, by default 4, and the offset of the equispaced ones.
+        file: file of the kind "file".
 
     Raises:
         ValueError: with one line, when no mask has these properties.
@@ -171,8 +199,10 @@ def create_mask(
         >>> print(create_mask("random", 64, acceleration=8, seed=1))
         random mask: 9 of 64 columns, really x7.11 (nominal x8), centre 31-33, seed 1
     """
+    if kind in PLANE_KINDS:
+        raise ValueError(f"a {kind} mask keeps points and not columns: choose one of {', '.join(COLUMN_KINDS)}")
     if kind not in KINDS:
-        raise ValueError(f"unknown mask kind {kind!r}: {suggest(kind, KINDS)}")
+        raise ValueError(f"unknown mask kind {kind!r}: {suggest(kind, COLUMN_KINDS)}")
     if kind == "file":
         if file is None:
             raise ValueError("mask kind 'file' needs the file: give file=PATH to a .npy or text of 0s and 1s")
@@ -202,9 +232,10 @@ def create_mask(
             offset = _check_offset(offset, round(adjusted), seed)
             kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
         else:
+            seed = DEFAULT_SEED if seed is None else seed
             rng = np.random.RandomState(seed)  # as fastMRI: one seed, the same columns
             if kind != "random-plain":
-                target = create_mask("equispaced", n, acceleration, center_fraction, offset, seed).lines
+                target = create_mask("equispaced", n, acceleration, center_fraction, offset or 0).lines
             if kind == "gaussian":
                 kept[_gaussian_columns(kept, target - low, rng)] = True
             else:
@@ -228,10 +259,10 @@ def _whole(acceleration: float) -> int:
     return int(acceleration)
 
 
-def _check_offset(offset: int | None, offsets: int, seed: Seed) -> int:
+def _check_offset(offset: int | None, offsets: int, seed: Seed | None) -> int:
     """Return the offset, or one drawn from the seed."""
     if offset is None:
-        return int(np.random.RandomState(seed).randint(offsets))
+        return 0 if seed is None else int(np.random.RandomState(seed).randint(offsets))
     if not 0 <= offset < offsets:
         raise ValueError(f"offset must be one of 0..{offsets - 1} for this mask, got {offset}")
     return offset

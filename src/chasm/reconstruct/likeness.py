@@ -24,14 +24,14 @@ def unlike_training(scan: Scan, run: Run) -> str:
     coils, height, width = image.shape
     found = []
     trained = run.training_data
-    trained_width = width
+    trained_height, trained_width = height, width
     if trained:
         trained_coils, trained_height, trained_width = trained["shape"]
         if (height, width) != (trained_height, trained_width):
             found.append(f"{height} x {width} pixels (trained on {trained_height} x {trained_width})")
         if trained["complex"] and image.is_complex() and coils != trained_coils:
             found.append(f"{counted(coils, 'coil')} (trained on {trained_coils})")
-    usual = run.config.task.create().sampling.mask(trained_width).acceleration  # type: ignore[attr-defined]
+    usual = run.config.task.create().sampling.on(trained_height, trained_width).acceleration  # type: ignore[attr-defined]
     if not 1 / MAX_OTHER_ACCELERATION < acceleration / usual < MAX_OTHER_ACCELERATION:
         found.append(f"acceleration {acceleration:.3g} (trained on {usual:.3g})")
     value, limits = brightness(image), trained.get("brightness")
@@ -47,7 +47,7 @@ def _middle(scan: Scan, run: Run) -> tuple[Tensor, float]:
     row = len(scan.data) // 2
     if scan.measured is None:
         image = scan.data[row].image
-        return image, run.task.sampling.mask(image.shape[-1]).acceleration  # type: ignore[attr-defined]
+        return image, run.task.sampling.on(*image.shape[-2:]).acceleration  # type: ignore[attr-defined]
     raw, mask = scan.data.raw_slice(row), scan.measured  # type: ignore[attr-defined]
     size = (min(raw.size[0], raw.kspace.shape[-2]), min(raw.size[1], raw.kspace.shape[-1]))
     return crop_or_pad(ifft2c(raw.kspace), size), scan.masks.get(raw.case, mask).acceleration

@@ -12,6 +12,7 @@ from chasm.common.registry import suggest
 from chasm.data.base import existing
 from chasm.mri import Sampling
 from chasm.mri.masks import forget_mask_files
+from chasm.mri.plane_masks import PLANE_KINDS
 from chasm.train import Run, RunConfig, load_run
 from chasm.train.classical import METHODS, Classical
 
@@ -93,13 +94,17 @@ def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
         if loaded.config.task.name != "reconstruction":
             problem = f"trained for {loaded.config.task.name}: give a run of a reconstruction task"
             raise ValueError(f"{loaded.folder}: {problem}")
+        loaded = with_task(loaded, masks="fixed")  # a scan is undersampled as the run was validated
     sampling = loaded.task.sampling  # type: ignore[attr-defined]
     if settings.mask_file is not None:
         forget_mask_files()
         return with_task(loaded, sampling=Sampling("file", file=str(settings.mask_file)))
     if settings.acceleration is not None:
-        kind = Sampling().kind if sampling.kind == "file" else sampling.kind
-        return with_task(loaded, sampling=Sampling(kind, settings.acceleration, seed=sampling.seed))
+        kind = Sampling().kind if sampling.kind in ("file", *PLANE_KINDS) else sampling.kind
+        return with_task(loaded, sampling=Sampling(kind, settings.acceleration, offset=0, seed=sampling.seed))
+    if sampling.kind in PLANE_KINDS:
+        advice = "give --acceleration for equispaced columns, or --mask FILE"
+        raise ValueError(f"{loaded.folder}: trained on {sampling.kind} masks, and scans are read by columns: {advice}")
     return loaded
 
 

@@ -11,6 +11,7 @@ from chasm.studies.factors import (
     DATASETS,
     DRAWS,
     HOSTS,
+    PATTERNS,
     RIVALS,
     SETTINGS,
     Arm,
@@ -177,7 +178,7 @@ _LIST = [
     Study(
         "sampling", "CHASM's gain over sampling patterns", _OURS,
         "Does CHASM's lead grow with the coherence of the mask?",
-        (Grid(("cc359-x8", "cc359-x8-equispaced-plain", "cc359-x8-gaussian",
+        (Grid(("cc359-x8", *(f"cc359-x8-{mask}" for mask in PATTERNS),
                *(f"cc359-x8-random-{draw}" for draw in DRAWS)), HIFI, (*RIVALS, "chasm")),), {},
     ),
     Study(

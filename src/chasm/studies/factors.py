@@ -61,6 +61,7 @@ DATASETS = {
 
 
 DRAWS = (1, 2, 3)  # of the random mask, for studies in which one draw is not enough
+PATTERNS = ("equispaced-plain", "gaussian", "poisson-2d", "gaussian-2d", "radial-2d")  # beside equispaced and random
 
 
 def _settings() -> list[Setting]:
@@ -74,7 +75,7 @@ def _settings() -> list[Setting]:
     for draw in DRAWS:
         title = f"CC359 ×8, random mask {draw}"
         found.append(Setting(f"cc359-x8-random-{draw}", title, "cc359", "reconstruction", image, 8, "random", draw))
-    for mask in ("gaussian", "equispaced-plain"):
+    for mask in PATTERNS:
         title = f"CC359 ×8, {mask} mask"
         found.append(Setting(f"cc359-x8-{mask}", title, "cc359", "reconstruction", image, 8, mask))
     for snr_db in (30, 20):

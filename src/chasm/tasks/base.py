@@ -29,13 +29,14 @@ class TaskBatch:
         input: input of the model, (B, C, H, W) real.
         target: (B, C, H, W) real, or (B, H, W) int64 labels.
         case: name of the case (patient, volume, picture) of each image.
-        mask: sampling mask, (1 or B, 1, 1, W) zeros and ones; None without undersampling.
+        mask: sampling mask, (1 or B, 1, 1 or H, W) zeros and ones; None without undersampling.
         maps: coil sensitivities, (B, Q, H, W) complex; None with one coil.
         measured: k-space under the mask, (B, Q, H, W) complex; None with one coil.
         low: offset that `prepare` took off, (B, C, 1, 1): target = (image - low) / scale.
         scale: factor that `prepare` divided by, (B, C, 1, 1).
         held_out: ones for measured lines that were kept from the input, (B, 1, 1, W); None without such lines.
         held_out_kspace: k-space of these lines, (B, Q, H, W) complex, zero elsewhere.
+        full: images on the scale of the input, before undersampling, (B, M, H, W); None unless training draws masks.
     """
 
     input: Tensor
@@ -48,6 +49,7 @@ class TaskBatch:
     scale: Tensor | None = None
     held_out: Tensor | None = None
     held_out_kspace: Tensor | None = None
+    full: Tensor | None = None
 
     @property
     def physics(self) -> dict[str, Tensor | None]:
@@ -148,11 +150,12 @@ class Task(ABC):
         """
         return None
 
-    def report(self, width: int) -> dict[str, Any]:
+    def report(self, height: int, width: int) -> dict[str, Any]:
         """Return what metrics.json records about the task.
 
         Args:
-            width: width of the images, which decides the mask.
+            height: height of the images, which decides the mask together with the width.
+            width: width of the images.
         """
         return {"protocol": self.protocol.name, "meaning": self.protocol.meaning}
 

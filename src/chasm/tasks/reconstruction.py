@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, rss, to_channels, to_complex
-from chasm.mri.masks import create_mask
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows
 from chasm.tasks.protocols import FastMRI, HeldOut, get_protocol
+from chasm.tasks.sampling import check_masks, drawn_masks, masks_of
 from chasm.tasks.self_supervision import held_out_lines, hold_out, self_supervised_loss
 
 
@@ -34,11 +34,12 @@ class Reconstruction(Task):
             with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
         snr_db: signal-to-noise ratio of the measured samples of a single coil; None adds no noise. The noise follows
             from the slice, so that a slice has the same noise in every epoch and run. The target stays clean.
-        redraw: whether every slice of every training step gets a mask of its own, with the offset and the random lines
-            drawn anew. Validation and test keep the one mask of `sampling`.
+        masks: "fixed": the one mask of `sampling` for all. "slice": every slice has a mask of its own, always the same
+            one, in validation and test, too. "epoch": training draws a new mask for every slice in every epoch, and
+            validation and test keep the one of `sampling`. Drawn masks move the offset of equispaced ones.
 
     Raises:
-        ValueError: if the protocol is unknown, or `self_supervised` is not between 0 and 1.
+        ValueError: if the protocol or `masks` is unknown, or `self_supervised` is not between 0 and 1.
 
     >>> Reconstruction(Sampling(acceleration=8)).channels(modalities=1)
     (2, 2)
@@ -54,13 +55,13 @@ class Reconstruction(Task):
         protocol: str = "hifi",
         self_supervised: float | None = None,
         snr_db: float | None = None,
-        redraw: bool = False,
+        masks: str = "fixed",
     ) -> None:
         self.sampling = sampling or Sampling()
         self.snr_db = snr_db
-        if redraw and (complex or self_supervised is not None or self.sampling.kind == "file"):
-            raise ValueError("redraw draws masks of magnitude slices: not complex, self_supervised or from a file")
-        self.redraw = redraw
+        self.masks = check_masks(masks, self.sampling)
+        if masks != "fixed" and self_supervised is not None:
+            raise ValueError(f"self_supervised draws from the lines that were measured: leave out masks={masks}")
         self.complex = complex
         self.protocol = get_protocol(protocol)
         if self_supervised is not None and not 0 < self_supervised < 1:
@@ -74,12 +75,10 @@ class Reconstruction(Task):
         return 2 * images, 2 * images
 
     def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
-        chosen = self.sampling.mask(image.shape[-1])
-        mask = chosen.tensor(image.device)
+        mask = masks_of(image, self.sampling, self.masks)
         if not self.complex:
             target, low, scale = min_max(_magnitude(image))
-            zero_filled = self._zero_filled(target, mask)
-            return TaskBatch(to_channels(zero_filled), target, case, mask, low=low, scale=scale)
+            return self._undersampled(TaskBatch(target, target, case, low=low, scale=scale, full=target), mask)
         if not image.is_complex():
             raise ValueError(
                 f"complex=True needs complex images, got {image.dtype}: "
@@ -89,34 +88,32 @@ class Reconstruction(Task):
         scale = torch.where(scale > 0, scale, 1)
         image = image.to(torch.complex64) / scale
         target, low = rss(image), torch.zeros_like(scale)
-        if image.shape[1] == 1:
-            return TaskBatch(to_channels(self._zero_filled(image, mask)), target, case, mask, low=low, scale=scale)
-        if self.snr_db is not None:
+        if self.snr_db is not None and image.shape[1] > 1:
             raise ValueError(f"snr_db adds noise to one coil, got {image.shape[1]}: measured coils have noise already")
+        return self._undersampled(TaskBatch(target, target, case, low=low, scale=scale, full=image), mask)
+
+    def _undersampled(self, batch: TaskBatch, mask: Tensor) -> TaskBatch:
+        """Return the batch with what is measured of `full` under a mask. It keeps `full` if training draws masks."""
+        image = batch.full
+        assert image is not None
+        kept = image if self.masks == "epoch" else None
+        if not self.complex or image.shape[1] == 1:
+            return replace(batch, input=to_channels(self._zero_filled(image, mask)), mask=mask, full=kept)
         measured = mask * fft2c(image)
-        maps = estimate_maps(measured, chosen.center)
-        combined = Operator(mask, maps).adjoint(measured)
-        return TaskBatch(to_channels(combined), target, case, mask, maps, measured, low, scale)
+        maps = estimate_maps(measured, self.sampling.on(*image.shape[-2:]).center)  # the centre is in every mask
+        combined = to_channels(Operator(mask, maps).adjoint(measured))
+        return replace(batch, input=combined, mask=mask, maps=maps, measured=measured, full=kept)
 
     def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
-        if self.redraw:
-            return self._redrawn(batch, seeds)
+        if batch.full is not None:
+            drawn = self._undersampled(batch, drawn_masks(batch.full, self.sampling, seeds))
+            return replace(drawn, full=None)
         if self.self_supervised is None:
             return batch
         return hold_out(batch, self.sampling.mask(batch.input.shape[-1]), self.self_supervised, seeds)
 
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
         return self.for_training(batch, [0] * len(batch.input)) if isinstance(self.protocol, HeldOut) else batch
-
-    def _redrawn(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
-        """Return the batch undersampled again, each slice under a mask of its own."""
-        width, chosen = batch.target.shape[-1], self.sampling
-        masks = torch.zeros(len(seeds), 1, 1, width)
-        for mask, seed in zip(masks, seeds, strict=True):
-            drawn = create_mask(chosen.kind, width, chosen.acceleration, chosen.center_fraction, None, seed % 2**32)
-            mask[..., list(drawn.columns)] = 1
-        masks = masks.to(batch.target.device)
-        return replace(batch, input=to_channels(self._zero_filled(batch.target, masks)), mask=masks)
 
     def _zero_filled(self, image: Tensor, mask: Tensor) -> Tensor:
         """Return the zero-filled image (B, M, H, W), with noise where the task asks for it."""
@@ -144,9 +141,10 @@ class Reconstruction(Task):
         """Return the zero-filled image; several coils are combined with their sensitivities."""
         return batch.input
 
-    def report(self, width: int) -> dict[str, Any]:
-        found = {**super().report(width), "mask": self.sampling.mask(width).report(), "complex": self.complex}
-        options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db, "redraw": self.redraw or None}
+    def report(self, height: int, width: int) -> dict[str, Any]:
+        mask = self.sampling.on(height, width).report()
+        found = {**super().report(height, width), "mask": mask, "masks": self.masks, "complex": self.complex}
+        options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db}
         return found | {name: value for name, value in options.items() if value is not None}
 
 

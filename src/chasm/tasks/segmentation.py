@@ -1,6 +1,7 @@
 """Segmentation from undersampled multi-modal MRI: soft Dice and cross-entropy, Dice and IoU per region."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from chasm.mri import Operator, Sampling, to_channels
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows
 from chasm.tasks.protocols import BRATS_REGIONS, Overlap
+from chasm.tasks.sampling import check_masks, drawn_masks, masks_of
 
 
 @register_task("segmentation")
@@ -25,9 +27,10 @@ class Segmentation(Task):
         classes: number of classes including the background.
         regions: unions of classes that are scored, by name. By default WT, TC and ET for four classes, and each
             foreground class otherwise.
+        masks: "fixed", "slice" or "epoch", as for `Reconstruction`.
 
     Raises:
-        ValueError: if there are fewer than two classes.
+        ValueError: if there are fewer than two classes, or `masks` is unknown.
 
     >>> Segmentation(classes=3).channels(modalities=4)
     (8, 3)
@@ -42,10 +45,12 @@ class Segmentation(Task):
         *,
         classes: int = 4,
         regions: Mapping[str, Sequence[int]] | None = None,
+        masks: str = "fixed",
     ) -> None:
         if classes < 2:
             raise ValueError(f"segmentation needs 2 or more classes with the background, got {classes}")
         self.sampling = sampling or Sampling()
+        self.masks = check_masks(masks, self.sampling)
         self.classes = classes
         if regions is None:
             regions = BRATS_REGIONS if classes == 4 else {f"class{c}": (c,) for c in range(1, classes)}
@@ -57,10 +62,17 @@ class Segmentation(Task):
     def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
         if label is None:
             raise ValueError("segmentation needs labels, and this dataset has none: choose another task or dataset")
-        mask = self.sampling.mask(image.shape[-1]).tensor(image.device)
+        mask = masks_of(image, self.sampling, self.masks)
         if not image.is_complex():
             image = image.float() / (255 if image.dtype == torch.uint8 else 1)
-        return TaskBatch(to_channels(Operator(mask).normal(image)), label, case, mask)
+        full = image if self.masks == "epoch" else None
+        return TaskBatch(to_channels(Operator(mask).normal(image)), label, case, mask, full=full)
+
+    def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
+        if batch.full is None:
+            return batch
+        mask = drawn_masks(batch.full, self.sampling, seeds)
+        return replace(batch, input=to_channels(Operator(mask).normal(batch.full)), mask=mask, full=None)
 
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
         logits = output.float()  # sums over a batch of pixels are too long for half precision
@@ -69,10 +81,11 @@ class Segmentation(Task):
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
         return self.protocol.rows(output.argmax(1), batch.target)
 
-    def report(self, width: int) -> dict[str, Any]:
+    def report(self, height: int, width: int) -> dict[str, Any]:
         return {
-            **super().report(width),
-            "mask": self.sampling.mask(width).report(),
+            **super().report(height, width),
+            "mask": self.sampling.on(height, width).report(),
+            "masks": self.masks,
             "classes": self.classes,
             "regions": {name: list(members) for name, members in self.protocol.regions.items()},
         }

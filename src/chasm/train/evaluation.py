@@ -93,7 +93,7 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
         "split": data.split,
         "source": first.source,
         "proxy": "proxy" in first.source,
-        "task": run.task.report(first.image.shape[-1]),
+        "task": run.task.report(*first.image.shape[-2:]),
         **_summary(model),
         "reference": None if reference is None else {"name": REFERENCES.get(config.task.name), **_summary(reference)},
         "seed": config.seed,

@@ -22,7 +22,7 @@ from chasm.studies.report import figures, learned, report_runs, sections, write_
 from chasm.studies.report import text as formatting
 from chasm.studies.report.figures import colours, find_box
 from chasm.studies.report.pareto import Point, pareto_figure
-from chasm.studies.report.sampling import sampling_section
+from chasm.studies.report.sampling import rank_correlation, sampling_section
 from chasm.studies.results import collect
 
 
@@ -486,8 +486,19 @@ def test_gains_stand_against_the_coherence_of_the_masks(tmp_path: Path) -> None:
         (folder / "metrics.json").write_text(json.dumps(metrics))
     section = sampling_section(collect(plan, tmp_path))
     assert section is not None
-    rows = [[cell.text for cell in row.cells] for row in section.items[0].rows]  # type: ignore[union-attr]
-    assert [row[1] for row in rows] == ["0.500", "0.300", *["0.100"] * 4]
+    picture, table = section.items
+    assert picture.source.startswith("data:image/svg")  # type: ignore[union-attr]
+    assert "over 9 masks is +1.00" in section.text[0]  # the gains are the coherences
+    rows = [[cell.text for cell in row.cells] for row in table.rows]  # type: ignore[union-attr]
+    assert [row[1] for row in rows] == ["0.500", "0.300", *["0.100"] * 7]
     assert rows[0][2] == "GFNet"
     assert rows[0][3].startswith("+0.500 dB")
     assert sampling_section(collect(part_of(plan, ["setting=cc359-x8,cc359-x8-gaussian"]), tmp_path)) is None
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    from scipy.stats import spearmanr
+
+    a, b = [0.5, 0.1, 0.1, 0.3, 0.9], [1.0, 0.2, 0.2, 0.1, -3.0]
+    assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    assert rank_correlation(a, [1.0] * 5) == 0

@@ -1,0 +1,58 @@
+"""Which mask undersamples which slice: one for all, one for every slice, or a new one in every epoch."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from chasm.common.registry import suggest
+from chasm.mri import Sampling
+
+MASKS = ("fixed", "slice", "epoch")
+
+
+def check_masks(masks: str, sampling: Sampling) -> str:
+    """Return how masks are drawn.
+
+    Args:
+        masks: one of `MASKS`.
+        sampling: what they are drawn by.
+
+    Raises:
+        ValueError: if it is unknown, or there is nothing to draw.
+    """
+    if masks not in MASKS:
+        raise ValueError(f"unknown masks {masks!r}: {suggest(masks, MASKS)}")
+    if masks != "fixed" and (sampling.kind == "file" or sampling.offset is not None):
+        raise ValueError(f"masks={masks!r} draws masks: leave out sampling.offset, and choose a kind other than 'file'")
+    return masks
+
+
+def masks_of(image: Tensor, sampling: Sampling, masks: str) -> Tensor:
+    """Return what undersamples raw images before training draws anything: zeros and ones, (1 or B, 1, 1 or H, W).
+
+    Args:
+        image: raw images, (B, M, H, W). With masks="slice" the mask of an image follows from its pixels and the seed
+            of the sampling, so that a slice has the same mask in every epoch, split and run.
+        sampling: how to make masks.
+        masks: one of `MASKS`.
+    """
+    if masks != "slice":
+        return sampling.on(*image.shape[-2:]).tensor(image.device)
+    pixels = [zlib.crc32(each.cpu().numpy().tobytes()) for each in image]
+    return drawn_masks(image, sampling, pixels)
+
+
+def drawn_masks(image: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Tensor:
+    """Return a new mask for every image: zeros and ones, (B, 1, 1 or H, W).
+
+    Args:
+        image: images of the size of the masks, (B, M, H, W).
+        sampling: how to make masks. Its own seed moves all of them.
+        seeds: one for each image.
+    """
+    own = sampling.seed if isinstance(sampling.seed, tuple) else (sampling.seed or 0,)
+    chosen = [replace(sampling, seed=(*own, seed % 2**32)) for seed in seeds]
+    return torch.cat([each.draw(*image.shape[-2:]).tensor() for each in chosen]).to(image.device)
