@@ -13,16 +13,16 @@ from chasm.bench.clock import Limits, Pace
 CPU = torch.device("cpu")
 
 
-def plan(**options: Any) -> table.Plan:
+def config(**options: Any) -> table.BenchConfig:
     chosen = {"modes": ["step"], "mixers": ["chasm", "gfnet"], "pace": Pace(0.001, 1, 2), **options}
-    return table.make_plan(CPU, Limits(10.0, 1.0), **chosen)
+    return table.make_config(CPU, Limits(10.0, 1.0), **chosen)
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[table.Row]:
     seen: list[str] = []
-    found = [row for line in scaling.run(plan(), scaling.SWEEPS, seen.append) for row in line]
-    assert len(seen) == scaling.total(plan(), scaling.SWEEPS) == len(found)
+    found = [row for line in scaling.run(config(), scaling.SWEEPS, seen.append) for row in line]
+    assert len(seen) == scaling.total(config(), scaling.SWEEPS) == len(found)
     return found
 
 
@@ -36,7 +36,7 @@ def test_every_mixer_at_every_size(rows: list[table.Row]) -> None:
 
 
 def test_a_sweep_that_is_cut_short_has_every_mixer() -> None:
-    rows = next(scaling.run(plan(), ["size"]))
+    rows = next(scaling.run(config(), ["size"]))
     assert [(r["mixer"], r["n"]) for r in rows] == [("chasm", 8), ("gfnet", 8), ("literal", 8)]
 
 
@@ -79,7 +79,7 @@ def test_a_line_ends_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(x, *rest, **options)
 
     monkeypatch.setattr(ops, "run", small_only)
-    rows = [row for line in scaling.run(plan(mixers=["chasm"]), ["size"]) for row in line]
+    rows = [row for line in scaling.run(config(mixers=["chasm"]), ["size"]) for row in line]
     mine = [(r["n"], r.get("note")) for r in rows if r["mixer"] == "chasm"]
     assert mine == [(8, None), (15, None), (16, "out of memory")]
     assert len([r for r in rows if r["mixer"] == "literal"]) == len(scaling.shapes("size", False))
@@ -89,7 +89,7 @@ def test_or_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scaling.expected_ms("size", 64, 32, 10.0) == 40.0
     assert scaling.expected_ms("batch", 8, 4, 10.0) == 20.0
     monkeypatch.setattr(scaling, "MAX_CALL_MS", 0.0)
-    rows = [row for line in scaling.run(plan(mixers=["gfnet"]), ["batch"]) for row in line]
+    rows = [row for line in scaling.run(config(mixers=["gfnet"]), ["batch"]) for row in line]
     for mixer in ("gfnet", "literal"):
         found = [("time_ms" in r, "over a second" in r.get("note", "")) for r in rows if r["mixer"] == mixer]
         assert found == [(True, False), (False, True)]
@@ -97,11 +97,11 @@ def test_or_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_the_oracle_does_not_fit_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "MAX_ORACLE_ELEMENTS", 32 * 16 * 16)
-    rows = [row for line in scaling.run(plan(mixers=["gfnet"]), ["size"]) for row in line if row["mixer"] == "gfnet"]
+    rows = [row for line in scaling.run(config(mixers=["gfnet"]), ["size"]) for row in line if row["mixer"] == "gfnet"]
     assert [r["n"] for r in rows if "error" in r] == [8, 15, 16]
     assert all(r["note"] == "float64 compared at 1x32x16x16" and r["time_ms"] > 0 for r in rows if r["n"] > 16)
     monkeypatch.setattr(scaling, "MAX_ORACLE_ELEMENTS", 0)
-    rows = [row for line in scaling.run(plan(mixers=["gfnet"]), ["size"]) for row in line]
+    rows = [row for line in scaling.run(config(mixers=["gfnet"]), ["size"]) for row in line]
     assert all("time_ms" not in r and "never compared" in r["note"] for r in rows)
 
 

@@ -21,10 +21,10 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 def measured(device: torch.device = CPU, **options: Any) -> list[table.Row]:
     options = {"shapes": [SHAPE], "pace": Pace(0.001, 1, 2), **options}
-    plan = table.make_plan(device, LIMITS, **options)
+    config = table.make_config(device, LIMITS, **options)
     seen: list[str] = []
-    rows = [row for found in table.run(plan, seen.append) for row in found]
-    assert len(seen) == plan.rows() == len(rows)
+    rows = [row for found in table.run(config, seen.append) for row in found]
+    assert len(seen) == config.rows() == len(rows)
     return rows
 
 
@@ -156,11 +156,11 @@ def test_names_are_checked() -> None:
         ({"forms": ["fused"]}, "form 'fused' needs a CUDA device"),
     ):
         with pytest.raises(ValueError, match=message):
-            table.make_plan(CPU, LIMITS, **options)  # type: ignore[arg-type]
+            table.make_config(CPU, LIMITS, **options)  # type: ignore[arg-type]
 
 
 def test_other_spellings_of_a_dtype() -> None:
-    assert table.make_plan(CPU, LIMITS, dtypes=["fp32", "bfloat16"]).dtypes == ["float32", "bf16"]
+    assert table.make_config(CPU, LIMITS, dtypes=["fp32", "bfloat16"]).dtypes == ["float32", "bf16"]
 
 
 def test_tf32_is_set_and_put_back() -> None:

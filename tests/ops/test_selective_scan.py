@@ -81,7 +81,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_chunked_matches_oracle(small_chunks, dtype, tolerance, regime, length, lanes):
     small_chunks(8, lanes * 2 * 5 * 4)
-    assert chunked.plan(2, 5, 4, length, torch.device("cpu")).lanes == min(lanes, -(-length // 8))
+    assert chunked.choose_chunking(2, 5, 4, length, torch.device("cpu")).lanes == min(lanes, -(-length // 8))
     assert_matches_oracle(make(2, 5, length, 4, regime), "chunked", dtype, tolerance)
 
 

@@ -55,57 +55,59 @@ def shapes(sweep: str, gpu: bool) -> list[tuple[int, Shape]]:
     return [(n, (n, 96, 128, 128) if gpu else (n, 32, 16, 16)) for n in numbers]
 
 
-def names(plan: table.Plan) -> list[str]:
+def names(config: table.BenchConfig) -> list[str]:
     """Return the mixers of a sweep, the paper-literal block last."""
-    return [*(m for m in plan.mixers if m != "identity"), LITERAL]
+    return [*(m for m in config.mixers if m != "identity"), LITERAL]
 
 
-def run(plan: table.Plan, sweeps: Sequence[str], tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
+def run(
+    config: table.BenchConfig, sweeps: Sequence[str], tick: Callable[[str], None] = lambda _: None
+) -> Iterator[list[Row]]:
     """Yield the rows of all mixers, point by point, so that an interrupted sweep still compares them all.
 
     CHASM runs in the form that it chooses itself.
 
     Args:
-        plan: mixers, dtypes and modes to measure.
+        config: mixers, dtypes and modes to measure.
         sweeps: from `SWEEPS`.
         tick: called with the name of each row before it is measured.
     """
     for sweep in sweeps:
-        lines = [_line(plan, sweep, name, tick) for name in names(plan)]
+        lines = [_line(config, sweep, name, tick) for name in names(config)]
         for point in zip(*lines, strict=True):
             yield [row for rows in point for row in rows]
 
 
-def total(plan: table.Plan, sweeps: Sequence[str]) -> int:
+def total(config: table.BenchConfig, sweeps: Sequence[str]) -> int:
     """Return the number of rows, for a progress bar.
 
     Args:
-        plan: mixers, dtypes and modes to measure.
+        config: mixers, dtypes and modes to measure.
         sweeps: from `SWEEPS`.
     """
-    lines = len(names(plan)) * len(plan.dtypes) * len(plan.modes)
-    return lines * sum(len(shapes(sweep, plan.device.type == "cuda")) for sweep in sweeps)
+    lines = len(names(config)) * len(config.dtypes) * len(config.modes)
+    return lines * sum(len(shapes(sweep, config.device.type == "cuda")) for sweep in sweeps)
 
 
-def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[list[Row]]:
+def _line(config: table.BenchConfig, sweep: str, name: str, tick: Callable[[str], None]) -> Iterator[list[Row]]:
     """Yield the rows of one mixer, point by point."""
     finished: set[tuple[str, str]] = set()  # (dtype, mode) that ran out of memory or time
     last: dict[tuple[str, str], tuple[int, float, str]] = {}
     compared: dict[tuple[str, str], Shape] = {}
-    for n, shape in shapes(sweep, plan.device.type == "cuda"):
+    for n, shape in shapes(sweep, config.device.type == "cuda"):
         rows: list[Row] = []
-        make = _maker(name, shape, plan.device)
-        kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in plan.modes))
+        make = _maker(name, shape, config.device)
+        kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in config.modes))
         exact: dict[str, Any] = {}
         found: dict[str, Any] = {}
         if torch.Size(shape).numel() <= MAX_ORACLE_ELEMENTS:
-            oracle = partial(subjects.literal, shape, plan.device) if name == "chasm" else make
-            found = table.exact_or_reason(oracle, kinds, shape, plan.device)
+            oracle = partial(subjects.literal, shape, config.device) if name == "chasm" else make
+            found = table.exact_or_reason(oracle, kinds, shape, config.device)
             exact = {
                 kind: values for kind, values in found.items() if not isinstance(values, str)
             }  # a string says why there is none
-        for dtype in plan.dtypes:
-            for mode in plan.modes:
+        for dtype in config.dtypes:
+            for mode in config.modes:
                 tick(f"{sweep} {n} {dtype} {mode} {name}")
                 kind, graph = table.MODES[mode]
                 if (dtype, mode) in finished or (graph and name == LITERAL):
@@ -124,7 +126,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                         continue
                     if expected > MAX_TWO_LAYOUTS_MS:
                         layouts = [layout]
-                row |= table.measure(make, shape, dtype, mode, exact.get(kind, {}), plan, layouts)
+                row |= table.measure(make, shape, dtype, mode, exact.get(kind, {}), config, layouts)
                 if row.get("note") == "out of memory":
                     finished.add((dtype, mode))
                 elif exact and "time_ms" in row:
@@ -135,7 +137,7 @@ def _line(plan: table.Plan, sweep: str, name: str, tick: Callable[[str], None]) 
                     last[dtype, mode] = n, row["time_ms"], row["layout"]
                 rows.append(row)
         del exact, found  # free their memory for the other mixers
-        table.free(plan.device)
+        table.free(config.device)
         yield rows
 
 

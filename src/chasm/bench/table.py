@@ -77,8 +77,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to measure, as `make_plan` checked it."""
+class BenchConfig:
+    """What to measure, as `make_config` checked it."""
 
     device: torch.device
     limits: Limits
@@ -102,7 +102,7 @@ class Plan:
         yield from ((m, "-") for m in self.mixers if m != "chasm" and (kind != "core" or m in subjects.PURE_CORES))
 
 
-def make_plan(
+def make_config(
     device: torch.device,
     limits: Limits | None = None,
     *,
@@ -113,7 +113,7 @@ def make_plan(
     forms: list[str] | None = None,
     compiled: bool = False,
     pace: Pace | None = None,
-) -> Plan:
+) -> BenchConfig:
     """Check the names of what to measure, and fill in defaults.
 
     Args:
@@ -128,7 +128,7 @@ def make_plan(
         pace: how long to measure each row.
 
     Returns:
-        The plan. An argument that is None or empty stands for everything that the device can run.
+        The config. An argument that is None or empty stands for everything that the device can run.
 
     Raises:
         ValueError: if a name is unknown, or needs a GPU on a CPU.
@@ -149,7 +149,7 @@ def make_plan(
     wants_gpu += [f"form {f!r}" for f in forms or [] if f in ops.GPU_FORMS]
     if wants_gpu and not gpu:
         raise ValueError(f"{wants_gpu[0]} needs a CUDA device, got {device}: leave it out")
-    return Plan(
+    return BenchConfig(
         device,
         limits or measure_limits(device),
         shapes or (GPU_SHAPES if gpu else CPU_SHAPES),
@@ -162,30 +162,30 @@ def make_plan(
     )
 
 
-def run(plan: Plan, tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
+def run(config: BenchConfig, tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
     """Measure, and yield the rows of each shape.
 
     Args:
-        plan: what to measure.
+        config: what to measure.
         tick: called with the name of each row before it is measured.
     """
-    for shape in plan.shapes:
-        rows = list(_rows_of(plan, shape, tick))
+    for shape in config.shapes:
+        rows = list(_rows_of(config, shape, tick))
         order = {mode: i for i, mode in enumerate(MODES)}
-        rows.sort(key=lambda r: (plan.dtypes.index(r["dtype"]), order[r["mode"]]))  # stable: mixers keep their order
+        rows.sort(key=lambda r: (config.dtypes.index(r["dtype"]), order[r["mode"]]))  # stable: mixers keep their order
         yield rows
-        free(plan.device)
+        free(config.device)
 
 
-def _rows_of(plan: Plan, shape: Shape, tick: Callable[[str], None]) -> Iterator[Row]:
-    kinds = list(dict.fromkeys(MODES[mode][0] for mode in plan.modes))
-    exact = exact_or_reason(partial(subjects.literal, shape, plan.device), kinds, shape, plan.device)
+def _rows_of(config: BenchConfig, shape: Shape, tick: Callable[[str], None]) -> Iterator[Row]:
+    kinds = list(dict.fromkeys(MODES[mode][0] for mode in config.modes))
+    exact = exact_or_reason(partial(subjects.literal, shape, config.device), kinds, shape, config.device)
     of_literal: dict[tuple[str, str], float] = {}
 
     def row(make: Callable[[], Subject], name: str, form: str, dtype: str, mode: str, exact: dict[str, Any]) -> Row:
         kind = MODES[mode][0]
         tick(f"{shape} {dtype} {mode} {name} {form}")
-        found = measure(make, shape, dtype, mode, exact[kind], plan)
+        found = measure(make, shape, dtype, mode, exact[kind], config)
         found = {"shape": shape, "dtype": dtype, "mode": mode, "mixer": name, "form": form, **found}
         time = found.get("time_ms")
         if time is not None:
@@ -194,27 +194,29 @@ def _rows_of(plan: Plan, shape: Shape, tick: Callable[[str], None]) -> Iterator[
             base = of_literal.get((dtype, kind))
             moved = MOVED_MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize
             found["times_literal"] = base / time if base is not None else None
-            found["times_floor"] = time / plan.limits.floor_ms(moved)
+            found["times_floor"] = time / config.limits.floor_ms(moved)
         return found
 
-    literal = partial(subjects.literal, shape, plan.device)
-    compiled = partial(subjects.compiled_literal, shape, plan.device)
-    for dtype in plan.dtypes:
+    literal = partial(subjects.literal, shape, config.device)
+    compiled = partial(subjects.compiled_literal, shape, config.device)
+    for dtype in config.dtypes:
         for kind in kinds:  # eager modes only: a graph cannot hold torch's matrix exponential
             yield row(literal, LITERAL, "eager", dtype, kind, exact)
-            if plan.compiled:
+            if config.compiled:
                 yield row(compiled, LITERAL, "compiled", dtype, kind, exact)
-        for mode in plan.modes if "chasm" in plan.mixers else []:
-            for form in plan.forms:
-                yield row(partial(subjects.chasm_subject, shape, form, plan.device), "chasm", form, dtype, mode, exact)
+        for mode in config.modes if "chasm" in config.mixers else []:
+            for form in config.forms:
+                yield row(
+                    partial(subjects.chasm_subject, shape, form, config.device), "chasm", form, dtype, mode, exact
+                )
     del exact
-    for name in plan.mixers:
+    for name in config.mixers:
         if name == "chasm":
             continue
-        make = partial(subjects.rival, name, shape, plan.device)
-        of_rival = exact_or_reason(make, kinds, shape, plan.device)
-        for dtype in plan.dtypes:
-            for mode in plan.modes:
+        make = partial(subjects.rival, name, shape, config.device)
+        of_rival = exact_or_reason(make, kinds, shape, config.device)
+        for dtype in config.dtypes:
+            for mode in config.modes:
                 if MODES[mode][0] != "core" or name in subjects.PURE_CORES:
                     yield row(make, name, "-", dtype, mode, of_rival)
 
@@ -246,7 +248,7 @@ def measure(
     dtype: str,
     mode: str,
     exact: dict[str, Tensor] | str,
-    plan: Plan,
+    config: BenchConfig,
     layouts: Iterable[str] = subjects.LAYOUTS,
 ) -> Row:
     """Measure a block: its errors and, if they are small enough, its time and memory.
@@ -258,7 +260,7 @@ def measure(
         mode: a key of `MODES`.
         exact: float64 results, or why there are none. Empty skips the comparison, for callers that compared at another
             size.
-        plan: device and pace.
+        config: device and pace.
         layouts: memory formats to try, from `subjects.LAYOUTS`.
 
     Returns:
@@ -271,7 +273,7 @@ def measure(
     try:
         subject = make()
         for layout in layouts:
-            found = _in_layout(subjects.fresh(subject), shape, dtype, kind, graph, layout, exact, plan)
+            found = _in_layout(subjects.fresh(subject), shape, dtype, kind, graph, layout, exact, config)
             if found.get("time_ms") is None:
                 return found
             if not best or found["time_ms"] < best["time_ms"]:
@@ -279,7 +281,7 @@ def measure(
     except Exception as e:  # this row says why it cannot run; the others are still measured
         best = {"note": reason(e)}
     if graph or "note" in best:
-        free(plan.device)  # memory of the graph, or of what failed
+        free(config.device)  # memory of the graph, or of what failed
     return best
 
 
@@ -291,9 +293,9 @@ def _in_layout(
     graph: bool,
     layout: str,
     exact: dict[str, Tensor],
-    plan: Plan,
+    config: BenchConfig,
 ) -> Row:
-    device, pace = plan.device, plan.pace
+    device, pace = config.device, config.pace
     sets = input_sets(MOVED_MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize, device)
     inputs = subjects.make_inputs(shape, DTYPES[dtype], layout, sets, device)
     call = subjects.call_of(subject, kind, inputs, DTYPES[dtype])

@@ -53,7 +53,7 @@ def bench(
 
     place = _device(device)
     with tf32(False):
-        plan = table.make_plan(
+        config = table.make_config(
             place,
             shapes=[_shape(s) for s in shape],
             dtypes=dtype,
@@ -63,11 +63,11 @@ def bench(
             compiled=compiled,
             pace=None if seconds is None else Pace(seconds, 3, 1000),
         )
-        facts = _begin(place, plan.limits)
+        facts = _begin(place, config.limits)
         rows: list[dict[str, Any]] = []
         text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
-        with ProgressBar(plan.rows()) as bar:
-            for found in table.run(plan, bar.advance):
+        with ProgressBar(config.rows()) as bar:
+            for found in table.run(config, bar.advance):
                 rows += found
                 titles = {k: v for k, v in report.TITLES.items() if k != "shape"}
                 name = report.cell("shape", found[0])
@@ -109,12 +109,12 @@ def scaling(
         place = _device(device)
         pace = Pace(0.02, 3, 30) if place.type == "cuda" else Pace(0.05, 2, 10)
         dtypes = dtype or (["bf16"] if place.type == "cuda" else ["float32"])
-        plan = table.make_plan(place, dtypes=dtypes, modes=mode or ["step"], mixers=mixer, pace=pace)
-        facts = _begin(place, plan.limits)
+        config = table.make_config(place, dtypes=dtypes, modes=mode or ["step"], mixers=mixer, pace=pace)
+        facts = _begin(place, config.limits)
         chosen = sweep or list(sweeps.SWEEPS)
         rows: list[dict[str, Any]] = []
-        with ProgressBar(sweeps.total(plan, chosen)) as bar:
-            for found in sweeps.run(plan, chosen, bar.advance):
+        with ProgressBar(sweeps.total(config, chosen)) as bar:
+            for found in sweeps.run(config, chosen, bar.advance):
                 rows += found
                 slopes = sweeps.slopes(rows)
                 text = report.header("How time grows", facts)

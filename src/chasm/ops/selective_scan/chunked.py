@@ -31,7 +31,7 @@ Steps = tuple[Tensor, ...]  # a (T, ...) tensor, unbound
 softplus_backward = torch.ops.aten.softplus_backward.default
 
 
-class Plan(NamedTuple):
+class Chunking(NamedTuple):
     """G groups of P chunks of T steps: G * P * T >= L."""
 
     groups: int
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     lanes: int
 
 
-def plan(batch: int, channels: int, states: int, length: int, device: torch.device) -> Plan:
+def choose_chunking(batch: int, channels: int, states: int, length: int, device: torch.device) -> Chunking:
     """Choose the number of groups and lanes.
 
     Args:
@@ -53,7 +53,7 @@ def plan(batch: int, channels: int, states: int, length: int, device: torch.devi
     wanted = STEP_ELEMENTS_CPU if device.type == "cpu" else STEP_ELEMENTS
     lanes = wanted // max(1, batch * channels * states)
     groups = -(-chunks // max(1, lanes))
-    return Plan(groups, CHUNK, -(-chunks // max(1, groups)))
+    return Chunking(groups, CHUNK, -(-chunks // max(1, groups)))
 
 
 def states_shape(batch: int, channels: int, states: int, length: int, device: torch.device) -> tuple[int, ...]:
@@ -66,8 +66,8 @@ def states_shape(batch: int, channels: int, states: int, length: int, device: to
         length: L.
         device: device of the scan.
     """
-    p = plan(batch, channels, states, length, device)
-    return (p.groups, p.lanes, batch, states, channels)
+    chunks = choose_chunking(batch, channels, states, length, device)
+    return (chunks.groups, chunks.lanes, batch, states, channels)
 
 
 def forward(
@@ -89,16 +89,16 @@ def forward(
         y, (B, L, D), and the start state of each chunk, (G, P, B, N, D).
     """
     batch, channels, length = u.shape
-    p = plan(batch, channels, A.shape[1], length, u.device)
-    x, deltas, At, Bs, Cs = _prepare(p, u, delta, A, B, C)
+    chunks = choose_chunking(batch, channels, A.shape[1], length, u.device)
+    x, deltas, At, Bs, Cs = _prepare(chunks, u, delta, A, B, C)
     bias = None if bias is None else bias.to(x.dtype)
     skip = None if D is None else D.to(x.dtype)
     dot = _row_times_matrix(u.device)
-    starts = x.new_empty(p.groups, p.lanes, batch, *At.shape)
-    y, y_groups = _output(p, x)
+    starts = x.new_empty(chunks.groups, chunks.lanes, batch, *At.shape)
+    y, y_groups = _output(chunks, x)
     carry = x.new_zeros(1, batch, *At.shape)
-    decay = x.new_empty(p.steps, p.lanes, batch, *At.shape)
-    h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)  # starts with the state before the first step
+    decay = x.new_empty(chunks.steps, chunks.lanes, batch, *At.shape)
+    h = x.new_empty(chunks.steps + 1, chunks.lanes, batch, *At.shape)  # starts with the state before the first step
     # Views are made once, because making one takes as long as using it.
     decay_t, h_t, h_now, h_end = decay.unbind(), h.unbind(), h[1:], h[-1, -1:]
     for x_g, raw, B_g, C_g, start, out in zip(x, deltas, Bs.mT, Cs, starts, y_groups, strict=True):
@@ -106,7 +106,7 @@ def forward(
         dt = F.softplus(raw) if softplus else raw
         torch.mul(dt.unsqueeze(-2), At, out=decay).exp_()
         torch.mul((dt * x_g).unsqueeze(-2), B_g, out=h_now)
-        if p.lanes == 1:
+        if chunks.lanes == 1:
             start.copy_(carry)
             h_t[0].copy_(carry)
             _recur(decay_t, h_t)
@@ -153,21 +153,21 @@ def backward(
         The gradients of u and delta, (B, L, D), A, (N, D), B and C, (B, L, N), D and bias, (D,).
     """
     batch, channels, length = u.shape
-    p = plan(batch, channels, A.shape[1], length, u.device)
-    x, deltas, At, Bs, Cs = _prepare(p, u, delta, A, B, C)
+    chunks = choose_chunking(batch, channels, A.shape[1], length, u.device)
+    x, deltas, At, Bs, Cs = _prepare(chunks, u, delta, A, B, C)
     bias = None if bias is None else bias.to(x.dtype)
-    dy = _group(p, grad.transpose(1, 2).to(x.dtype))
+    dy = _group(chunks, grad.transpose(1, 2).to(x.dtype))
     dot = _row_times_matrix(u.device)
-    (du, du_groups), (ddelta, ddelta_groups) = _output(p, x), _output(p, x)
-    (dB, dB_groups), (dC, dC_groups) = _output(p, Bs.squeeze(-2)), _output(p, Cs.squeeze(-2))
+    (du, du_groups), (ddelta, ddelta_groups) = _output(chunks, x), _output(chunks, x)
+    (dB, dB_groups), (dC, dC_groups) = _output(chunks, Bs.squeeze(-2)), _output(chunks, Cs.squeeze(-2))
     dA = torch.zeros_like(At)
     carry = x.new_zeros(1, batch, *At.shape)
-    decay, adjoint = (x.new_empty(p.steps, p.lanes, batch, *At.shape) for _ in range(2))
-    h = x.new_empty(p.steps + 1, p.lanes, batch, *At.shape)
+    decay, adjoint = (x.new_empty(chunks.steps, chunks.lanes, batch, *At.shape) for _ in range(2))
+    h = x.new_empty(chunks.steps + 1, chunks.lanes, batch, *At.shape)
     decay_t, h_t, adjoint_t = decay.unbind(), h.unbind(), adjoint.unbind()
     h_before, h_now, h_columns, adjoint_columns, first = h[:-1], h[1:], h[1:].mT, adjoint.mT, adjoint[0, :1]
     sources = [v.unbind() for v in (x, deltas, Bs, Bs.mT, Cs.mT, dy.unsqueeze(-2), starts)]
-    for g in reversed(range(p.groups)):
+    for g in reversed(range(chunks.groups)):
         x_g, raw, B_g, B_column, C_column, dy_g, start = (v[g] for v in sources)
         raw = raw if bias is None else raw + bias
         dt = F.softplus(raw) if softplus else raw
@@ -178,7 +178,7 @@ def backward(
         _recur(decay_t, h_t)
 
         torch.mul(dy_g, C_column, out=adjoint)
-        if p.lanes == 1:
+        if chunks.lanes == 1:
             adjoint_t[-1].add_(carry)
             _recur_back(decay_t, adjoint_t)
         else:
@@ -206,28 +206,28 @@ def backward(
     return du, ddelta, dA, dB, dC, (dy * x).sum((0, 1, 2, 3)), ddelta.sum((0, 1))
 
 
-def _prepare(p: Plan, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, ...]:
+def _prepare(chunks: Chunking, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, ...]:
     """Return u and delta (G, T, P, B, D), A (N, D), B and C (G, T, P, B, 1, N)."""
     dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
-    u, delta, B, C = (_group(p, v.to(dtype)) for v in (u, delta, B, C))
+    u, delta, B, C = (_group(chunks, v.to(dtype)) for v in (u, delta, B, C))
     return u, delta, A.t().to(dtype).contiguous(), B.unsqueeze(-2), C.unsqueeze(-2)
 
 
-def _group(p: Plan, x: Tensor) -> Tensor:
+def _group(chunks: Chunking, x: Tensor) -> Tensor:
     """Rearrange (B, M, L) to (G, T, P, B, M), padded with zeros: where u = C = 0, no gradient flows back."""
     batch, width, length = x.shape
     # Both ways to (L, B, M) are fast: torch transposes a matrix, or copies rows if M is already last.
     x = x.reshape(batch * width, length).t() if x.is_contiguous() else x.permute(2, 0, 1)
     x = x.reshape(length, batch, width)
-    if missing := p.groups * p.lanes * p.steps - length:
+    if missing := chunks.groups * chunks.lanes * chunks.steps - length:
         x = F.pad(x, (0, 0, 0, 0, 0, missing))
-    return x.reshape(p.groups, p.lanes, p.steps, batch, width).transpose(1, 2).contiguous()
+    return x.reshape(chunks.groups, chunks.lanes, chunks.steps, batch, width).transpose(1, 2).contiguous()
 
 
-def _output(p: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
+def _output(chunks: Chunking, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return memory of shape (B, padded L, M), and a view of it as (G, T, P, B, M)."""
     batch, width = like.shape[-2:]
-    memory = like.new_empty(batch, p.groups, p.lanes, p.steps, width)
+    memory = like.new_empty(batch, chunks.groups, chunks.lanes, chunks.steps, width)
     return memory.flatten(1, 3), memory.permute(1, 3, 2, 0, 4)
 
 
