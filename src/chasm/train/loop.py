@@ -4,7 +4,6 @@ The slices and the step size of a step depend on seed and step only, so a run th
 same result as one that was not.
 """
 
-import json
 import math
 import signal
 import time
@@ -18,10 +17,9 @@ from accelerate.utils import gather_object, set_seed
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from chasm.common.files import read_json, remove_unfinished, unwritable, write_json, write_text
+from chasm.common.files import read_json, remove_unfinished, write_json, write_text
 from chasm.common.locks import Lock, locked
 from chasm.common.precision import tf32
-from chasm.data.base import SliceDataset
 from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
 from chasm.train.checkpoints import Checkpoints, holds_work, save_tensors
@@ -30,11 +28,13 @@ from chasm.train.evaluation import measure, save_examples
 from chasm.train.fingerprint import CODE, compare, fingerprint
 from chasm.train.graphed import GraphedGradients
 from chasm.train.log import Log
+from chasm.train.nonfinite import NonFiniteGuard, check_weights_are_finite
 from chasm.train.processes import StopRequest, make_accelerator
 from chasm.train.progress import Progress
 from chasm.train.run import (
     batches,
     build_model,
+    check_disjoint,
     check_weights,
     describe_training_data,
     environment,
@@ -47,12 +47,6 @@ from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, see
 from chasm.train.snapshot import restore, snapshot, tensors_of
 from chasm.train.step import add_gradients
 from chasm.train.trackers import Trackers, check_trackers
-
-MAX_SKIPPED_STEPS = 10  # in a row, with train.on_nonfinite=skip
-
-
-class NonFiniteError(FloatingPointError):
-    """Loss, gradient or weights are not finite. For loss and gradient the message says where the slices are listed."""
 
 
 def train(
@@ -121,7 +115,7 @@ class Trainer:
             raise ValueError(f"train.cuda_graph needs one process on a CUDA device, got {got}: set it to false")
         self.task = config.task.create()
         self.data = {split: open_split(config, split) for split in ("train", "val", "test")}
-        _check_disjoint(self.data)
+        check_disjoint(self.data)
         self.shape = tuple(self.data["train"][0].image.shape)
         self.environment = environment(config, self.device, self.shape) | {"tf32": t.tf32, "processes": world}
         self.fingerprint = fingerprint(config, self.data, self.environment)
@@ -143,7 +137,7 @@ class Trainer:
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
         self.weights = folder / "weights.safetensors"  # the best on validation so far
         self.log = Log(folder, writes=self.main)
-        self.skipped = 0  # steps skipped in a row
+        self.guard = NonFiniteGuard(folder, t.on_nonfinite, writes=self.main, say=self.progress.say)
         self.lock: Lock | None = None  # of the folder, in the main process
         self.stop_request = StopRequest(world)
         self.stopping = False  # the same in all processes
@@ -254,13 +248,12 @@ class Trainer:
         else:
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         value, size = self._agree(total), float(norm)
-        if not math.isfinite(value) or not math.isfinite(size):
-            self._nonfinite(micro_batches, step, value, size)
-        else:
-            self.skipped = 0
+        if self.guard.allows(step, value, size, lambda: _slices_of(micro_batches)):
             self.optimizer.step()
             if self.ema is not None:
                 self._average(step)
+        else:
+            self._check_weights()
         return value, size
 
     def _gradients(self, batches: Iterable[TaskBatch]) -> Tensor:
@@ -294,32 +287,8 @@ class Trainer:
         for k in weights.keys() - set(floating):
             self.ema[k].copy_(weights[k])
 
-    def _nonfinite(self, micro_batches: list[Any], step: int, loss: float, norm: float) -> None:
-        ids = [[case, index] for raw in micro_batches for case, index in zip(raw.case, raw.index, strict=True)]
-        ids = gather_object(ids)
-        path = self.folder / "nonfinite.jsonl"
-        if self.main:
-            try:
-                with open(path, "a") as f:
-                    f.write(json.dumps({"step": step, "loss": str(loss), "grad_norm": str(norm), "slices": ids}) + "\n")
-            except OSError as e:
-                raise unwritable(path, e) from None
-        self.skipped += 1
-        what = f"step {step}: loss {loss}, gradient norm {norm}"
-        if self.t.on_nonfinite == "stop":
-            raise NonFiniteError(f"{what}: stopped; its slices are in {path}")
-        self._check_weights()
-        if self.skipped == MAX_SKIPPED_STEPS:
-            raise NonFiniteError(f"{what}: stopped, {self.skipped} such steps in a row; their slices are in {path}")
-        self.progress.say(f"{what}: skipped; its slices are in {path}")
-
     def _check_weights(self) -> None:
-        """Stop if weights are not finite: no step can repair them."""
-        for name, value in (*self.model.state_dict().items(), *(self.ema or {}).items()):
-            if not torch.isfinite(value).all():
-                raise NonFiniteError(
-                    f"step {self.step}: weights are not finite ({name}): stopped; lower train.lr or set train.clip"
-                )
+        check_weights_are_finite(self.step, self.model.state_dict(), self.ema)
 
     def _weights(self) -> dict[str, Tensor]:
         return self.ema if self.ema is not None else self.model.state_dict()
@@ -424,10 +393,7 @@ class Trainer:
         write_json(path, now)
 
 
-def _check_disjoint(data: dict[str, SliceDataset]) -> None:
-    for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
-        shared = sorted(set(data[a].cases) & set(data[b].cases))
-        if shared:
-            raise ValueError(
-                f"case {shared[0]!r} ({len(shared)} in all) is in the {a} and the {b} split: give every case one split"
-            )
+def _slices_of(micro_batches: list[Any]) -> list[list[Any]]:
+    """Return case and index of every slice of a step, of all processes."""
+    own = [[case, index] for raw in micro_batches for case, index in zip(raw.case, raw.index, strict=True)]
+    return list(gather_object(own))

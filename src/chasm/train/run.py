@@ -59,6 +59,20 @@ def open_split(config: RunConfig, split: str) -> SliceDataset:
     return data
 
 
+def check_disjoint(data: dict[str, SliceDataset]) -> None:
+    """Raise a ValueError if a case is in two splits.
+
+    Args:
+        data: the splits "train", "val" and "test".
+    """
+    for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
+        shared = sorted(set(data[a].cases) & set(data[b].cases))
+        if shared:
+            raise ValueError(
+                f"case {shared[0]!r} ({len(shared)} in all) is in the {a} and the {b} split: give every case one split"
+            )
+
+
 def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> SliceDataset:
     """Move the slices to the device, if the config asks for it and they fit.
 
