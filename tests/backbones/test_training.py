@@ -8,12 +8,12 @@ from chasm.mri import Sampling
 from chasm.tasks import Reconstruction
 
 HOSTS = {
-    "hifi-mamba": {"width": 16, "groups": 2, "blocks": 1, "state": 4, "dropout": 0.0, "drop_path": 0.0},
+    "hifi-mamba": {"width": 16, "groups": 1, "blocks": 1, "state": 4, "dropout": 0.0, "drop_path": 0.0},
     "unet": {"width": 16, "depth": 2, "levels": (1, 2)},
     "varnet": {"cascades": 2, "width": 8, "depth": 1, "levels": (1,)},
     "vit": {"width": 32, "depth": 2, "heads": 4, "patch": 4, "head_width": 8, "slot_blocks": (1, 2)},
 }
-STEPS, LR = 15, 2e-3
+STEPS, LR = 8, 6e-3
 
 
 def losses(host: str, mixer: str, dtype: torch.dtype) -> list[float]:
