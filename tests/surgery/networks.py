@@ -1,4 +1,4 @@
-"""Networks to fold, away from their initial point, and inputs for them."""
+"""Networks to fold, away from their initial point, inputs for them, and what swaps are tried with."""
 
 from typing import Any
 
@@ -53,3 +53,21 @@ class Outputs(nn.Module):
     def forward(self, x: Tensor, level: Tensor) -> dict[str, Any]:
         y = self.mixer(x=x) * level
         return {"y": y, "more": (y.mean(), None), "label": y.argmax(1)}
+
+
+class Double(nn.Module):
+    """Stands for a mixer: sees (B, C, H, W), doubles it and remembers what it saw."""
+
+    def __init__(self, channels: int, size: tuple[int, ...]) -> None:
+        super().__init__()
+        self.channels, self.size = channels, size
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.detach().clone()
+        return self.weight * x
+
+
+def encoder(**options: Any) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, **options)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
