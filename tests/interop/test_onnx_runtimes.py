@@ -1,7 +1,6 @@
-"""Exported files in runtimes of other people: OpenVINO, and onnxruntime-web in Node, where they are installed."""
+"""Exported files in other runtimes: OpenVINO, and onnxruntime-web in Node, where they are installed."""
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,9 +14,10 @@ import chasm
 
 pytestmark = pytest.mark.interop
 X = torch.randn(2, 2, 12, 10, generator=torch.Generator().manual_seed(0))
-# Prints the output as JSON. ONNXRUNTIME_WEB is the folder in which `npm install onnxruntime-web` was called.
+LIBRARY = Path(__file__).parents[2] / "web/node_modules/onnxruntime-web"  # `make interop` installs it there
+# Prints the output as JSON.
 PROGRAM = """
-const ort = require(process.argv[1] + "/node_modules/onnxruntime-web");
+const ort = require(process.argv[1]);
 const { data, dims, file } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 ort.env.wasm.numThreads = 1;
 ort.InferenceSession.create(require("fs").readFileSync(file)).then(async session => {
@@ -38,24 +38,24 @@ def export(folder: Path, mixer: str) -> tuple[nn.Module, Path]:
     return model, chasm.export_onnx(model, folder / "model.onnx", X)
 
 
-def test_openvino(tmp_path: Path) -> None:
-    """A folded mixer has no Fourier transform. OpenVINO 2026.4 cannot read ONNX's, which GFNet's file has."""
+@pytest.mark.parametrize("mixer", ["chasm", "gfnet", "spectformer"])
+def test_openvino(mixer: str, tmp_path: Path) -> None:
+    """A folded mixer has no Fourier transform. OpenVINO 2026.4 cannot read ONNX's, which FNO-D's file has."""
     openvino = pytest.importorskip("openvino")
-    model, file = export(tmp_path, "chasm")
+    model, file = export(tmp_path, mixer)
     compiled = openvino.Core().compile_model(str(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     with torch.no_grad():
         for x in (X, X[:1]):  # the batch is free
             np.testing.assert_allclose(compiled(x.numpy())[0], model(x).numpy(), atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("mixer", ["chasm", "gfnet"])
+@pytest.mark.parametrize("mixer", ["chasm", "gfnet", "fno-d"])
 def test_onnxruntime_web(mixer: str, tmp_path: Path) -> None:
-    folder = os.environ.get("ONNXRUNTIME_WEB", "")
-    if shutil.which("node") is None or not Path(folder, "node_modules", "onnxruntime-web").is_dir():
-        pytest.skip("needs node, and ONNXRUNTIME_WEB set to a folder with onnxruntime-web")
+    if shutil.which("node") is None or not LIBRARY.is_dir():
+        pytest.skip("needs node, and onnxruntime-web of the folder web")
     model, file = export(tmp_path, mixer)
     job = json.dumps({"data": X.flatten().tolist(), "dims": list(X.shape), "file": str(file)})
-    run = subprocess.run(["node", "-e", PROGRAM, folder], input=job, capture_output=True, text=True)
+    run = subprocess.run(["node", "-e", PROGRAM, str(LIBRARY)], input=job, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.strip().splitlines()[-1])
     with torch.no_grad():

@@ -236,7 +236,7 @@ def test_another_size_than_folded_for_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (nn.Linear(2, 2), {"size": 4}, "contains no chasm.CHASM"),
+        (nn.Linear(2, 2), {"size": 4}, "contains no CHASM, GFNet or SpectFormer"),
         (CHASM(3), {}, r"either size= .* or example="),
         (CHASM(3), {"size": 4, "example": torch.zeros(1, 3, 4, 4)}, r"either size= .* or example="),
         (CHASM(3), {"size": (4,)}, r"size=\(4,\): expected"),

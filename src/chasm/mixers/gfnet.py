@@ -102,6 +102,21 @@ class _CircularConvolution(torch.autograd.Function):
         return gx, gK
 
 
+def spectrum_factors(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+    """Return what multiplies the half spectrum of a map, (C, H, W//2+1, 2), with the scale of both transforms.
+
+    Args:
+        pairs: the filter (h, w', C, 2).
+        size: (H, W) of the map.
+        mode: how the filter is resized where its size is another, see `resize_filter`.
+    """
+    H, W = size
+    pairs = wide(pairs) / (H * W)
+    if pairs.shape[:2] != (H, W // 2 + 1):
+        pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
+    return hermitian_edges(pairs, W).permute(2, 0, 1, 3)
+
+
 def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
     """Multiply the spectrum of x by a filter.
 
@@ -112,10 +127,7 @@ def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
     """
     H, W = x.shape[-2:]
     with full_precision(x):
-        pairs = wide(pairs) / (H * W)  # the scale of both transforms
-        if pairs.shape[:2] != (H, W // 2 + 1):
-            pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
-        K = as_complex(hermitian_edges(pairs, W).permute(2, 0, 1, 3))  # (C, H, W//2+1)
+        K = as_complex(spectrum_factors(pairs, (H, W), mode))  # (C, H, W//2+1)
         if is_traced():  # by torch.compile, torch.func, ...
             return torch.fft.irfft2(torch.fft.rfft2(wide(x)) * K, (H, W), norm="forward").to(x.dtype)
         y: Tensor = _CircularConvolution.apply(wide(x), K)[0]
@@ -133,6 +145,7 @@ class GFNet(Mixer):
         dtype: of the parameters.
     """
 
+    resize_mode = "bicubic"
     spectral_parameters = ("filter",)
     complex_parameters = ("filter",)
     facts = Facts(
@@ -159,4 +172,4 @@ class GFNet(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         if is_empty(x, self.channels):
             return x
-        return global_filter(x, self.filter, "bicubic")
+        return global_filter(x, self.filter, self.resize_mode)

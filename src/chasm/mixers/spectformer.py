@@ -37,6 +37,7 @@ class SpectFormer(Mixer):
         dtype: of the parameters.
     """
 
+    resize_mode = "bilinear"
     spectral_parameters = ("filter",)
     complex_parameters = ("filter",)
     facts = Facts(
@@ -70,5 +71,5 @@ class SpectFormer(Mixer):
         if is_empty(x, self.channels):
             return x
         if self.enter is None or self.leave is None:
-            return global_filter(x, self.filter, "bilinear")
-        return self.leave(global_filter(self.enter(x), self.filter, "bilinear"))
+            return global_filter(x, self.filter, self.resize_mode)
+        return self.leave(global_filter(self.enter(x), self.filter, self.resize_mode))

@@ -1,13 +1,13 @@
-"""A model whose CHASM mixers are constants.
+"""A model whose CHASM, GFNet and SpectFormer mixers are constants.
 
-At inference everything but x is constant. A folded mixer is 1x1 convolutions and matrix products: no FFT, no complex
-number, no matrix exponential, so any runtime can execute it. The price is one fixed spatial size.
+At inference everything but x is constant. In a file a folded mixer is 1x1 convolutions and matrix products: no FFT, no
+complex number, no matrix exponential, so any runtime can execute it. The price is one fixed spatial size.
 """
 
 import copy
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.functional import gelu
 from chasm import ops
 from chasm.common.precision import autocast_dtype, float64_device
 from chasm.common.tracing import is_exporting, is_transformed
+from chasm.mixers import GFNet, SpectFormer
 from chasm.mixers._cache import Cache
 from chasm.mixers._options import AXES
 from chasm.mixers._wrapper import in_format_of, joined_layers
@@ -26,7 +27,10 @@ from chasm.ops.gains import impulse_response
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 from chasm.ops.operators import channel_operators, merge
+from chasm.surgery.fold_filter import FoldedFilter
 from chasm.surgery.probe import watch
+
+Foldable: TypeAlias = CHASM | GFNet | SpectFormer
 
 
 class _ChannelProduct(nn.Module):
@@ -206,18 +210,19 @@ def _real_dft(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example: Any = None) -> nn.Module:
-    """Return a copy of a model, in eval mode, whose CHASM mixers are constants. It equals the original to rounding.
+    """Return a copy of a model, in eval mode, whose mixers are constants. It equals the original to rounding.
 
-    A folded mixer takes one spatial size. Give either `size` or `example`.
+    CHASM, GFNet and SpectFormer are folded; other mixers stay as they are. A folded mixer takes one spatial size. Give
+    either `size` or `example`.
 
     Args:
-        model: a CHASM mixer, or any module that contains some.
+        model: a mixer, or any module that contains some.
         size: the spatial size of the features at the mixers, if it is one size for all of them.
         example: an input of the model, a tuple of arguments, or a dictionary of keyword arguments; one forward pass
             finds each mixer's size.
 
     Raises:
-        ValueError: when there is no CHASM mixer, one is called with two sizes, or one has hooks or a changed forward,
+        ValueError: when there is no mixer to fold, one is called with two sizes, or one has hooks or a changed forward,
             which folding would drop.
 
     Example:
@@ -226,23 +231,24 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
         >>> torch.allclose(fold(mixer, example=x)(x), mixer.eval()(x), atol=1e-5)
         True
     """
-    names = [name for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, CHASM)]
+    names = [name for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, Foldable)]
     if not names:
-        raise ValueError("nothing to fold: the model contains no chasm.CHASM")
+        raise ValueError("nothing to fold: the model contains no CHASM, GFNet or SpectFormer")
     if (size is None) == (example is None):
         raise ValueError("fold needs either size= (of the features at the mixers) or example= (an input of the model)")
     folded = copy.deepcopy(model).eval()
-    mixers: dict[str, CHASM] = {name: folded.get_submodule(name) for name in names}  # type: ignore[misc]
+    mixers: dict[str, Foldable] = {name: folded.get_submodule(name) for name in names}  # type: ignore[misc]
     for name, mixer in mixers.items():
         _check_plain(name, mixer)
     if example is not None:
         sizes = _observe(folded, mixers, example)
     else:
-        sizes = {name: _as_size(size, m.ndim) for name, m in mixers.items()}
-    made: dict[CHASM, FoldedCHASM] = {}  # a mixer under two names stays one
+        sizes = {name: _as_size(size, m.ndim if isinstance(m, CHASM) else 2) for name, m in mixers.items()}
+    made: dict[Foldable, nn.Module] = {}  # a mixer under two names stays one
     for name, mixer in reversed(mixers.items()):  # one inside another's layers comes first
         if mixer not in made:
-            made[mixer] = FoldedCHASM(mixer, sizes[name]).eval().requires_grad_(False)
+            kind = FoldedCHASM if isinstance(mixer, CHASM) else FoldedFilter
+            made[mixer] = kind(mixer, sizes[name]).eval().requires_grad_(False)  # type: ignore[arg-type]
         if name == "":
             return made[mixer]
         parent, _, own = name.rpartition(".")
@@ -250,14 +256,16 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
     return folded
 
 
-def _check_plain(name: str, mixer: CHASM) -> None:
-    """Refuse a mixer whose subclass or hooks do more than CHASM: constants would leave that out."""
+def _check_plain(name: str, mixer: Foldable) -> None:
+    """Refuse a mixer whose subclass or hooks do more than the mixer itself: constants would leave that out."""
     where, kind = f"mixer {name!r}" if name else "the mixer", type(mixer)
-    for method in ("__call__", "forward", "core", "operators", "axis_parameters"):
-        if getattr(kind, method) is not getattr(CHASM, method) or method in vars(mixer):
+    plain = next(k for k in (CHASM, GFNet, SpectFormer) if isinstance(mixer, k))
+    methods = ("__call__", "forward", *(("core", "operators", "axis_parameters") if plain is CHASM else ()))
+    for method in methods:
+        if getattr(kind, method) is not getattr(plain, method) or method in vars(mixer):
             raise ValueError(
-                f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop: put a plain CHASM"
-                " inside a module that does the rest"
+                f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop: put a plain"
+                f" {plain.__name__} inside a module that does the rest"
             )
     if mixer._forward_hooks or mixer._forward_pre_hooks:
         raise ValueError(
@@ -274,7 +282,7 @@ def _as_size(size: Any, ndim: int) -> tuple[int, ...]:
     return values
 
 
-def _observe(model: nn.Module, mixers: dict[str, CHASM], example: Any) -> dict[str, tuple[int, ...]]:
+def _observe(model: nn.Module, mixers: dict[str, Foldable], example: Any) -> dict[str, tuple[int, ...]]:
     """Run the copy once on the example; return the spatial size that each mixer saw."""
     sizes: dict[str, tuple[int, ...]] = {}
 

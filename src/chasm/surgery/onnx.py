@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from chasm.common.files import write_atomic
-from chasm.mixers.chasm import CHASM
-from chasm.surgery.fold import fold
+from chasm.surgery.fold import Foldable, fold
 from chasm.surgery.probe import evaluating
 
 
@@ -33,7 +32,7 @@ def export_onnx(
     only if they agree.
 
     Args:
-        model: the network; its CHASM mixers are folded.
+        model: the network; its CHASM, GFNet and SpectFormer mixers are folded.
         path: the file to write; its folder must exist.
         example: the input tensors of the network.
         check: False to skip the comparison, for dtypes that onnxruntime cannot run.
@@ -79,8 +78,8 @@ def export_onnx(
 
 
 def constant(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
-    """Return a copy in eval mode; CHASM mixers, if there are any, are folded for the size of the inputs."""
-    has_mixers = any(isinstance(m, CHASM) for m in model.modules())
+    """Return a copy in eval mode; mixers that `fold` knows, if there are any, are folded for the size of the inputs."""
+    has_mixers = any(isinstance(m, Foldable) for m in model.modules())
     return fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
 
 
@@ -134,9 +133,7 @@ def write_checked(
         if shapes or metadata:
             _describe(partial, shapes or {}, metadata or {})
         for inputs, expected in checks:
-            session = runtime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
-            feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
-            for got, want in zip(session.run(None, feed), expected, strict=True):
+            for got, want in zip(_run(runtime, partial, inputs), expected, strict=True):
                 error = _difference(torch.as_tensor(got).double(), want.cpu().double())
                 if not error <= tolerance:
                     raise ValueError(
@@ -146,6 +143,22 @@ def write_checked(
 
     write_atomic(path, write)
     return found
+
+
+def _run(runtime: Any, file: Path, inputs: tuple[Tensor, ...]) -> list[Any]:
+    """Return what a file computes in onnxruntime.
+
+    Raises:
+        ValueError: with one line, when onnxruntime cannot load or run it.
+    """
+    try:
+        session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
+        outputs: list[Any] = session.run(None, feed)
+    except Exception as e:  # onnxruntime's own errors have no narrower base
+        text = " ".join(str(e).split())
+        raise ValueError(f"onnxruntime cannot run the file, which is not saved: {text[:400]}") from e
+    return outputs
 
 
 @contextmanager
@@ -200,7 +213,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _describe(file: Path, shapes: Mapping[str, Sequence[int | str]], metadata: Mapping[str, str]) -> None:
-    """Write names of free axes, in place of the exporter's symbols, and metadata into a file."""
+    """Write names of free axes, in place of the exporter's symbols, and metadata into a file.
+
+    Shapes between input and output are left out: those the exporter gives half spectra of a free size are wrong, and
+    onnxruntime would reuse memory by them.
+    """
     import onnx
 
     model = onnx.load(str(file))
@@ -211,7 +228,8 @@ def _describe(file: Path, shapes: Mapping[str, Sequence[int | str]], metadata: M
         for axis, word in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False)
         if isinstance(word, str)
     }
-    for value in (*ends, *model.graph.value_info):
+    del model.graph.value_info[:]
+    for value in ends:
         for axis in value.type.tensor_type.shape.dim:
             if axis.dim_param in symbols:
                 axis.dim_param = symbols[axis.dim_param]
