@@ -73,6 +73,12 @@ def test_one_call_serves_all_hosts(name):
     assert aux.shape == ()
     assert (aux > 0) == (name == "hifi-mamba-v2")
     assert torch.equal(model(x, mask=column_mask(24), maps=maps, measured=measured), y)
+    assert torch.equal(model(x, column_mask(24), maps, measured), y)
+
+
+def test_a_noise_level_is_not_taken_for_a_mask():
+    with pytest.raises(ValueError, match="expects a mask tensor after x, got float: for deepinv's model"):
+        build("unet")(torch.randn(1, 2, 16, 16), 0.1)
 
 
 @pytest.mark.parametrize("name", NAMES)

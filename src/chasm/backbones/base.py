@@ -1,11 +1,12 @@
 """The contract every host keeps, and the slots in which hosts of one family differ from run to run.
 
-    y = model(x, mask=mask)                                # any host, single coil
-    y = model(x, mask=mask, maps=maps, measured=kspace)    # any host, multi-coil
-    y, aux = model(x, mask=mask, return_aux=True)          # aux: the host's own loss (V2's balance), else 0
+    y = model(x, mask)                                # any host, single coil
+    y = model(x, mask, maps, kspace)                  # any host, multi-coil
+    y, aux = model(x, mask, return_aux=True)          # aux: the host's own loss (V2's balance), else 0
 
-`x` is (B, in_channels, H, W), for MRI the zero-filled image as real and imaginary channels. The physics
-arguments are keywords: HiFi-Mamba uses them for data consistency, U-Net and ViT where `data_consistency` is set.
+`x` is (B, in_channels, H, W), for MRI the zero-filled image as real and imaginary channels. What was measured follows
+by position or by keyword (mask, maps, measured): HiFi-Mamba uses it for data consistency, U-Net and ViT where
+`data_consistency` is set. `chasm.interop.deepinv` makes a host a deepinv model, called as model(y, physics).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,10 +59,10 @@ class Backbone(Pretrained):
     def forward(
         self,
         x: Tensor,
-        *,
         mask: Tensor | None = None,
         maps: Tensor | None = None,
         measured: Tensor | None = None,
+        *,
         return_aux: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the output (B, out_channels, H, W).
@@ -72,11 +73,19 @@ class Backbone(Pretrained):
             maps: coil sensitivities, complex (B, coils, H, W). They need `measured`.
             measured: k-space of every coil, complex (B, coils, H, W). Without it, that of x.
             return_aux: also return the host's own loss, which training adds.
+
+        Raises:
+            ValueError: when x has other channels, or the mask is no tensor.
         """
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise ValueError(
                 f"{type(self).__name__} expects (B, {self.in_channels}, H, W), got {tuple(x.shape)}: "
                 "reshape the input or build with another in_channels"
+            )
+        if mask is not None and not isinstance(mask, Tensor):
+            raise ValueError(
+                f"{type(self).__name__} expects a mask tensor after x, got {type(mask).__name__}: for deepinv's "
+                "model(y, physics) and denoiser(x, sigma) wrap the host with chasm.interop.deepinv"
             )
         y, aux = self.run(x, mask, maps, measured)
         return (y, aux) if return_aux else y
