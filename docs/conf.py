@@ -7,11 +7,14 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for the package `site_tools`
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # for the package `site_tools` and the module `libraries`
 
 from site_tools import generate, links  # noqa: E402
 
 import chasm  # noqa: E402
+from libraries import library  # noqa: E402
+
+library("deepinv")  # for the reference of chasm.interop.deepinv
 
 project = "chasm"
 author = "The chasm developers"
