@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 HOSTS = {
     "unet": [f"backbone.options.{small}" for small in ("width=4", "depth=1", "levels=[0]")],
+    "unet-3d": ["backbone.options={width: 4, depth: 1, levels: [0]}"],
     "varnet": ["backbone.options={cascades: 2, width: 4, depth: 1, levels: [0]}"],
     "hifi-mamba": ["backbone.options={width: 8, groups: 1, blocks: 1, state: 2}"],
     "vit": ["backbone.options={width: 8, depth: 2, heads: 2, patch: 4, head_width: 4, slot_blocks: [2]}"],
@@ -84,7 +85,7 @@ def test_a_recipe_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     config = load_recipe(path)
     changes = ["train.epochs=null", "train.steps=2", "train.batch=2", *HOSTS[config.backbone.name]]
     if config.data.name == "embedded":
-        changes.append("data.options={size: 32, cases: 10, slices: 1}")
+        changes.append(f"data.options={{size: 32, cases: 10, slices: {config.data.depth or 1}}}")
     else:
         changes += [f"data.path={tmp_path / 'data'}", *WRITERS[config.data.name](tmp_path / "data")]
     metrics = train(load_recipe(path, changes), tmp_path / "run", quiet=True)

@@ -15,6 +15,7 @@ SMALL = {
     "hifi-mamba-v1": HIFI,
     "hifi-mamba-v2": HIFI | {"width": 32},
     "unet": {"width": 8, "depth": 2, "levels": (1, 2)},
+    "unet-3d": {"width": 8, "depth": 2, "levels": (1, 2)},
     "varnet": {"cascades": 2, "width": 8, "depth": 2, "levels": (1, 2)},
     "vit": {"width": 32, "depth": 3, "heads": 2, "patch": 4, "head_width": 8, "slot_blocks": (1, 3)},
 }

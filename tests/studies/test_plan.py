@@ -89,6 +89,7 @@ def test_grids_have_the_size_of_their_tables():
         "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 64, "basis": 5, "axes": 5,
         "seeds": 24, "seeds-basis": 6, "flops": 27, "parameters": 9, "wrapper": 9, "budget": 24, "evidence": 26,
         "hifi": 14, "hifi-random": 56, "bins": 3, "readings": 7, "sampling": 72, "noise": 27, "hosts": 28, "health": 27,
+        "volume": 10,
     }  # fmt: skip
     tuned = make_plan("cc359", "full", "tuned")
     assert (len(tuned.points), len(tuned.runs), len(tuned.selection_runs)) == (54, 6, 6 * 8 * 4)

@@ -98,7 +98,7 @@ def test_complex_keeps_the_phase() -> None:
     torch.testing.assert_close(to_complex(batch.input), Operator(batch.mask).normal(image / top), atol=1e-5, rtol=0)
     # the magnitude protocol drops it: another zero-filled image
     assert not torch.allclose(Reconstruction().prepare(image).input, batch.input, atol=1e-2)
-    assert task.report(64, 64)["complex"] is True
+    assert task.report((1, 64, 64))["complex"] is True
     with pytest.raises(ValueError, match=r"complex=True needs complex images, got torch\.float32"):
         task.prepare(phantom())
 
@@ -162,7 +162,7 @@ def test_segmentation_of_one_class_and_its_errors() -> None:
     batch = task.prepare(image, torch.ones(1, 32, 32, dtype=torch.int64))
     assert batch.input.abs().max() < 1.5  # 8-bit images are scaled
     assert list(task.scores(torch.zeros(1, 2, 32, 32), batch)) == ["class1"]
-    assert task.report(32, 32)["regions"] == {"class1": [1]}
+    assert task.report((1, 32, 32))["regions"] == {"class1": [1]}
     with pytest.raises(ValueError, match="segmentation needs labels"):
         task.prepare(image)
     with pytest.raises(ValueError, match="2 or more classes"):
@@ -203,7 +203,7 @@ def test_superres_loss_scores_and_errors() -> None:
     assert task.loss(batch.target + 0.25, batch).item() == pytest.approx(0.25, abs=1e-6)
     scores = summary(task, photo())
     assert 5 < scores["psnr"] < 40
-    assert task.report(64, 64) == {"protocol": "unit", "meaning": task.protocol.meaning, "factor": 4}
+    assert task.report((1, 64, 64)) == {"protocol": "unit", "meaning": task.protocol.meaning, "factor": 4}
     with pytest.raises(ValueError, match="64x66 images are not divisible by 4"):
         task.prepare(torch.zeros(1, 3, 64, 66))
     with pytest.raises(ValueError, match="2 or more"):
@@ -212,7 +212,7 @@ def test_superres_loss_scores_and_errors() -> None:
 
 def test_tasks_are_made_by_name() -> None:
     task = create_task("reconstruction", sampling=Sampling("random", acceleration=8, seed=2))
-    report = task.report(256, 256)
+    report = task.report((1, 256, 256))
     assert report["mask"]["seed"] == 2
     assert report["mask"]["lines"] == 32
     assert report["protocol"] == "hifi"
@@ -246,7 +246,7 @@ def test_noise_belongs_to_the_slice() -> None:
     signal = fft2c(to_complex(clean.prepare(image).input))
     ratio = 10 * torch.log10(signal.abs().square().sum((1, 2, 3)) / noise.abs().square().sum((1, 2, 3)))
     torch.testing.assert_close(ratio, torch.full((2,), 10.0), atol=1.5, rtol=0)
-    assert task.report(16, 16)["snr_db"] == 10.0
+    assert task.report((1, 16, 16))["snr_db"] == 10.0
     with pytest.raises(ValueError, match="snr_db adds noise to one coil, got 2"):
         Reconstruction(complex=True, snr_db=10.0).prepare(torch.randn(1, 2, 16, 16, dtype=torch.complex64))
 
@@ -285,7 +285,7 @@ def test_masks_of_an_epoch_are_drawn_for_training_only(kind: str, content: str) 
     assert not torch.equal(task.for_training(batch, [8, 9, 10]).input, seen.input)
     assert seen.full is None
     assert task.for_scoring(batch) is batch
-    assert task.report(32, 32)["masks"] == "epoch"
+    assert task.report((1, 32, 32))["masks"] == "epoch"
 
 
 @pytest.mark.parametrize("task", [Reconstruction, Segmentation])

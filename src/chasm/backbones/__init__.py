@@ -10,6 +10,7 @@ from chasm.backbones.base import (
 )
 from chasm.backbones.hifi.model import HiFiMamba, HiFiMambaV1, HiFiMambaV2
 from chasm.backbones.unet import UNet
+from chasm.backbones.unet3d import UNet3D
 from chasm.backbones.varnet import VarNet
 from chasm.backbones.vit import ViT
 
@@ -21,6 +22,7 @@ __all__ = [
     "HiFiMambaV2",
     "ImageBackbone",
     "UNet",
+    "UNet3D",
     "VarNet",
     "ViT",
     "create_backbone",

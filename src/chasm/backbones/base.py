@@ -205,7 +205,7 @@ def extend(x: Tensor, dim: int, before: int, after: int) -> Tensor:
 def make_slots(
     mixer: str | None,
     options: Mapping[str, Any] | None,
-    places: Mapping[int, tuple[int, Size]],
+    places: Mapping[int, tuple[int, tuple[int, ...]]],
 ) -> nn.ModuleDict:
     """Return one mixer for each place of a host, by the name of the place.
 

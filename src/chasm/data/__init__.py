@@ -20,6 +20,7 @@ from chasm.data.proxy import Proxy
 from chasm.data.records import SPLITS, Batch, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, collate, fault
 from chasm.data.resident import Resident
 from chasm.data.scan import KSpaceScan
+from chasm.data.volumes import Volumes
 
 __all__ = [
     "CC359",
@@ -44,6 +45,7 @@ __all__ = [
     "Resident",
     "Slice",
     "SliceDataset",
+    "Volumes",
     "collate",
     "fault",
     "list_datasets",

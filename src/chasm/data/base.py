@@ -53,6 +53,13 @@ class SliceDataset(Dataset[Slice]):
     def __getitem__(self, i: int) -> Slice:
         raise NotImplementedError
 
+    def rows_by_case(self) -> dict[str, list[int]]:
+        """Return the rows of every case, by its name, in order. This one reads every slice; readers of files do not."""
+        rows: dict[str, list[int]] = {}
+        for row in range(len(self)):
+            rows.setdefault(self[row].case, []).append(row)
+        return rows
+
     def set_epoch(self, epoch: int) -> None:
         """Prepare for an epoch. Only datasets with `fixed = False` use it."""
 

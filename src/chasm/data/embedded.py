@@ -105,6 +105,13 @@ class Embedded(SliceDataset):
             self._slices[i] = self._crop(case, k) if self.content == "photos" else self._section(case, k)
         return self._slices[i]
 
+    def rows_by_case(self) -> dict[str, list[int]]:
+        """Return the rows of every case, by its name, in order. Draws nothing."""
+        rows: dict[str, list[int]] = {}
+        for row, (case, _) in enumerate(self._rows):
+            rows.setdefault(case.name, []).append(row)
+        return rows
+
     def __getstate__(self) -> dict[str, Any]:
         # A worker draws its slices again: that is cheaper than sending them.
         return {**self.__dict__, "_heads": {}, "_slices": {}}

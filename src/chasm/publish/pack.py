@@ -81,7 +81,7 @@ def pack(
     record = {
         "format": FORMAT,
         "name": name,
-        "task": {"name": finished.config.task.name, **finished.task.report(*shape[-2:])},
+        "task": {"name": finished.config.task.name, **finished.task.report(shape)},
         "image_shape": shape,
         "parameters": metrics["parameters"],
         "trained_on": [asdict(terms) for terms in trained_on],

@@ -192,6 +192,12 @@ _LIST = [
                           "spectformer-dense", "chasm")),), {},
     ),
     Study(
+        "volume", "Volumes in a 3-D U-Net", _OURS,
+        "Does the axis across slices help, and does CHASM help in three dimensions at all?",
+        (Grid(("cc359-volume-x4-poisson-2d", "cc359-volume-x4-equispaced"), ("unet-3d",),
+              ("baseline", "wrapper", "gfnet", "chasm-slices", "chasm")),), {},
+    ),
+    Study(
         "hosts", "Every mixer in U-Net and ViT", _OURS, "Does the order of the mixers carry over to other hosts?",
         (Grid(_X8, ("unet-high", "vit"), _EVERY),), {},
     ),

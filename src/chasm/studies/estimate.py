@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from chasm.common.provenance import device_name
-from chasm.data import open_dataset
 from chasm.studies.factors import DATASETS, SETTINGS, image_size
 from chasm.studies.plan import Plan, PlannedRun
 from chasm.studies.tuning import assume_choices
 from chasm.surgery.param_groups import param_groups
 from chasm.train.config import RunConfig
-from chasm.train.run import build_model
+from chasm.train.run import build_model, open_split
 from chasm.train.step import add_gradients
 
 DEFAULT_VALIDATIONS = 20  # per run, unless the config says otherwise
@@ -205,6 +204,8 @@ def _probes(
 
 
 def _modalities(cell: PlannedRun, scale: str) -> int:
+    if cell.config.data.depth is not None:
+        return cell.config.data.depth
     if cell.config.task.name == "superres":
         return 3
     return 4 if cell.config.task.name == "segmentation" and scale != "proxy" else 1
@@ -212,18 +213,17 @@ def _modalities(cell: PlannedRun, scale: str) -> int:
 
 def _slices(plan: Plan, setting: str, notes: list[str]) -> tuple[int, int, int] | None:
     """Return the number of slices for training, validation and test, counted if the data is there."""
-    data = next(c.config.data for c in plan.runs if c.setting == setting)
+    config = next(c.config for c in plan.runs if c.setting == setting)
+    data = config.data
     if data.name == "embedded" or data.path is not None:
-        train, val, test = (
-            len(open_dataset(data.name, data.path, split=s, **data.options)) for s in ("train", "val", "test")
-        )
+        train, val, test = (len(open_split(config, split)) for split in ("train", "val", "test"))
         return train, val, test
     dataset = DATASETS[SETTINGS[setting].dataset]
     if plan.scale == "full":
         note = f"{dataset.title}: {dataset.slices:,} training slices assumed: give its path to count them"
         if note not in notes:
             notes.append(note)
-        return dataset.slices, 0, 0
+        return dataset.slices // (data.depth or 1), 0, 0
     note = f"{dataset.title}: number of slices not known: give its path"
     if note not in notes:
         notes.append(note)

@@ -30,6 +30,7 @@ class Setting:
     mask: str = "equispaced"
     draw: int | None = None  # seed of a random mask; None: the mask's own default
     snr_db: float | None = None  # of noise on the k-space; None: none
+    depth: int | None = None  # slices of a volume; None: single slices
 
     @property
     def selection_metric(self) -> str:
@@ -82,6 +83,9 @@ def _settings() -> list[Setting]:
         title = f"CC359 ×8, SNR {snr_db} dB"
         noisy = Setting(f"cc359-x8-snr{snr_db}", title, "cc359", "reconstruction", image, 8, snr_db=float(snr_db))
         found.append(noisy)
+    for mask in ("equispaced", "poisson-2d"):
+        title = f"CC359 volumes ×4, {mask} mask"
+        found.append(Setting(f"cc359-volume-x4-{mask}", title, "cc359", "volume", image, 4, mask, depth=8))
     for name in ("ade20k", "imagenet"):
         found.append(Setting(name, f"{DATASETS[name].title} ×4 bicubic", name, "superres", image))
     for r in (4, 8):
@@ -109,6 +113,7 @@ HOSTS = {
     "unet-high": Host(
         "U-Net, slots at high resolution", "unet", {"levels": [0, 1, 2]}, _TINY_UNET | {"levels": [0, 1, 2]}
     ),
+    "unet-3d": Host("3-D U-Net", "unet-3d", {}, _TINY_UNET | {"width": 8}),
     "vit": Host(
         "ViT", "vit", {}, {"width": 32, "depth": 2, "heads": 4, "patch": 4, "head_width": 8, "slot_blocks": [1, 2]}
     ),
@@ -156,6 +161,7 @@ ARMS: dict[str, Arm] = {
     "chasm-cw": _chasm("CW only", axes="cw"),
     "chasm-cw-ch": _chasm("CW → CH", axes="cw>ch"),
     "chasm-sum": _chasm("CH + CW", axes="ch+cw"),
+    "chasm-slices": _chasm("CHASM within slices", axes="ch>cw"),
     "chasm-bins-16": _chasm("16 bins", bins=16),
     "chasm-bins-256": _chasm("256 bins", bins=256),
     **{
@@ -270,6 +276,10 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
     else:
         data = {"name": dataset.reader, "path": paths.get(setting.dataset)}
         training = {"epochs": 100}
+    if setting.depth is not None:
+        data["depth"] = setting.depth
+        if scale == "tiny":
+            data["options"]["slices"] = setting.depth
     options: dict[str, Any] = {}
     if setting.acceleration is not None:
         options["sampling"] = {"kind": setting.mask, "acceleration": setting.acceleration}

@@ -150,12 +150,11 @@ class Task(ABC):
         """
         return None
 
-    def report(self, height: int, width: int) -> dict[str, Any]:
+    def report(self, shape: Sequence[int]) -> dict[str, Any]:
         """Return what metrics.json records about the task.
 
         Args:
-            height: height of the images, which decides the mask together with the width.
-            width: width of the images.
+            shape: (M, H, W) of a raw image, which decides the mask.
         """
         return {"protocol": self.protocol.name, "meaning": self.protocol.meaning}
 

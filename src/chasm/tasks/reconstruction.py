@@ -141,9 +141,9 @@ class Reconstruction(Task):
         """Return the zero-filled image; several coils are combined with their sensitivities."""
         return batch.input
 
-    def report(self, height: int, width: int) -> dict[str, Any]:
-        mask = self.sampling.on(height, width).report()
-        found = {**super().report(height, width), "mask": mask, "masks": self.masks, "complex": self.complex}
+    def report(self, shape: Sequence[int]) -> dict[str, Any]:
+        mask = self.sampling.on(*shape[-2:]).report()
+        found = {**super().report(shape), "mask": mask, "masks": self.masks, "complex": self.complex}
         options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db}
         return found | {name: value for name, value in options.items() if value is not None}
 

@@ -81,10 +81,10 @@ class Segmentation(Task):
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
         return self.protocol.rows(output.argmax(1), batch.target)
 
-    def report(self, height: int, width: int) -> dict[str, Any]:
+    def report(self, shape: Sequence[int]) -> dict[str, Any]:
         return {
-            **super().report(height, width),
-            "mask": self.sampling.on(height, width).report(),
+            **super().report(shape),
+            "mask": self.sampling.on(*shape[-2:]).report(),
             "masks": self.masks,
             "classes": self.classes,
             "regions": {name: list(members) for name, members in self.protocol.regions.items()},

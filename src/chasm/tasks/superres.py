@@ -61,8 +61,8 @@ class SuperResolution(Task):
         """Return the image that bicubic interpolation enlarged."""
         return batch.input
 
-    def report(self, height: int, width: int) -> dict[str, Any]:
-        return {**super().report(height, width), "factor": self.factor}
+    def report(self, shape: Sequence[int]) -> dict[str, Any]:
+        return {**super().report(shape), "factor": self.factor}
 
 
 def _bicubic(x: Tensor, size: tuple[int, int]) -> Tensor:

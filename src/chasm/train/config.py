@@ -32,10 +32,14 @@ class Part(Strict):
 
 
 class Data(Part):
-    """A registered dataset, its options, and the path of its files."""
+    """A registered dataset, its options, and the path of its files.
+
+    With ``depth``, blocks of that many neighbouring slices of a case are volumes, for tasks like "volume".
+    """
 
     name: str = "embedded"
     path: str | None = None
+    depth: int | None = Field(None, ge=1)
 
 
 class TaskPart(Part):

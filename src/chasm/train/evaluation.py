@@ -93,7 +93,7 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
         "split": data.split,
         "source": first.source,
         "proxy": "proxy" in first.source,
-        "task": run.task.report(*first.image.shape[-2:]),
+        "task": run.task.report(first.image.shape),
         **_summary(model),
         "reference": None if reference is None else {"name": REFERENCES.get(config.task.name), **_summary(reference)},
         "seed": config.seed,
@@ -104,7 +104,7 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
     }
 
 
-REFERENCES = {"reconstruction": "zero-filled", "superres": "bicubic"}
+REFERENCES = {"reconstruction": "zero-filled", "superres": "bicubic", "volume": "zero-filled"}
 
 
 def _summary(summary: Summary) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm.common.files import json_safe
+from chasm.data import Volumes
 from chasm.data.base import FileDataset, SliceDataset
 from chasm.train.config import RunConfig, changes
 
@@ -71,10 +72,11 @@ def _without_dates(found: Fingerprint) -> dict[str, Any]:
 def _describe(data: SliceDataset) -> dict[str, Any]:
     """Return the number of cases and slices of a split, and digests of the names, sizes and dates of its files."""
     names, dates = [], []
-    if isinstance(data, FileDataset):
-        for file in data.files():
+    files = data.data if isinstance(data, Volumes) else data
+    if isinstance(files, FileDataset):
+        for file in files.files():
             facts = file.stat()
-            names.append((os.path.relpath(file, data.root), facts.st_size))
+            names.append((os.path.relpath(file, files.root), facts.st_size))
             dates.append(facts.st_mtime_ns)
     return {
         "cases": len(data.cases),

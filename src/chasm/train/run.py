@@ -18,7 +18,7 @@ from chasm.common.extensions import loaded, plugins
 from chasm.common.files import read_json
 from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
-from chasm.data import Batch, DataError, Resident, SliceDataset, collate, open_dataset
+from chasm.data import Batch, DataError, Resident, SliceDataset, Volumes, collate, open_dataset
 from chasm.mixers import MIXERS
 from chasm.models import check_model, find_model
 from chasm.tasks import Meter, Summary, Task
@@ -56,7 +56,7 @@ def open_split(config: RunConfig, split: str) -> SliceDataset:
         split: "train", "val" or "test".
     """
     data: SliceDataset = open_dataset(config.data.name, config.data.path, split=split, **config.data.options)
-    return data
+    return data if config.data.depth is None else Volumes(data, config.data.depth)
 
 
 def check_disjoint(data: dict[str, SliceDataset]) -> None:
