@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from typer.testing import CliRunner
 
 from chasm.cli.app import app
-from chasm.common import extensions
 from chasm.common.extensions import load, loaded
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS, create_mixer
@@ -39,16 +37,12 @@ class Mine(Mixer):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def mine(tmp_path, monkeypatch, no_loaded_files):
     """A file, and everything afterwards as it was before."""
     monkeypatch.setattr(MIXERS, "_classes", dict(MIXERS._classes))
-    monkeypatch.setattr(extensions, "_loaded", {})
-    monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / "file_of_mine.py"
     file.write_text(TEXT)
-    yield file
-    for name in ("file_of_mine", "beside_mine"):
-        sys.modules.pop(name, None)
+    return file
 
 
 def test_what_a_file_registers_has_a_name(mine):

@@ -255,7 +255,7 @@ def test_an_arm_takes_options():
 
 
 @pytest.fixture
-def own_names():
+def own_names(no_loaded_files):
     """Studies, settings, hosts, arms and datasets as they were, afterwards."""
     known = (STUDIES, SETTINGS, HOSTS, ARMS, DATASETS)
     before = [dict(names) for names in known]
