@@ -162,7 +162,7 @@ def test_fastmri_halves_the_validation_folder_by_patient(tmp_path: Path) -> None
 
 def test_fastmri_says_which_acquisitions_there_are(tmp_path: Path) -> None:
     write_fastmri(tmp_path / "multicoil_train" / "a.h5", acquisition="AXT2")
-    with pytest.raises(DataError, match=r"AXT2 1\): choose one, or null"):
+    with pytest.raises(DataError, match=r"AXT2 1\): set the option acquisition=null"):
         open_dataset("fastmri", tmp_path)
 
 

@@ -34,12 +34,12 @@ DESIGN = {
 NOTES = {"mixer": "mixer", "resolution": "at another resolution", "note": "note"}
 TABLES = {"Cost": COST, "Taxonomy": DESIGN, "Notes": NOTES}
 LEGEND = """\
-params: a complex number counted once; as two: counted twice. paper: its Core Params column; agrees: which of our \
-counts prints the same (no: see the note), asked only at its 96 channels and a 128x128 map.
-MMAC: million multiply-adds of one forward pass of one map, FFT included, in the form that trains on a CPU; infer: \
-without what evaluation prepares once and keeps (CHASM's matrix exponentials); FFT: of it. \
-rule: by the rule the paper seems to follow [reading]: convolutions and matrix products of its equations, \
-a complex one counted once.
+params: parameters, with a complex number counted once; as two: with a complex number counted twice.
+paper: the paper's Core Params; agrees: which of our two counts it matches ("no": see the note). The paper gives it \
+for 96 channels and a 128x128 map only.
+MMAC: million multiply-adds of one forward pass of one map, on a CPU in training, FFT included. infer: the same in \
+evaluation, where matrices that depend on weights only are computed once and kept. FFT: the part of MMAC in FFTs. \
+rule: as the paper seems to count (our reading): convolutions and matrix products of its equations, a complex one once.
 MiB: memory kept for the backward pass. identity path: inside the mixer, or added by the slot around it."""
 
 

@@ -105,9 +105,10 @@ class FastMRI(KSpaceDataset):
 
         self.list_slices(used)
         if not self.cases:
-            counts = ", ".join(f"{kind or 'none'} {n}" for kind, n in sorted(acquisitions.items()))
-            problem = f"none is {acquisition!r} (found: {counts})"
-            raise DataError(f"{self.root}: acquisition: {problem}: choose one, or null (in Python: None) for all")
+            counts = ", ".join(f"{kind or 'no acquisition'} {n}" for kind, n in sorted(acquisitions.items()))
+            problem = f"no volume is {acquisition!r} (found: {counts})"
+            advice = "set the option acquisition=null to take all (in Python: None), or to one that was found"
+            raise DataError(f"{self.root}: acquisition: {problem}: {advice}")
 
     @classmethod
     def find(cls, path: Path, seed: int = 0, coils: str | None = None) -> tuple[list[Case], str]:

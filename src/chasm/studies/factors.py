@@ -172,6 +172,10 @@ ARMS: dict[str, Arm] = {
 }
 
 
+class UnknownArmError(ValueError):
+    """A name that is neither an arm of the studies nor a registered mixer."""
+
+
 def get_arm(name: str) -> Arm:
     """Return an arm of the studies, or a registered mixer, with its default options or with others.
 
@@ -191,7 +195,8 @@ def get_arm(name: str) -> Arm:
         spectral = bool(MIXERS.get(name).spectral_parameters)  # type: ignore[attr-defined]
         return Arm(name, Part(name=name), spectral=spectral)
     if name not in ARMS:
-        raise ValueError(f"unknown arm or mixer {name!r}: {suggest(name, {*ARMS, *MIXERS.list()})} {OWN_NAME_HINT}")
+        known = suggest(name, {*ARMS, *MIXERS.list()})
+        raise UnknownArmError(f"unknown arm or mixer {name!r}: {known} {OWN_NAME_HINT}")
     return ARMS[name]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chasm.studies.catalogue import STUDIES
 from chasm.studies.comparisons import paired_scores
+from chasm.studies.factors import UnknownArmError
 from chasm.studies.plan import load_plan
 from chasm.studies.records import ArmResult, RunRecord
 from chasm.studies.results import collect
@@ -32,10 +33,11 @@ class FoundRows:
 
     Args:
         rows: in order of preference.
+        left_out: studies that could not be read, and why.
     """
 
-    def __init__(self, rows: Sequence[FoundRow]) -> None:
-        self.rows = list(rows)
+    def __init__(self, rows: Sequence[FoundRow], left_out: Sequence[str] = ()) -> None:
+        self.rows, self.left_out = list(rows), list(left_out)
 
     def get(self, study: str, setting: str, host: str, arm: str) -> FoundRow | None:
         """Return a row of the study, else the first of another one that ran the same; None if no run is finished.
@@ -54,6 +56,8 @@ class FoundRows:
 def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRows:
     """Read the finished runs of all studies in some folders, but for those with other data or another host (--set).
 
+    A study with a mixer of a --with file that is not loaded is left out, and named.
+
     Args:
         folders: as given to `chasm study run --out`. Where two have the same run, the first one counts.
         scale: of the studies.
@@ -62,7 +66,7 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
     Raises:
         FileNotFoundError: if a folder is not there.
     """
-    rows = []
+    rows, left_out = [], []
     for root in map(Path, folders):
         if not root.is_dir():
             raise FileNotFoundError(f"{root}: not a folder: give the folders of 'chasm study run --out'")
@@ -71,11 +75,14 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
                 plan = load_plan(root, name, scale, protocol)
             except FileNotFoundError:
                 continue
+            except UnknownArmError as e:
+                left_out.append(str(e))
+                continue
             if plan.own_parts:  # other data or another host: not what the paper's tables are about
                 continue
             results = collect(plan, root)
             rows += [FoundRow(name, row, results.runs_of(row), root) for row in results.rows]
-    return FoundRows(rows)
+    return FoundRows(rows, left_out)
 
 
 def paired_difference(ours: FoundRow | None, theirs: FoundRow | None, metric: str) -> Interval | None:

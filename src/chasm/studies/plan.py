@@ -21,6 +21,7 @@ from chasm.studies.factors import (
     MULTIPLIERS,
     SCALES,
     SETTINGS,
+    UnknownArmError,
     base_recipe,
     get_arm,
     image_size,
@@ -353,6 +354,7 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
 
     Raises:
         FileNotFoundError: if it was not started there.
+        UnknownArmError: if it was started with a mixer of a --with file that is not loaded now.
     """
     get_study(study)
     path = _record(root, study, scale, protocol)
@@ -364,6 +366,8 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
     content = read_json(path)
     try:
         return make_plan(**content)
+    except UnknownArmError as e:
+        raise UnknownArmError(f"{path}: {e}") from None
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as e:
         reason = " ".join(str(e).split())
         raise ValueError(

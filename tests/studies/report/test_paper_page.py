@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from chasm.cli.app import app
 from chasm.studies import paper
-from chasm.studies.plan import make_plan, part_of, save_plan
+from chasm.studies.plan import load_plan, make_plan, part_of, save_plan
 from chasm.studies.report import sections, write_paper_page
 from chasm.studies.results import collect
 
@@ -126,6 +127,16 @@ def test_a_folder_without_studies_gives_the_paper_alone(tmp_path: Path) -> None:
     assert "No study with finished runs" in page.read_text()
     assert not any(r["PSNR"] for r in read(tmp_path / "out", "table-3b") if r["source"] == "ours")
     assert not (tmp_path / "out" / "figure-2.png").exists()
+
+
+def test_a_study_with_a_mixer_that_is_not_loaded_is_left_out_and_named(tmp_path: Path) -> None:
+    plan = make_plan("axes")
+    save_plan(replace(plan, arms=("mine",)), tmp_path)
+    page, runs = write_paper_page([tmp_path], tmp_path / "out")
+    assert runs == 0
+    assert "unknown arm or mixer 'mine'" in page.with_suffix(".md").read_text()
+    with pytest.raises(ValueError, match=r"--with FILE.py\)$"):
+        load_plan(tmp_path, "axes")
 
 
 def test_runs_under_other_settings_are_said(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def _notices(found: FoundRows, scale: str) -> list[str]:
             f"Ours is {kind}: other images than the paper's stand in for its datasets. Orders and signs can be "
             "compared, levels cannot."
         )
+    notices += [f"Left out: {line}" for line in found.left_out]
     if scale == "tiny":
         notices.append("Scale tiny: toy models trained for a few steps. Our numbers show that the machinery works.")
     return notices
