@@ -10,12 +10,12 @@ from chasm import CHASM, ops
 from chasm.common.tracing import is_transformed
 from chasm.ops import choose_form
 from chasm.ops.dispatch import fused_obstacle, triton_obstacle
-from chasm.ops.kernels import is_interpreted
+from chasm.ops.kernels import IS_INTERPRETED
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BASES, GAINS = ("shared", "identity", "untied"), ("positive", "signed", "complex")
 
-pytestmark = pytest.mark.skipif(is_interpreted(), reason="the interpreter takes any dtype, anywhere")
+pytestmark = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter takes any dtype, anywhere")
 
 
 @pytest.fixture(autouse=True)

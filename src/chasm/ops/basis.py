@@ -48,7 +48,7 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
     flat = flat.flatten(0, -2) if flat.ndim > 1 else flat[None]
     C = channels_of(theta.shape[-1])
     with counted_as("matrix exponential", macs=(6 + SQUARINGS) * flat.shape[0] * C**3):
-        U = _differentiable(flat) if is_transformed(theta) else _BASIS.op(flat)[0]
+        U = _differentiable(flat) if is_transformed(theta) else _BASIS(flat)[0]
     return U.view(*theta.shape[:-1], *U.shape[1:]).to(theta.device)
 
 
@@ -190,7 +190,7 @@ class _Basis(torch.autograd.Function):
         if g is None:
             return None
         theta, *kept = ctx.saved_tensors
-        return _GRADIENT.op(g, theta, kept)
+        return _GRADIENT(g, theta, kept)
 
 
 def _gradient_autograd(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:

@@ -67,7 +67,7 @@ def run(x: Tensor, chains: Sequence[Chain], *, layers: Sequence[Tensor] = (), re
         return x
     dims, gains, bases = _passes(operators)
     symmetric, add_input = not any(g.is_complex() for g in gains), residual is x
-    result = _BLOCK.op(
+    result = _BLOCK(
         x, None if add_input else residual, gains, bases, layers, constants,
         form, dims, dtype, add_input, symmetric, False, False,
     )  # fmt: skip
@@ -179,9 +179,7 @@ def _backward(
             dx = gz if add is None else gz + add
         elif needs_x or gains:
             passes = Passes(dims, gains, bases)
-            d, d_gains, d_bases = _FORMS[form].backward(
-                contiguous(gz), kept, passes, constants, needs_x, add, symmetric
-            )
+            d, d_gains, d_bases = _FORMS[form].backward(gz, kept, passes, constants, needs_x, add, symmetric)
             dx = gz if d is None else d
             pairs = zip([*d_gains, *d_bases], [*gains, *bases], strict=True)
             found = [*[d.to(t.dtype) for d, t in pairs], *found]
@@ -241,7 +239,7 @@ class _Block(torch.autograd.Function):
         gains, bases, *rest = _cut(ctx.saved_tensors, ctx.ends)
         frozen = [] if ctx.trains else [None] * (len(gains) + len(bases))
         trained = (gains, bases) if ctx.trains else ([], [])
-        found = _GRADIENT.op(g, *trained, *rest, *ctx.arguments, needs_x)
+        found = _GRADIENT(g, *trained, *rest, *ctx.arguments, needs_x)
         dx, d_residual = found[0] if needs_x else None, g.to(ctx.residual_dtype) if needs_residual else None
         return None, None, None, None, dx, d_residual, *frozen, *found[needs_x:]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from chasm.common.registry import suggest
-from chasm.ops.kernels import has_triton, is_interpreted
+from chasm.ops.kernels import IS_INTERPRETED, has_triton
 from chasm.ops.kernels.launch import has_large_blocks
 
 FORMS = {
@@ -139,7 +139,7 @@ def triton_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device
         return f"it takes axes up to {MAX_TRITON_AXIS}, got {tuple(shape[2:])}"
     if shape[1] * shape[2] * shape[3] >= 2**31:
         return f"offsets in an image are 32 bits wide, got {tuple(shape[1:])}"
-    if not is_interpreted() and (device.type != "cuda" or dtype.itemsize != 2):
+    if not IS_INTERPRETED and (device.type != "cuda" or dtype.itemsize != 2):
         return f"it needs bfloat16 or float16 on a CUDA device, got {dtype} on {device.type}"
     return None if has_triton() else "triton cannot be imported"
 

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from chasm.common import cost
 from chasm.common.tracing import is_traced
 
+PLAIN_TYPES = (Tensor, nn.Parameter)
 _LIBRARY = torch.library.Library("chasm", "FRAGMENT")
 
 
@@ -35,13 +36,21 @@ class Operator:
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         _LIBRARY.impl(name, autograd, "Autograd")
         torch.library.register_fake(f"chasm::{name}", function, lib=_LIBRARY)
-        self.function = function
+        self.function, self.autograd = function, autograd
         self.op = getattr(torch.ops.chasm, name).default
 
-    def without_autograd(self, *args: Any) -> Any:
-        """Calls the operator below autograd; while `chasm.count` counts, the function whose arithmetic it can see."""
+    def __call__(self, x: Tensor, *args: Any) -> Any:
+        """Run it with autograd. A plain tensor outside compiled code skips the dispatcher, which costs more than many
+        of the functions: it unpacks and packs every argument four times on the way to a function in Python.
+        """
+        if type(x) in PLAIN_TYPES and not torch.compiler.is_compiling():
+            return self.autograd(x, *args)
+        return self.op(x, *args)
+
+    def without_autograd(self, x: Tensor, *args: Any) -> Any:
+        """Run it below autograd."""
         with torch._C._AutoDispatchBelowADInplaceOrView():  # nor are results taken for views of something else
-            return self.op(*args) if cost.TALLY is None else self.function(*args)
+            return (self.function if type(x) in PLAIN_TYPES else self.op)(x, *args)
 
 
 def is_fake(x: Tensor) -> bool:

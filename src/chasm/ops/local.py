@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, gelu
 
 from chasm.common.cost import counted_as
-from chasm.ops.forms.circulant import channel_product, product_sum
-from chasm.ops.kernels import has_triton, is_interpreted
+from chasm.ops.kernels import IS_INTERPRETED, has_triton
 from chasm.ops.kernels.layout import contiguous
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -28,7 +27,7 @@ def obstacle(z: Tensor, dtype: torch.dtype | None = None) -> str | None:
         return f"it needs bfloat16, float16 or float32, got {dtype}"
     if z.shape[2] * z.shape[3] > MAX_KERNEL_POSITIONS:
         return f"it needs images of at most {MAX_KERNEL_POSITIONS} positions, got {z.shape[2]}x{z.shape[3]}"
-    if not z.is_cuda and not is_interpreted():
+    if not z.is_cuda and not IS_INTERPRETED:
         return f"it needs a CUDA tensor, got one on {z.device.type}"
     return None if has_triton() else "triton cannot be imported"
 
@@ -43,7 +42,7 @@ def forward(z: Tensor, x: Tensor | None, parameters: Sequence[Tensor], keep: boo
         keep: whether a backward follows.
     """
     with counted_as("conv", macs=z.numel() * (9 + z.shape[1])):
-        if obstacle(z) is None:
+        if z.is_cuda or IS_INTERPRETED:
             from chasm.ops.kernels import local_triton  # imports triton, which is not installed everywhere
 
             z = contiguous(z)
@@ -69,7 +68,7 @@ def backward(g: Tensor, kept: Sequence[Tensor], parameters: Sequence[Tensor]) ->
 
 def count_kept(z: Tensor) -> int:
     """How many tensors `forward` keeps."""
-    return 1 if obstacle(z) is None else 3
+    return 1 if z.is_cuda or IS_INTERPRETED else 3
 
 
 def _forward_on_cpu(
@@ -84,18 +83,20 @@ def _forward_on_cpu(
         u = a = fused(z, dw_weight, dw_bias, [1, 1], [1, 1], [1, 1], z.shape[1], "gelu", [], "none")
     # As a convolution and a sum this would take more passes over memory, and changes of layout.
     y = pw_bias[:, None, None].expand(z.shape).contiguous() if x is None else x + pw_bias[:, None, None]
-    flat = y.flatten(2)
-    torch.baddbmm(flat, pw_weight.flatten(1).expand(len(z), -1, -1), a.flatten(2), out=flat)
+    B, C, flat = *z.shape[:2], y.view(*z.shape[:2], -1)
+    torch.baddbmm(flat, pw_weight.view(C, C).expand(B, -1, -1), a.flatten(2), out=flat)
     return y, [z, u, a] if keep else []
 
 
 def _backward_on_cpu(
     g: Tensor, z: Tensor, u: Tensor, a: Tensor, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor
 ) -> list[Tensor]:
-    C = z.shape[1]
-    gu = torch.ops.aten.gelu_backward(channel_product(pw_weight.flatten(1).mT, g, channels_last=True), u)
-    stride = padding = dilation = [1, 1]
+    B, C, H, W = z.shape
+    flat, ones = g.view(B, C, -1), [1, 1]
+    # As (B, H, W, C) first: with a batch of one, torch would not take any other view for channels last.
+    h = torch.bmm(flat.mT, pw_weight.view(C, C).expand(B, -1, -1)).view(B, H, W, C).permute(0, 3, 1, 2)
     gz, *d_depthwise = torch.ops.aten.convolution_backward(
-        gu, z, dw_weight, [C], stride, padding, dilation, False, [0, 0], C, [True, True, True]
+        torch.ops.aten.gelu_backward(h, u), z, dw_weight, [C], ones, ones, ones, False, [0, 0], C, [True, True, True]
     )
-    return [gz, *d_depthwise, product_sum(g, a).view(pw_weight.shape), g.sum((0, 2, 3))]
+    d_pointwise = torch.bmm(flat, a.flatten(2).mT).sum(0).view(pw_weight.shape)
+    return [gz, *d_depthwise, d_pointwise, g.sum((0, 2, 3))]

@@ -22,7 +22,6 @@ from chasm.mixers._options import AXES
 from chasm.mixers._wrapper import in_format_of, joined_layers
 from chasm.mixers.chasm import CHASM
 from chasm.ops import AxisOperator, Chain
-from chasm.ops.forms.circulant import channel_product
 from chasm.ops.gains import impulse_response
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
@@ -46,7 +45,7 @@ class _ChannelProduct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if is_exporting() or torch.jit.is_tracing() or autocast_dtype(x) is not None:
             return self.conv(x, self.weight)
-        return channel_product(self.weight.flatten(1), x.contiguous())
+        return torch.bmm(self.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2)).view(x.shape)
 
 
 class _CirculantProduct(nn.Module):

@@ -57,7 +57,7 @@ class Form(ABC):
         """Return the gradients of x, of the gains and of the bases.
 
         Args:
-            g: gradient of y, contiguous.
+            g: gradient of y, contiguous or channels last.
             kept: from `forward`.
             passes: what was computed; without gains and bases where no gradients of them are wanted.
             constants: from `prepare`.

@@ -2,51 +2,64 @@
 
     u_j = A_{j-1} v_{j-1},   v_j = R_j u_j,   y = A_m v_m,   v_0 = x
 
-A_j are the C x C channel matrices of `operators.merge`, R_j one circulant matrix per channel along an axis. The A_j are
-orthogonal, so v_j = A_j^T u_{j+1}, and the gradient of A_j needs u_{j+1} alone: (dL/du_{j+1} u_{j+1}^T) A_j. The
-backward therefore keeps the u_j, and computes v_m and the circulants again.
+A_j are the C x C channel matrices of `operators.merge`, R_j one circulant matrix per channel along an axis. Maps lie in
+memory as (C, n_1, B, ..), n_1 the length of the first spatial axis. Every product of the whole batch is then one call,
+and no operand is copied: A on (C, N), R from the left on (C, n_1, N / n_1), or from the right on (C, N / n, n).
+
+With g the gradient of what stands in its index, H_j = sum g_{v_j} v_j^T after the gains of pass j and G_j = sum g_{u_j}
+u_j^T before them, the gradient of its basis is U_j (H_j - G_j), up to U_j S with a symmetric S, which a basis that
+stays orthogonal does not follow. The A_j are orthogonal, so H_j = A_j^T G_{j+1} A_j, and only H_m is summed over maps.
+Flat gains, as at the start, give H_j = G_j to the last bit: Adam would take full steps along rounding errors.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from chasm.ops.forms.base import Form, Passes, matrices
+from chasm.ops.forms.base import Form, Passes
 from chasm.ops.gains import impulse_response, impulse_response_adjoint
-from chasm.ops.operators import at_least_float32, merge, merge_adjoint
+from chasm.ops.operators import at_least_float32, merge
 
 
 class Circulant(Form):
     """Products with circulant matrices, in torch."""
 
     def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
-        # Circulants (C, n, n) of all axes, then with bases the channel matrices (m + 1, C, C). `trains`: instead of the
-        # circulants their first rows (C, n), because a training step keeps its constants in memory.
+        # Circulants (C, n, n) of all axes, then with bases the channel matrices (m + 1, C, C).
         dims, gains, bases = passes
         dtype = at_least_float32(dtype)
-        rows = []
+        constants = []
         for g, dim in zip(gains, dims, strict=True):
-            # The last axis is multiplied from the right, u R, any other from the left, R u: no operand is transposed.
-            g = g.conj_physical() if g.is_complex() and dim != len(shape) - 1 else g
-            rows.append(impulse_response(g, shape[dim]).to(dtype))
-        tables = rows if trains else [circulants(row) for row in rows]
-        return [*tables, merge(bases).to(dtype)] if bases else tables
+            if g.is_complex() and dim == 2:  # R is made for the right side; on the left it must be transposed
+                g = g.conj_physical()
+            constants.append(circulants(impulse_response(g, shape[dim]).to(dtype)))
+        return [*constants, merge(bases).to(dtype)] if bases else constants
 
     def forward(
         self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
         # y, and with `keep` the u_j. `before_local`: y channels last.
-        mats = matrices(dims, constants)
-        v = x.to(at_least_float32(x.dtype))
+        m, (B, C, *spatial) = len(dims), x.shape
+        mats = constants[m].unbind() if len(constants) > m else ()
+        v = x.to(at_least_float32(x.dtype)).movedim(0, 2).contiguous()
+        shape = v.shape
         kept: list[Tensor] = []
-        for table, A, dim in zip(constants[: len(dims)], mats[:-1], dims, strict=True):
-            u = channel_product(A, v)
-            v = _filtered(u, circulants(table), dim)
-            kept += [u] if keep else []
+        if keep and not mats:
+            v = v.clone()  # it is kept as u_1, and an operator returns none of its arguments
+        for j, dim in enumerate(dims):
+            u = torch.mm(mats[j], v.view(C, -1)).view(shape) if mats else v
+            v = _filtered(u, constants[j], dim)
+            if keep:
+                kept.append(u)
             del u
-        return channel_product(mats[-1], v, channels_last=before_local).to(x.dtype), kept
+        if before_local and mats:
+            rows = torch.mm(v.view(C, -1).t(), mats[m].t()).view(*shape[1:], C)
+            y = rows.transpose(0, 1).reshape(-1, C).view(B, *spatial, C).movedim(-1, 1)
+        else:
+            v = torch.mm(mats[m], v.view(C, -1)).view(shape) if mats else v
+            y = v.movedim(2, 0).contiguous()
+        return y.to(x.dtype), kept
 
     def backward(
         self,
@@ -59,39 +72,44 @@ class Circulant(Form):
         symmetric: bool,
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         dims, gains, bases = passes
-        m, mats = len(dims), [None if A is None else A.mT for A in matrices(dims, constants)]
-        d_rows: list[Tensor] = []
-        d_mats: list[Tensor] = []
+        m, C = len(dims), g.shape[1]
+        mats = constants[m].unbind() if len(constants) > m else ()
         g = g.to(at_least_float32(g.dtype))
-        for j in range(m, 0, -1):
-            dim, R = dims[j - 1], circulants(constants[j - 1])
-            g = channel_product(mats[j], g).contiguous()
-            if bases and j == m:  # gy v^T = A g v^T, and g has the better layout
-                # The same layout and order as in the sum for A_{j-1}: where theta has no gradient, as at the start, the
-                # two cancel to the last bit. Adam takes full steps along whatever rounding would leave.
-                d_mats.append(constants[-1][m] @ product_sum(g, _filtered(kept[j - 1], R, dim)))
+        if g.is_contiguous() or not mats:
+            g = g.movedim(0, 2).contiguous()
+        else:  # channels last, as the layers behind leave it: its rows of channels move as they are
+            g = g.permute(2, 0, 3, 1).contiguous().permute(3, 0, 1, 2)
+        shape = g.shape
+        g = g.view(C, -1)
+        d_gains: list[Tensor] = []
+        d_bases: list[Tensor] = []
+        after = None
+        for j in range(m - 1, -1, -1):
+            R, dim = constants[j], dims[j]
+            g = (torch.mm(mats[j + 1].t(), g) if mats else g).view(shape)
+            if bases and after is None:
+                after = torch.mm(g.view(C, -1), _filtered(kept[j], R, dim).view(C, -1).t())
             if gains:
-                d_rows.append(_row_gradient(_filter_gradient(kept[j - 1], g, dim)))
-            g = _filtered(g, R.mT, dim)
-            if bases:
-                d_mats.append(product_sum(g, kept[j - 1]) @ constants[-1][j - 1])
-        dx = channel_product(mats[0], g) if needs_x else None
-        if dx is not None and add is not None:
-            dx = dx.add_(add)
-        d_gains = []
-        for dim, row, like in zip(dims, reversed(d_rows), gains, strict=False):
-            d = impulse_response_adjoint(row, like)
-            d_gains.append(d.conj_physical() if d.is_complex() and dim != g.ndim - 1 else d)
-        return dx, d_gains, merge_adjoint(d_mats[::-1], bases) if bases else []
+                row = _row_gradient(_filter_gradient(kept[j], g, dim))
+                d = impulse_response_adjoint(row, gains[j])
+                d_gains.insert(0, d.conj_physical() if d.is_complex() and dim == 2 else d)
+            g = _filtered(g, R.mT, dim).view(C, -1)
+            if bases and after is not None:
+                before = torch.mm(g, kept[j].view(C, -1).t())
+                d_bases.insert(0, torch.mm(bases[j], (after - before).to(bases[j].dtype)))
+                after = torch.mm(mats[j].t(), torch.mm(before, mats[j])) if j > 0 else None
+        dx = None
+        if needs_x:
+            dx = (torch.mm(mats[0].t(), g) if mats else g).view(shape).movedim(2, 0)
+            dx = dx.contiguous() if add is None else torch.add(add, dx).contiguous()
+        return dx, d_gains, d_bases
 
 
 # --- steps ----------------------------------------------------------------------------------------
 
 
 def circulants(row: Tensor) -> Tensor:
-    """(C, n) -> (C, n, n): R[i, j] = row[j - i], contiguous; what has that shape already is returned as it is."""
-    if row.ndim == 3:
-        return row
+    """(C, n) -> (C, n, n): R[i, j] = row[j - i], contiguous."""
     return torch.cat([row, row], -1).unfold(-1, row.shape[-1], 1)[:, 1:].flip(1)
 
 
@@ -104,68 +122,20 @@ def _row_gradient(G: Tensor) -> Tensor:
     return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
-def _slices(x: Tensor, dim: int) -> Sequence[Tensor]:
-    """x (B, C, *spatial) as matrices: (C, n, after) with axis dim as rows; if it is the last, (C, before, n).
-
-    Image by image: a product that broadcasts would copy the circulants for every image.
-    """
-    B, C, *spatial = x.shape
-    if dim == x.ndim - 1:
-        return x.view(B, C, -1, spatial[-1]).unbind()
+def _filtered(z: Tensor, R: Tensor, dim: int) -> Tensor:
+    """R (C, n, n) along dimension `dim` of the features, z (C, n_1, B, ..)."""
     if dim == 2:
-        return x.view(B, C, spatial[0], -1).unbind()
-    images = x.view(B, C, -1, x.shape[dim], x.shape[dim + 1 :].numel())
-    return [matrix for image in images.unbind() for matrix in image.unbind(1)]
-
-
-def _filtered(x: Tensor, R: Tensor, dim: int) -> Tensor:
-    """R (C, n, n) along dimension dim of x."""
-    out = torch.empty_like(x)
-    if isinstance(x, FakeTensor):  # the compiler may not know the length of the batch
-        return out
-    for a, b in zip(_slices(x, dim), _slices(out, dim), strict=True):
-        torch.bmm(a, R, out=b) if dim == x.ndim - 1 else torch.bmm(R, a, out=b)
-    return out
+        return torch.bmm(R, z.view(*z.shape[:2], -1)).view(z.shape)
+    if dim < z.ndim - 1:
+        return _filtered(z.transpose(dim, -1).contiguous(), R, z.ndim - 1).transpose(dim, -1).contiguous()
+    return torch.bmm(z.view(z.shape[0], -1, z.shape[-1]), R).view(z.shape)
 
 
 def _filter_gradient(u: Tensor, g: Tensor, dim: int) -> Tensor:
     """The gradient of R in u -> v, for the gradient g of v."""
-    G = u.new_empty(u.shape[1], u.shape[dim], u.shape[dim])
-    if isinstance(u, FakeTensor):
-        return G
-    beta = 0
-    for a, b in zip(_slices(u, dim), _slices(g, dim), strict=True):
-        first, second = (a.mT, b) if dim == u.ndim - 1 else (b, a.mT)
-        torch.baddbmm(G, first, second, beta=beta, out=G)
-        beta = 1
-    return G
-
-
-def channel_product(A: Tensor | None, v: Tensor, channels_last: bool = False) -> Tensor:
-    """A v, whatever the memory format of v.
-
-    Args:
-        A: (C, C), or None for the identity, which returns v itself.
-        v: (B, C, *spatial).
-        channels_last: whether the result is channels last; else it is contiguous.
-    """
-    if A is None:
-        return v
-    flat, shape = v.flatten(2), v.shape
-    if channels_last:
-        y = torch.bmm(flat.mT, A.mT.contiguous().expand(len(v), -1, -1)).mT
-    else:
-        y = torch.bmm(A.expand(len(v), -1, -1), flat)
-    return y.view(shape)
-
-
-def product_sum(g: Tensor, u: Tensor) -> Tensor:
-    """The sum over images and positions of g u^T, (C, C). A batched product and a sum take twice the time."""
-    G = g.new_empty(g.shape[1], u.shape[1])
-    if isinstance(g, FakeTensor):
-        return G
-    beta = 0
-    for a, b in zip(g.flatten(2).unbind(), u.flatten(2).mT.unbind(), strict=True):
-        torch.addmm(G, a, b, beta=beta, out=G)
-        beta = 1
-    return G
+    C, n = u.shape[:2]
+    if dim == 2:
+        return torch.bmm(g.view(C, n, -1), u.view(C, n, -1).mT)
+    n = u.shape[dim]
+    u, g = (t.transpose(dim, -1).reshape(C, -1, n) for t in (u, g))
+    return torch.bmm(u.mT, g)

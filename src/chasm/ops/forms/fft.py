@@ -19,6 +19,7 @@ from chasm.common.cost import counted_as
 from chasm.ops.forms.base import Form, Passes, matrices
 from chasm.ops.kernels import has_triton
 from chasm.ops.kernels.launch import is_large_card
+from chasm.ops.kernels.layout import contiguous
 from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, merge, merge_adjoint
 
 MAX_KERNEL_CHANNELS = 128  # the kernel keeps both halves of a matrix in shared memory
@@ -173,7 +174,7 @@ class FFT(Form):
         dims, _, bases = passes
         tables, mats, m = constants[: len(dims)], matrices(dims, constants), len(dims)
         transform = RealFFT(g.shape, dims, unscaled=g.is_cuda and mats[0] is not None)
-        G = transform.inverse_adjoint(g.to(at_least_float32(g.dtype)))
+        G = transform.inverse_adjoint(contiguous(g).to(at_least_float32(g.dtype)))
         d_tables: list[Tensor] = []
         d_mats: list[Tensor] = []
         for j in range(m, 0, -1):

@@ -89,7 +89,7 @@ class Triton(Form):
         around = [None, *bases, None]  # U_0 .. U_{m+1}
         d_gains: list[Tensor] = []
         d_bases: list[Tensor] = []
-        q = g
+        q = contiguous(g)
         for j in range(m, 0, -1):
             if bases:
                 g, after = _product_and_gram(mats[j], q, without_mean[j - 1])

@@ -5,6 +5,8 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on CPU tensors of any dtype: in tests
+
 
 def has_triton() -> bool:
     """Return True if triton can be imported. A build for another machine cannot."""
@@ -23,8 +25,3 @@ def _can_import(package: str) -> bool:
     except ImportError:
         return False
     return True
-
-
-def is_interpreted() -> bool:
-    """Return True in Triton's interpreter, where kernels run on CPU tensors of any dtype. Tests use it."""
-    return os.environ.get("TRITON_INTERPRET") == "1"

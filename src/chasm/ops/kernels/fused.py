@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels import is_interpreted
+from chasm.ops.kernels import IS_INTERPRETED
 from chasm.ops.kernels.launch import launch, multiprocessors
 from chasm.ops.library import is_fake
 
@@ -149,6 +149,6 @@ def fused_pass(
         x, y, transform, table, x if before is None else before, x if after is None else after,
         rows, x.shape[other], x.stride(0), x.stride(other), steps[0], y.stride(0), y.stride(other), steps[1],
         C=C, HALF=n // 2, P=P, CP=CP, BEFORE=before is not None, AFTER=after is not None, X_LAST=from_last,
-        Y_LAST=to_last, SCALE=scale, PREFETCH=not is_interpreted(), num_warps=8 if long else 4, num_stages=1,
+        Y_LAST=to_last, SCALE=scale, PREFETCH=not IS_INTERPRETED, num_warps=8 if long else 4, num_stages=1,
     )  # fmt: skip
     return y

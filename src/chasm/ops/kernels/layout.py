@@ -6,7 +6,7 @@ They have no gradients, because they run inside operators.
 import torch
 from torch import Tensor
 
-from chasm.ops.kernels import has_triton, is_interpreted
+from chasm.ops.kernels import IS_INTERPRETED, has_triton
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -25,7 +25,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def _has_kernel(x: Tensor) -> bool:
-    return (x.is_cuda or is_interpreted()) and 0 < x.numel() < 2**31 * len(x) and has_triton()
+    return (x.is_cuda or IS_INTERPRETED) and 0 < x.numel() < 2**31 * len(x) and has_triton()
 
 
 def _copied(x: Tensor, to_last: bool) -> Tensor:
