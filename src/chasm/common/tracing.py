@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+_PLAIN = torch.empty(0)
+
 
 def is_traced() -> bool:
     """Return True while code is traced (torch.compile, export, jit) or transformed (torch.func, forward mode).
@@ -11,7 +13,7 @@ def is_traced() -> bool:
     >>> is_traced(), torch.func.grad(lambda x: x * is_traced())(torch.tensor(2.0))
     (False, tensor(1.))
     """
-    return torch.compiler.is_compiling() or _is_transformed()
+    return torch.compiler.is_compiling() or is_transformed(_PLAIN)
 
 
 def is_transformed(x: Tensor) -> bool:
@@ -22,7 +24,9 @@ def is_transformed(x: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return is_exporting()
-    return type(x) not in (Tensor, nn.Parameter) or _is_transformed()
+    if type(x) not in (Tensor, nn.Parameter) or torch.jit.is_tracing():
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_exporting() -> bool:
@@ -31,12 +35,6 @@ def is_exporting() -> bool:
     `torch.compiler.is_exporting()` answers True in all compiled code before torch 2.13. The flag behind it does not.
     """
     return torch.compiler._is_exporting_flag
-
-
-def _is_transformed() -> bool:
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return True
-    return torch.jit.is_tracing()
 
 
 def has_hooks(module: nn.Module) -> bool:

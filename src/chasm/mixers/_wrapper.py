@@ -17,8 +17,10 @@ class Pointwise(nn.modules.conv._ConvNd):
     """A 1x1 convolution that is a batched product on a CPU, which is faster there and needs no temporaries."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        C, ones = x.shape[1], [1] * (x.ndim - 2)
-        unchanged = bias is not None and weight.shape == (C, C, *ones) and _is_plain(self, 0)
+        C, zeros = x.shape[1], (0,) * (x.ndim - 2)
+        # A kernel of one position and no padding: the stride must be 1, and the dilation has no effect.
+        unchanged = bias is not None and weight.shape == (C, C, *(1 for _ in zeros))
+        unchanged = unchanged and self.padding == zeros and self.stride == (1,) * len(zeros)
         fast = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         if not (unchanged and fast) or torch.compiler.is_compiling():
             y: Tensor = super()._conv_forward(x, weight, bias)
@@ -56,21 +58,18 @@ def joined_layers(x: Tensor, chains: Sequence[Chain], refine: nn.Module | None, 
         refine: L.
         fuse: P_fuse.
     """
-    if (type(refine), type(fuse)) != (nn.Conv2d, Pointwise2d) or is_transformed(x) or not can_join_layers(x, chains):
+    if type(refine) is not nn.Conv2d or type(fuse) is not Pointwise2d or is_transformed(x):
         return []
-    assert refine is not None
-    assert fuse is not None
-    found: list[Any] = [refine.weight, refine.bias, fuse.weight, fuse.bias]
     C = x.shape[1]
-    shapes = [(C, 1, 3, 3), (C,), (C, C, 1, 1), (C,)]  # these also tell kernel sizes and groups
-    if (
-        [None if p is None else tuple(p.shape) for p in found] != shapes
-        or _is_changed(refine, 1)
-        or _is_changed(fuse, 0)
-    ):
+    plain = _is_plain(refine, (C, C, (3, 3), (1, 1), C)) and _is_plain(fuse, (C, C, (1, 1), (0, 0), 1))
+    if not plain or not can_join_layers(x, chains):
         return []
-    fits = autocast_dtype(x) is not None or all(p.dtype == chains[0].dtype for p in found)
-    return found if fits and all(type(p) in (nn.Parameter, Tensor) for p in found) else []
+    found: list[Any] = [refine.weight, refine.bias, fuse.weight, fuse.bias]
+    dtype = None if autocast_dtype(x) is not None else chains[0].dtype
+    for p in found:
+        if type(p) not in (nn.Parameter, Tensor) or (dtype is not None and p.dtype != dtype):
+            return []
+    return found
 
 
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:
@@ -80,14 +79,10 @@ def in_format_of(y: Tensor, x: Tensor) -> Tensor:
     return y.contiguous(memory_format=torch.channels_last)
 
 
-def _is_changed(conv: Any, padding: int) -> bool:
-    """True if a convolution is not the plain one it was built as, or if it has hooks."""
+def _is_plain(conv: Any, expected: tuple[Any, ...]) -> bool:
+    """True if a convolution has these channels, kernel size, padding and groups, all else as built, and no hooks."""
+    found = conv.in_channels, conv.out_channels, conv.kernel_size, conv.padding, conv.groups
+    if found != expected or conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
+        return False
     replaced = "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__
-    return replaced or has_hooks(conv) or not _is_plain(conv, padding)
-
-
-def _is_plain(conv: Any, padding: int) -> bool:
-    """True if a convolution has stride 1, dilation 1, and so many zeros around."""
-    n = len(conv.kernel_size)
-    found = conv.stride, conv.dilation, conv.padding, conv.padding_mode
-    return found == ((1,) * n, (1,) * n, (padding,) * n, "zeros")
+    return not replaced and not has_hooks(conv)

@@ -147,8 +147,9 @@ class CHASM(Mixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return Y = X + P_fuse(L(Phi(X))), in the dtype and memory format of X."""
-        self._check(x)
-        if x.shape[0] == 0:  # no values, but gradients of zero for all parameters: other processes wait for them
+        if x.ndim != self.ndim + 2 or x.shape[1] != self.channels or 0 in x.shape or not x.is_floating_point():
+            self._check(x)
+            # An empty batch has no values, but gradients of zero for all parameters: other processes wait for them.
             return x + sum(p.sum() for p in self.parameters())
         dtype = autocast_dtype(x) or x.dtype
         with paper_products(self._paper_macs, x):
@@ -213,7 +214,7 @@ class CHASM(Mixer):
         self._check(x)
         if self.basis is None:
             return Choice("none", "basis=None has no spectral core")
-        return self._choose(x, autocast_dtype(x) or x.dtype, self._spectral())
+        return self._choose(x, autocast_dtype(x) or x.dtype)
 
     def extra_repr(self) -> str:
         return (
@@ -255,7 +256,7 @@ class CHASM(Mixer):
     def _spectral(self) -> list[nn.Parameter]:
         return [*self.theta.values(), *self.gain_table.values(), *self.phase_table.values()]
 
-    def _choose(self, x: Tensor, dtype: torch.dtype, params: list[nn.Parameter]) -> Choice:
+    def _choose(self, x: Tensor, dtype: torch.dtype) -> Choice:
         assert self.basis is not None
         transformed = is_transformed(x)
         return ops.choose_form(
@@ -265,7 +266,7 @@ class CHASM(Mixer):
             gain=self.gain,
             device=x.device,
             dtype=dtype,
-            grad=wants_gradient([x, *params]),
+            grad=wants_gradient((x,)) or wants_gradient(self._spectral()),
             channels_last=x.is_cuda and not transformed and is_channels_last(x),
             transformed=transformed,
             form=self.form,
@@ -275,9 +276,11 @@ class CHASM(Mixer):
         """The passes that run on x. Prepared and kept in eval, unless a gradient of the parameters is wanted."""
         if self.basis is None:
             return [Chain("none", dtype, [])]
+        form = self._choose(x, dtype).form
+        if self.training:
+            return self._made(x.shape, form, dtype)
         params = self._spectral()
-        form = self._choose(x, dtype, params).form
-        if self.training or wants_gradient(params):
+        if wants_gradient(params):  # a step may follow that no version counter sees
             self._cache.clear()
             return self._made(x.shape, form, dtype)
         if torch.compiler.is_compiling() or is_transformed(x) or not ops.can_be_kept(form, x.shape):
@@ -295,15 +298,17 @@ class CHASM(Mixer):
     def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
         """U of every axis; all shared ones in one call."""
         thetas = dict(self.theta.items())
+        if not thetas:
+            return {}
         if self.basis == "untied":
             lengths = dict(zip(AXES[self.ndim], spatial, strict=True))
             scaled = {axis: stepped(theta, self.step_scale) for axis, theta in thetas.items()}
             return {axis: ops.orthogonal_basis(ops.table_at(t, lengths[axis])) for axis, t in scaled.items()}
-        if not thetas:
-            return {}
-        stacked = torch.stack(list(thetas.values()))
-        given = self._cache.given_for(list(thetas.values()))
-        return given or dict(zip(thetas, ops.orthogonal_basis(stepped(stacked, self.step_scale)).unbind(), strict=True))
+        given = self._cache.given and self._cache.given_for(list(thetas.values()))
+        if given:
+            return given
+        stacked = stepped(torch.stack(list(thetas.values())), self.step_scale)
+        return dict(zip(thetas, ops.orthogonal_basis(stacked).unbind(), strict=True))
 
     # `.to()` moves parameters without a trace in their version counters; `.train()` and `.eval()` are called where
     # people write through `.data`, as averaged weights are swapped in and out, and around the steps of an optimiser.

@@ -83,22 +83,23 @@ def _taylor(device: torch.device) -> Tensor:
     return torch.tensor(_TAYLOR, dtype=torch.float64, device=device)
 
 
-def _cubics(device: torch.device) -> Tensor:
-    """(4, 5): the Taylor polynomial as four cubic polynomials in A, highest first, that Horner's rule joins in A^4.
+def _cubics(device: torch.device, squarings: int) -> Tensor:
+    """(4, 5): p(A / 2^s) as four cubic polynomials in A, highest first, that Horner's rule joins in A^4.
 
     The highest has the term of degree 16 as well, which makes it quartic.
     """
-    rows = [[*_TAYLOR[4 * j : 4 * j + 4], _TAYLOR[16] if j == 3 else 0.0] for j in (3, 2, 1, 0)]
+    scaled = [c * 0.5 ** (squarings * i) for i, c in enumerate(_TAYLOR)]
+    rows = [[*scaled[4 * j : 4 * j + 4], scaled[16] if j == 3 else 0.0] for j in (3, 2, 1, 0)]
     return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
 def _differentiable(theta: Tensor) -> Tensor:
     """exp(skew(theta)) for theta (batch, C(C-1)/2) in operations that autograd, torch.func and torch.export follow."""
-    A = skew(theta.double()) * 0.5**SQUARINGS
+    A = skew(theta.double())
     A2 = A @ A
     A3, A4 = A2 @ A, A2 @ A2
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
-    U, *lower = torch.tensordot(constant(_cubics, A), torch.stack([eye, A, A2, A3, A4]), 1)
+    U, *lower = torch.tensordot(constant(_cubics, A, SQUARINGS), torch.stack([eye, A, A2, A3, A4]), 1)
     for cubic in lower:
         U = cubic + A4 @ U
     for _ in range(SQUARINGS):
@@ -114,35 +115,35 @@ def _forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
     C = channels_of(theta.shape[-1])
     if _has_kernels(theta):
         return _forward_by_kernels(theta, C)
-    lower = torch.zeros(len(theta), C * C, dtype=torch.float64, device=theta.device)
-    lower = lower.index_copy_(1, constant(_places, theta, C), theta.double()).view(-1, C, C)
-    A = lower - lower.mT
-    A2 = torch.bmm(A, A)
-    squarings = _squarings(A2)
     # I, A .. A^4; V .. W; W^2 .. U. Room for the most squarings: the compiler needs a shape that no value decides.
     kept = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
-    _, _, _, A3, A4, *steps = kept[: 9 + squarings].unbind()
-    kept[0] = constant(_identity, A, C)
-    torch.mul(A, 0.5**squarings, out=kept[1])
-    torch.mul(A2, 0.25**squarings, out=kept[2])
-    torch.bmm(kept[2], kept[1], out=A3)
-    torch.bmm(kept[2], kept[2], out=A4)
-    torch.mm(constant(_cubics, A), kept[:5].view(5, -1), out=kept[5:9].view(4, -1))
-    for higher, cubic in pairwise(steps[:4]):
-        cubic.baddbmm_(A4, higher)
-    for W, square in pairwise(steps[3:]):
-        torch.bmm(W, W, out=square)
-    return steps[-1].to(at_least_float32(theta.dtype), copy=True), [kept, theta.new_full((), squarings)]
+    eye, A, A2, A3, A4, *steps = kept.unbind()
+    lower = theta.new_zeros(len(theta), C * C, dtype=torch.float64)
+    lower = lower.index_copy_(1, constant(_places, theta, C), theta.double()).view(-1, C, C)
+    torch.sub(lower, lower.mT, out=A)
+    torch.bmm(A, A, out=A2)
+    squarings = _squarings(A2)
+    eye.copy_(constant(_identity, theta, C))
+    torch.bmm(A2, A, out=A3)
+    torch.bmm(A2, A2, out=A4)
+    torch.mm(constant(_cubics, theta, squarings), kept[:5].view(5, -1), out=kept[5:9].view(4, -1))
+    for j in range(3):
+        steps[j + 1].baddbmm_(A4, steps[j])
+    for j in range(3, 3 + squarings):
+        torch.bmm(steps[j], steps[j], out=steps[j + 1])
+    U = steps[3 + squarings]
+    return U.to(at_least_float32(theta.dtype), copy=True), [kept, theta.new_full((), squarings)]
 
 
 def _squarings(A2: Tensor) -> int:
     """How many squarings A needs, by the norm of A^2; 8 where to read that would make the host wait for a device."""
     if A2.device.type != "cpu" or is_fake(A2) or A2.numel() == 0:
         return SQUARINGS
-    norm = A2.abs().sum(-1).amax().sqrt().item()
-    if not norm > MAX_NORM:
-        return SQUARINGS if norm != norm else 0
-    return min(SQUARINGS, math.ceil(math.log2(norm / MAX_NORM)))
+    # The eigenvalues of A come in pairs: the largest one is in the norm of A^2 twice.
+    norm = math.sqrt(torch.linalg.vector_norm(A2, dim=(1, 2)).max().item() / math.sqrt(2))
+    if not norm < MAX_NORM * 2**SQUARINGS:  # or not a number
+        return SQUARINGS
+    return math.ceil(math.log2(norm / MAX_NORM)) if norm > MAX_NORM else 0
 
 
 def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
@@ -160,14 +161,14 @@ def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
     cubics = [g]
     for _ in range(3):  # cubic + A4 V
         cubics.insert(0, torch.bmm(A4, cubics[0]))
-    powers = torch.mm(constant(_cubics, g).t(), torch.stack(cubics).view(4, -1))
+    powers = torch.mm(constant(_cubics, g, squarings).t(), torch.stack(cubics).view(4, -1))
     _, dA, dA2, dA3, dA4 = powers.view(5, *g.shape).unbind()
     for V, g in zip(steps[:3], cubics[1:], strict=True):
         dA4.baddbmm_(g, V.mT)
     dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
     dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
     d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
-    return d.mul_(0.5**squarings).to(theta.dtype)
+    return d.to(theta.dtype)
 
 
 def _autograd(theta: Tensor) -> tuple[Tensor, list[Tensor]]:

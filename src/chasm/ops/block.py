@@ -36,7 +36,10 @@ class Chain(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """True if it runs in plain torch operations, which torch.func, torch.export and second derivatives follow."""
-        return self.form == "reference" or any(op.U is not None and op.U.ndim == 3 for op in self.operators)
+        if self.form == "reference" or not self.operators:
+            return self.form == "reference"
+        U = self.operators[0].U
+        return U is not None and U.ndim == 3
 
 
 def prepare(chain: Chain, shape: torch.Size) -> Chain:
@@ -66,24 +69,23 @@ def run(x: Tensor, chains: Sequence[Chain], *, layers: Sequence[Tensor] = (), re
     if form == "none" and not layers:
         return x
     dims, gains, bases = _passes(operators)
-    symmetric, add_input = not any(g.is_complex() for g in gains), residual is x
-    result = _BLOCK(
+    symmetric, add_input = not (gains and gains[0].is_complex()), residual is x
+    result: Tensor = _BLOCK(
         x, None if add_input else residual, gains, bases, layers, constants,
         form, dims, dtype, add_input, symmetric, False, False,
-    )  # fmt: skip
-    y = result[0]
-    return y
+    )[0]  # fmt: skip
+    return result
 
 
 def can_join_layers(x: Tensor, chains: Sequence[Chain]) -> bool:
     """True if `run` can take the layers around these chains: by kernels, or on a CPU in the form made for it."""
-    if any(chain.is_plain for chain in chains):
+    dtype, form = chains[0].dtype, chains[0].form
+    if chains[0].is_plain or x.ndim != 4:
         return False
-    dtype = chains[0].dtype
-    if local.obstacle(x, dtype) is None:
-        return True
-    fits = x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous() and x.dtype == dtype
-    return fits and dtype in (torch.float32, torch.float64) and len(chains) == 1 and chains[0].form == "circulant"
+    if x.is_cuda or local.IS_INTERPRETED:
+        return local.obstacle(x, dtype) is None
+    fits = x.device.type == "cpu" and x.dtype == dtype and dtype in (torch.float32, torch.float64)
+    return fits and form == "circulant" and len(chains) == 1 and x.is_contiguous()
 
 
 def _passes(operators: Sequence[AxisOperator]) -> Passes:

@@ -70,7 +70,7 @@ def choose_form(
         return Choice("fft", "an untied basis needs a matrix per frequency")
     if transformed:
         return Choice("reference", "torch.func, forward mode and torch.export follow plain torch operations only")
-    longest = max(shape[d] for d in dims)
+    longest = max([shape[d] for d in dims])
     if device.type == "cpu":
         if longest <= MAX_CPU_CIRCULANT:
             return Choice("circulant", "on a CPU products with circulants beat the FFT on axes up to 128")

@@ -10,7 +10,7 @@ from chasm.common.cost import counted_as
 from chasm.common.precision import float64_device
 from chasm.common.tracing import is_exporting
 from chasm.ops.library import constant
-from chasm.ops.operators import at_least_float32, exact_product
+from chasm.ops.operators import exact_product
 
 UNIT_GAIN = math.log(math.e - 1)  # softplus of this is 1
 MAX_COSINES = 512  # longer axes use the FFT instead of a stored matrix of cosines
@@ -36,8 +36,9 @@ def interpolation_matrix(device: torch.device, K: int, B: int, dtype: torch.dtyp
 
 def table_at(table: Tensor, n: int) -> Tensor:
     """The table (B, ...) read at the rFFT bins of length n -> (K, ...), in float32 or wider."""
-    table = table.to(at_least_float32(table.dtype))
     K, B = n // 2 + 1, table.shape[0]
+    if table.dtype.itemsize < 4:
+        table = table.float()
     if not is_exporting() and K == B:  # the matrix would be the identity
         return table
     W = constant(interpolation_matrix, table, K, B, table.dtype)

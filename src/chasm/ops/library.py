@@ -40,17 +40,24 @@ class Operator:
         self.op = getattr(torch.ops.chasm, name).default
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
-        """Run it with autograd. A plain tensor outside compiled code skips the dispatcher, which costs more than many
-        of the functions: it unpacks and packs every argument four times on the way to a function in Python.
-        """
-        if type(x) in PLAIN_TYPES and not torch.compiler.is_compiling():
-            return self.autograd(x, *args)
-        return self.op(x, *args)
+        """Run it, with autograd."""
+        return self.autograd(x, *args) if _is_eager(x) else self.op(x, *args)
 
     def without_autograd(self, x: Tensor, *args: Any) -> Any:
         """Run it below autograd."""
         with torch._C._AutoDispatchBelowADInplaceOrView():  # nor are results taken for views of something else
-            return (self.function if type(x) in PLAIN_TYPES else self.op)(x, *args)
+            return self.function(x, *args) if _is_eager(x) else self.op(x, *args)
+
+
+def _is_eager(x: Tensor) -> bool:
+    """True if nothing needs to see an operator as one node: it then skips the dispatcher.
+
+    On its way to a function in Python the dispatcher unpacks and packs every argument four times a step, which takes as
+    long as the functions themselves on a small map. `chasm.count` wants to see the arithmetic inside.
+    """
+    if torch.compiler.is_compiling() or type(x) not in PLAIN_TYPES:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 or cost.TALLY is not None
 
 
 def is_fake(x: Tensor) -> bool:

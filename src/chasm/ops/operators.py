@@ -62,10 +62,8 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
 
     Apple's GPUs have no float64, and no TF32 either.
     """
-    if a.device.type == "mps":
-        return a @ b
-    if not _has_kernel(a, b):
-        return (a.double() @ b.double()).to(a.dtype)
+    if not a.is_cuda or not _has_kernel(a, b):
+        return a @ b if a.device.type == "mps" else (a.double() @ b.double()).to(a.dtype)
     from chasm.ops.kernels import basis as kernels  # imports triton, which is not installed everywhere
 
     with counted_as("matmul", macs=a.numel() * b.shape[1]):
