@@ -141,6 +141,7 @@ def test_drop_of_a_gain():
     assert (value, low, high) == (pytest.approx(75), pytest.approx(75), pytest.approx(75))  # drawn together: exact
     _, low, high = drop(rng.normal(size=(1, 50)), gain)
     assert (low, high) == (-np.inf, np.inf)
+    assert np.isnan(drop(0.003 * gain, gain, digits=2)[0])  # a gain that prints as zero
     value, low, high = drop(-gain, -0.25 * gain)
     assert np.isnan(value)
     assert (low, high) == (-np.inf, np.inf)

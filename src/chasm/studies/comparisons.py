@@ -8,7 +8,7 @@ from chasm.studies.catalogue import Quotes
 from chasm.studies.factors import RIVALS, SETTINGS
 from chasm.studies.paper import FALSIFICATION
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, RunRecord
-from chasm.studies.statistics import MAX_ERROR, difference, drop, holm
+from chasm.studies.statistics import DECIMALS, MAX_ERROR, difference, drop, holm
 
 FOCUS, BASE = "chasm", "baseline"
 SeedScores = dict[int, dict[str, float]]  # seed to test case to score
@@ -108,7 +108,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: boo
         gains = [difference(ours, theirs, metric) for ours, theirs in sides]
         paper = FALSIFICATION.get(setting) if host == "hifi-mamba" and has_paper else None
         gain, gain_random = (Gain(d.mean, d.low, d.high, d.verdict) for d in gains)
-        lost = Drop(*drop(structured, random))
+        lost = Drop(*drop(structured, random, digits=DECIMALS.get(metric, 2)))
         found.append(Falsification(setting, host, metric, rivals[0], rivals[1], gain, gain_random, lost, paper))
     return found
 

@@ -169,20 +169,23 @@ def interval(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def drop(
-    structured: np.ndarray, random: np.ndarray, *, draws: int = DRAWS, seed: int = 0
+    structured: np.ndarray, random: np.ndarray, *, digits: int = 6, draws: int = DRAWS, seed: int = 0
 ) -> tuple[float, float, float]:
     """Return 1 - random gain / structured gain in per cent, and the limits of its interval.
 
     Both gains use the same draws of cases and seeds. The interval is infinite if the structured gain may be zero. The
-    drop is NaN if the mean structured gain is not positive, since it would divide one loss by another.
+    drop is NaN if the mean structured gain is not positive as it is printed, since it would divide by a loss, or by
+    next to nothing.
 
     Args:
         structured: gains under the structured mask, (seeds, cases).
         random: gains under the random mask for the same seeds and cases.
+        digits: digits after the point when a gain is printed.
         draws: number of bootstrap draws.
         seed: of the draws.
     """
-    value = 100 * (1 - float(random.mean() / structured.mean())) if structured.mean() > 0 else float("nan")
+    is_gain = round(float(structured.mean()), digits) > 0
+    value = 100 * (1 - float(random.mean() / structured.mean())) if is_gain else float("nan")
     below = resampled(structured, draws=draws, seed=seed)
     above = resampled(random, draws=draws, seed=seed)
     if interval(below)[0] <= 0:

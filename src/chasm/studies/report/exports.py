@@ -7,11 +7,20 @@ import re
 from chasm.studies.report.elements import SOURCE, Table, TableCell
 
 SPREAD = " ± "
+MAX_LETTERS = 24  # of text in one line
+SHRUNK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # to the width of the page, if wider
+_OWN_NUMBER = re.compile(r"^Table \d+( \(\w\))?\. ")
 _SYMBOLS = {
     "&": r"\&",
     "%": r"\%",
     "#": r"\#",
     "_": r"\_",
+    "$": r"\$",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
     "×": r"$\times$",
     "→": r"$\rightarrow$",
     "Δ": r"$\Delta$",
@@ -31,30 +40,42 @@ def latex_table(table: Table) -> str:
     >>> from chasm.studies.report.elements import TableRow
     >>> rows = [TableRow([TableCell("CHASM"), TableCell("28.68 ± 0.74", "best")])]
     >>> print(latex_table(Table("CC359 ×8", ["Mixer", "PSNR"], rows, file="table-1")))
-    % needs \\usepackage{booktabs}
+    % needs \\usepackage{booktabs} and \\usepackage{graphicx}
     \\begin{table}
     \\centering
     \\caption{CC359 $\\times$8}
     \\label{tab:table-1}
+    \\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%
     \\begin{tabular}{lr}
     \\toprule
     Mixer & PSNR \\\\
     \\midrule
     CHASM & \\textbf{28.68}{\\tiny$\\pm$0.74} \\\\
     \\bottomrule
-    \\end{tabular}
+    \\end{tabular}}
     \\end{table}
     """
-    alignment = "l" + ("l" if table.is_text else "r") * (len(table.columns) - 1)
-    lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{_escaped(table.title)}}}"]
-    lines += [rf"\label{{tab:{table.file}}}", rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
+    title = _OWN_NUMBER.sub("", table.title) or table.file.capitalize()  # LaTeX numbers tables itself
+    lines = [r"% needs \usepackage{booktabs} and \usepackage{graphicx}", r"\begin{table}", r"\centering"]
+    lines += [rf"\caption{{{_escaped(title)}}}", rf"\label{{tab:{table.file}}}", SHRUNK]
+    lines += [rf"\begin{{tabular}}{{{_alignment(table)}}}", r"\toprule"]
     if table.groups:
         lines += _group_lines(table.groups)
     lines += [_line([_escaped(column) for column in table.columns]), r"\midrule"]
     for i, row in enumerate(table.rows):
         lines += [r"\midrule"] * (row.starts_block and i > 0)
         lines.append(_line([_cell(cell) for cell in row.cells]))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table}"])
+
+
+def _alignment(table: Table) -> str:
+    """Return the columns of a tabular: text to the left, long text broken into lines, numbers to the right."""
+    columns = len(table.columns)
+    if not table.is_text:
+        names = table.columns.index(SOURCE) + 1 if SOURCE in table.columns else 1
+        return "l" * names + "r" * (columns - names)
+    longest = [max(len(row.cells[i].text) for row in table.rows) for i in range(columns)]
+    return "".join("l" if n <= MAX_LETTERS else r"p{0.3\linewidth}" for n in longest)
 
 
 def csv_table(table: Table) -> str:
