@@ -5,6 +5,8 @@ import hashlib
 import http.client
 import json
 import re
+import shutil
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from chasm.app import server
 from chasm.app.model import ForPage
 from chasm.app.site import STATIC, VENDOR, build_site
 from chasm.cli.app import app
+from chasm.models import RECORD, sha256
 from chasm.train import load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))
@@ -157,6 +160,51 @@ def test_wrong_uploads_are_one_line(served: server.SiteServer) -> None:
     assert b"\n" not in content
     assert ask(served, "POST", convert, b"", **{"Content-Length": str(3 * 2**30)})[0] == 413
     assert ask(served, "POST", f"/{served.token}/other", b"x")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("request_line", "more", "status"),
+    [
+        ("GET /{token}/a%00b", "", 404),
+        ("GET /{token}/" + 5000 * "a", "", 404),
+        ("GET *", "", 403),
+        ("GET nothing", "", 403),
+        ("GET /{token}/", "Origin: http://[", 403),
+        ("GET /{token}/", "Origin: null", 403),
+        ("GET /{token}/", "Origin: https://127.0.0.1:{port}", 403),
+        ("POST /{token}/convert?name=a.npy", "Content-Length: \xb2", 413),
+        ("POST /{token}/convert?name=a.npy", "Content-Length: " + 5000 * "9", 413),
+        ("POST /{token}/convert?name=a.npy", "Content-Length: -1", 413),
+        ("POST /{token}/convert?name=..", "Content-Length: 2", 422),
+        ("POST /{token}/convert?name=a%00.npy", "Content-Length: 2", 422),
+        ("POST /{token}/convert?name=" + 300 * "a" + ".npy", "Content-Length: 2", 422),
+        ("POST /{token}/convert?name=..%5c..%5ca.npy", "Content-Length: 2", 422),
+    ],
+)
+def test_an_odd_request_has_an_answer_and_no_traceback(
+    served: server.SiteServer, request_line: str, more: str, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = served.server_port
+    text = f"{request_line} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}\r\n\r\nno"
+    text = text.replace("{token}", served.token).replace("{port}", str(port))
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(text.encode("latin1"))
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+    assert answer.split()[1] == str(status).encode(), answer
+    assert "Traceback" not in capfd.readouterr().err
+    assert b"\\" not in answer
+
+
+def test_the_name_in_a_record_leads_nowhere(run: Path, tmp_path: Path) -> None:
+    """A model of somebody else names the folder of its page."""
+    copy = Path(shutil.copytree(run, tmp_path / "model"))
+    digests = {name: sha256(copy / name) for name in ("config.yaml", "weights.safetensors")}
+    for name in ("../../outside", "/tmp/outside", "..", "", 7, None):
+        (copy / RECORD).write_text(json.dumps({"name": name, "sha256": digests}))
+        with pytest.raises(ValueError, match=r"model\.json: name: expected one that a folder can have"):
+            build_site([copy], tmp_path / "site" / "page")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
 def test_a_taken_port_is_one_line(served: server.SiteServer, site: Path) -> None:

@@ -157,6 +157,33 @@ def test_pack_leaves_the_files_of_others_alone(finished: Path, tmp_path: Path) -
     assert "holds other files" in call("models", "pack", finished, "x", "-o", tmp_path, code=3).output
 
 
+@pytest.mark.parametrize("name", ["../other", "a/b", "..", "a\x1bb"])
+def test_a_name_that_no_folder_can_have_is_refused(finished: Path, tmp_path: Path, name: str) -> None:
+    result = call("models", "pack", finished, name, "-o", tmp_path / "out", code=3)
+    assert "expected a name that a folder can have" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_card_cannot_drive_the_terminal(shipped: Path) -> None:
+    (shipped / "README.md").write_bytes(b"---\ntags: [a]\n---\nCard \x1b]0;title\x07 \xff end\n")
+    shown = call("models", "show", "tiny-x4").output
+    assert "Card" in shown
+    assert "end" in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def test_get_leaves_nothing_behind_when_it_fails(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    assert "No space left" in call("models", "get", "tiny-x4", "-o", tmp_path / "copy", code=3).output
+    assert not (tmp_path / "copy").exists()
+
+
 def test_the_models_that_come_with_the_package_are_whole_and_small() -> None:
     for name, folder in folders.shipped_models().items():
         assert {p.name for p in folder.iterdir()} == set(MODEL_FILES)

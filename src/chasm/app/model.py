@@ -18,7 +18,7 @@ from chasm.backbones.measurement import RealMeasurement
 from chasm.common.files import read_json, write_bytes, write_text
 from chasm.data import open_dataset
 from chasm.mixers.chasm import CHASM
-from chasm.models import RECORD, sha256
+from chasm.models import RECORD, read_card, sha256
 from chasm.surgery.banded import Banded
 from chasm.surgery.onnx import write_checked
 from chasm.train import Run
@@ -78,7 +78,7 @@ def _cached_onnx(run: Run, size: tuple[int, int]) -> bytes:
         if not kept.is_file():
             _write_onnx(run, kept, size)
         return kept.read_bytes()
-    except PermissionError:  # a home that cannot be written to
+    except OSError:  # a home that cannot be written to
         with tempfile.TemporaryDirectory() as folder:
             _write_onnx(run, Path(folder) / "model.onnx", size)
             return (Path(folder) / "model.onnx").read_bytes()
@@ -137,11 +137,10 @@ def _inputs(channels: int, H: int, W: int, is_scan: bool) -> tuple[Tensor, ...]:
 
 def _card(run: Run) -> str:
     """The card of a model, or the recipe of a run that has none."""
-    card = run.folder / "README.md"
-    if not card.is_file():
+    try:
+        return read_card(run.folder)
+    except FileNotFoundError:
         return f"{run.folder.name}: a run without a card.\n\n{dump(run.config)}"
-    text = card.read_text()
-    return text.split("\n---\n", 1)[-1].strip() if text.startswith("---\n") else text.strip()
 
 
 def _mixers(model: nn.Module) -> list[dict[str, Any]]:

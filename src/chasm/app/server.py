@@ -2,13 +2,14 @@
 
 import json
 import mimetypes
+import re
 import secrets
 import struct
 import tempfile
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -95,8 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path is None:
             return
         site = self.server.site
-        file = (site / (path or "index.html")).resolve()
-        if not file.is_relative_to(site) or not file.is_file():
+        try:
+            file = (site / (path or "index.html")).resolve()
+            found = file.is_relative_to(site) and file.is_file()
+        except (ValueError, OSError):  # no name that a file can have
+            found = False
+        if not found:
             return self._answer(HTTPStatus.NOT_FOUND, b"no such file")
         kind = TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
         self._answer(HTTPStatus.OK, file.read_bytes(), kind)
@@ -108,16 +113,15 @@ class _Handler(BaseHTTPRequestHandler):
         if path != "convert":
             return self._answer(HTTPStatus.NOT_FOUND, b"no such address")
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_UPLOAD:
+        if not re.fullmatch(r"[0-9]{1,12}", length) or int(length) > MAX_UPLOAD:
             self.close_connection = True
             limit = f"larger than {MAX_UPLOAD >> 20} MB: use 'chasm reconstruct'"
             return self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, limit.encode())
-        name = PurePosixPath(parse_qs(urlsplit(self.path).query).get("name", ["scan"])[0]).name or "scan"
         with tempfile.TemporaryDirectory(prefix="chasm-app-") as folder:
-            file = Path(folder) / name
-            if not self._receive(file, int(length)):
-                return  # the tab was closed
+            file = Path(folder) / file_name(parse_qs(urlsplit(self.path).query).get("name", [""])[0])
             try:
+                if not self._receive(file, int(length)):
+                    return  # the tab was closed
                 content = convert(file)
             except (ValueError, OSError, MemoryError) as e:
                 why = " ".join(str(e).split()).replace(f"{folder}/", "")
@@ -136,14 +140,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _path(self) -> str | None:
         """The path after the token; None, and an answer, for requests of other pages and of people without it."""
-        own = {f"127.0.0.1:{self.server.server_port}", f"localhost:{self.server.server_port}"}
-        origin = self.headers.get("Origin")
-        foreign = self.headers.get("Host") not in own or (origin is not None and urlsplit(origin).netloc not in own)
-        _, token, *rest = unquote(urlsplit(self.path).path).split("/", 2)
-        if foreign or not rest or not secrets.compare_digest(token.encode(), self.server.token.encode()):
+        hosts = [f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")]
+        origins = [None, *(f"http://{host}" for host in hosts)]
+        own = self.headers.get("Host") in hosts and self.headers.get("Origin") in origins
+        parts = unquote(self.path.partition("?")[0]).split("/", 2)  # "", token, path
+        if not own or len(parts) < 3 or not secrets.compare_digest(parts[1].encode(), self.server.token.encode()):
             self._answer(HTTPStatus.FORBIDDEN, b"open the address that 'chasm app' printed")
             return None
-        return rest[0]
+        return parts[2]
 
     def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         try:
@@ -152,11 +156,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):  # the tab was closed
+        except OSError:  # the tab was closed, or does not read
             self.close_connection = True
 
     def log_message(self, *args: Any) -> None:
         """Log nothing, because the names of files may be those of patients."""
+
+
+def file_name(name: str) -> str:
+    """Return a name that a file can have in any folder of any system, with the suffix that tells its format.
+
+    >>> file_name("scans/a b.nii.gz"), file_name("../../"), file_name("..")
+    ('a_b.nii.gz', 'scan', 'scan')
+    """
+    last = re.sub(r"[^\w.-]", "_", re.split(r"[/\\]", name)[-1])
+    return last[-100:].lstrip(".") or "scan"
 
 
 def convert(file: Path) -> bytes:

@@ -32,18 +32,11 @@ def list_(pattern: str = typer.Argument("*", help="Only names like this: 'brain*
 @app.command()
 def show(name: str = typer.Argument(..., help="Name of a model, a model folder, or owner/name on the Hub.")) -> None:
     """Print the card of a model: data and licence, mask, scores, what it is not for."""
-    from chasm.models import check_model, find_model
+    from chasm.models import check_model, find_model, read_card
 
     folder = find_model(name)
     check_model(folder)
-    card = folder / "README.md"
-    if not card.is_file():
-        raise FileNotFoundError(
-            f"{card}: not there: {folder} is a run, not a model: 'chasm models pack' makes one of it"
-        )
-    text = card.read_text()
-    typer.echo(text.split("\n---\n", 1)[-1].strip() if text.startswith("---\n") else text.strip())
-    typer.echo(f"\nfolder: {folder}")
+    typer.echo(f"{read_card(folder)}\n\nfolder: {folder}")
 
 
 @app.command()
@@ -62,10 +55,14 @@ def get(
     if folder.exists():
         raise FileExistsError(f"{folder}: already there: give another --out")
     folder.mkdir(parents=True)
-    for file in MODEL_FILES:
-        if (source / file).is_file():
-            shutil.copyfile(source / file, folder / file)
-    check_model(folder)
+    try:
+        for file in MODEL_FILES:
+            if (source / file).is_file():
+                shutil.copyfile(source / file, folder / file)
+        check_model(folder)
+    except Exception:
+        shutil.rmtree(folder)
+        raise
     typer.echo(f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
 
 

@@ -60,6 +60,17 @@ def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool = 
         raise ValueError(f"{path}: chasm did not write this file, and it would be lost: give another name, or --force")
 
 
+def is_folder_name(name: object) -> bool:
+    """Return True for a name that a folder can have: it leads nowhere else.
+
+    >>> is_folder_name("brain-x8"), is_folder_name("../brain"), is_folder_name("..")
+    (True, False, False)
+    """
+    return (
+        isinstance(name, str) and name not in ("", ".", "..") and all(c.isprintable() and c not in "/\\" for c in name)
+    )
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, so that it survives a power failure."""
     if not folder.is_dir():

@@ -5,11 +5,12 @@ import re
 from fnmatch import fnmatch
 from pathlib import Path
 
-from chasm.common.files import read_json
+from chasm.common.files import is_folder_name, read_json
 from chasm.common.registry import suggest
 
 RECORD = "model.json"
 MODEL_FILES = ("config.yaml", "weights.safetensors", "environment.json", RECORD, "README.md")
+MAX_CARD_CHARACTERS = 2**20
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -58,19 +59,41 @@ def _known(source: str | Path) -> str:
 def check_model(folder: Path) -> None:
     """Compare the files of a model folder with the SHA-256 in its record; a run folder without a record has none.
 
+    The name in the record must be one that a folder can have, because pages and copies are named after it.
+
     Raises:
-        ValueError: with one line that names the file that is missing or was changed.
+        ValueError: with one line that names the file that is missing, was changed, or is not as chasm writes it.
     """
     if not (folder / RECORD).is_file():
         return
-    expected = read_json(folder / RECORD).get("sha256")
+    record = read_json(folder / RECORD)
+    model, expected = record.get("name"), record.get("sha256")
     if not isinstance(expected, dict) or not {"config.yaml", "weights.safetensors"} <= set(expected):
         raise ValueError(f"{folder / RECORD}: sha256: expected one for config.yaml and weights.safetensors")
+    if not is_folder_name(model):
+        raise ValueError(f"{folder / RECORD}: name: expected one that a folder can have, got {model!r:.80}")
     for name, digest in expected.items():
         file = folder / Path(name).name
         if not file.is_file() or sha256(file) != digest:
             what = "changed" if file.is_file() else "missing"
             raise ValueError(f"{file}: {what}, by its SHA-256 in {RECORD}: install the package or get the model again")
+
+
+def read_card(folder: Path) -> str:
+    """Return the card of a model as Markdown, without the header for the Hub and without control characters.
+
+    Raises:
+        FileNotFoundError: if the folder is a run without a card.
+    """
+    card = folder / "README.md"
+    if not card.is_file():
+        raise FileNotFoundError(
+            f"{card}: not there: {folder} is a run, not a model: 'chasm models pack' makes one of it"
+        )
+    with open(card, encoding="utf-8", errors="replace") as f:
+        text = f.read(MAX_CARD_CHARACTERS)
+    text = text.split("\n---\n", 1)[-1] if text.startswith("---\n") else text
+    return "".join(c for c in text if c.isprintable() or c in "\n\t").strip()
 
 
 def sha256(file: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import yaml
 
-from chasm.common.files import read_json, write_atomic, write_json, write_text
+from chasm.common.files import is_folder_name, read_json, write_atomic, write_json, write_text
 from chasm.common.precision import tf32
 from chasm.data.terms import Terms, terms_of
 from chasm.models import RECORD, sha256
@@ -55,6 +55,8 @@ def pack(
     Raises:
         ValueError: if the run is not finished, needs files of its own, or its data does not allow it.
     """
+    if not is_folder_name(name):
+        raise ValueError(f"{name!r}: expected a name that a folder can have: give the place with --out")
     finished = load_run(run, device)
     if not (finished.folder / "metrics.json").is_file():
         raise ValueError(f"{finished.folder}: not finished: train it to the end first, the card needs its metrics.json")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from chasm.backbones.base import BACKBONES
+from chasm.common.files import is_folder_name
 from chasm.common.registry import suggest
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS
@@ -110,7 +111,7 @@ class RunConfig(Strict):
     @classmethod
     def _plain_name(cls, name: str) -> str:
         """Refuse names that are no folder names: the run folder has this name and must stay inside runs/."""
-        if name in ("", ".", "..") or any(c in "/\\" or not c.isprintable() for c in name):
+        if not is_folder_name(name):
             raise ValueError("expected a name that a folder can have, without / and \\")
         return name
 
