@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h5py
 import ismrmrd
 import numpy as np
 import pytest
@@ -207,3 +208,68 @@ def test_ismrmrd_that_cannot_be_read_is_one_line(tmp_path: Path, spoil: str, mes
     assert "\n" not in str(e.value)
     if spoil != "cut":
         assert any(message.removeprefix("a.h5: ") in finding for finding in check(tmp_path, "kspace").findings)
+
+
+def _with_header(file: Path, old: bytes, new: bytes) -> None:
+    """A sound file whose header has some words replaced."""
+    writer = plain(file)
+    writer.slice(centred_fft(coil_images(1))[0])
+    with h5py.File(writer.save(), "a") as f:
+        xml = f["dataset/xml"][0]
+        assert old in xml
+        f["dataset/xml"][0] = xml.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"<ismrmrdHeader", b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><ismrmrdHeader', "document type"),
+        (b"<x>24</x>", b"<x>many</x>", "xml: cannot be read (invalid literal"),
+        (b"<x>24</x>", b"<x>-24</x>", "does not fit into -24 encoded samples"),
+    ],
+)
+def test_a_header_that_is_a_trap_is_one_line(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+    _with_header(tmp_path / "a.h5", old, new)
+    with pytest.raises(DataError, match=re.escape(message)) as e:
+        read_scans(tmp_path / "a.h5")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("size", [b"NaN", b"INF"])
+def test_a_field_of_view_that_is_no_number_gives_no_geometry(tmp_path: Path, size: bytes) -> None:
+    _with_header(tmp_path / "a.h5", b"<x>240</x>", b"<x>%s</x>" % size)
+    (scan,) = read_scans(tmp_path / "a.h5").values()
+    assert scan.geometry is None
+
+
+def test_a_position_that_is_no_number_gives_only_voxel_sizes(tmp_path: Path) -> None:
+    writer = plain(tmp_path / "a.h5")
+    for k, position in enumerate(([0, 0, 0], [np.nan, 0, 5])):
+        where = {"read_dir": [1, 0, 0], "phase_dir": [0, 1, 0], "slice_dir": [0, 0, 1]}
+        writer.slice(centred_fft(coil_images(1))[0], slice=k, position=position, **where)
+    (scan,) = read_scans(writer.save()).values()
+    assert np.isfinite(scan.geometry.affine).all()
+    assert "no directions" in scan.geometry.note
+
+
+def test_many_volumes_cannot_take_all_memory(tmp_path: Path) -> None:
+    """Each of the volumes fits, and a line makes one: all together they do not."""
+    writer = Writer(tmp_path / "a.h5", (24, 2000, 500), (24, 20, 1), (1, 1, 1, 1, 1, 1))
+    for repetition in range(30):
+        writer.line(np.ones((3, 24)), repetition=repetition)
+    with pytest.raises(DataError, match=r"encodedSpace: 2x3x24x2000x500 values take 1.07 GiB, above the limit"):
+        read_scans(writer.save())
+
+
+@pytest.mark.parametrize("part", ["xml", "data"])
+def test_parts_of_fixed_length_are_refused_before_memory_is_taken(tmp_path: Path, part: str) -> None:
+    writer = plain(tmp_path / "a.h5")
+    writer.slice(centred_fft(coil_images(1))[0])
+    with h5py.File(writer.save(), "a") as f:
+        head = f["dataset/data"].dtype["head"]
+        del f["dataset"][part]
+        long = np.dtype([("head", head), ("traj", "f4", (1,)), ("data", "f4", (2**26,))])
+        kind = f"S{2**31 - 1}" if part == "xml" else long
+        f.create_dataset(f"dataset/{part}", (2000,), kind, chunks=(1,), compression="gzip")
+    with pytest.raises(DataError, match=r"GiB, above the limit of 1 GiB"):
+        read_scans(tmp_path / "a.h5")

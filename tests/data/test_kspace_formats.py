@@ -1,5 +1,6 @@
 """Measured k-space in the formats of scanners and of the field: what is read, what is written, what is refused."""
 
+import os
 import re
 from pathlib import Path
 
@@ -98,6 +99,8 @@ def test_bart_dimensions(tmp_path: Path) -> None:
         ("alone", "a.cfl: file: missing beside a.hdr"),
         ("words", "a.hdr: header: cannot be read"),
         ("kz", "undersampled along the third dimension too"),
+        ("wraps", "a.cfl: file: 0 bytes, but a.hdr asks for 147573952589676412928"),
+        ("endless", "a.hdr: header: cannot be read (invalid literal for int"),
     ],
 )
 def test_bart_that_cannot_be_read_is_one_line(tmp_path: Path, spoil: str, message: str) -> None:
@@ -111,6 +114,12 @@ def test_bart_that_cannot_be_read_is_one_line(tmp_path: Path, spoil: str, messag
         (tmp_path / "a.cfl").unlink()
     elif spoil == "words":
         (tmp_path / "a.hdr").write_text("# Dimensions\nten by ten\n")
+    elif spoil == "wraps":  # 2**64 values: as a 64-bit number, none
+        (tmp_path / "a.hdr").write_text("# Dimensions\n4294967296 4294967296\n")
+        (tmp_path / "a.cfl").write_bytes(b"")
+    elif spoil == "endless":
+        (tmp_path / "a.hdr").write_bytes(b"")
+        os.truncate(tmp_path / "a.hdr", 2**40)
     with pytest.raises(DataError, match=re.escape(message)) as e:
         read_scans(tmp_path / ("a.hdr" if spoil == "alone" else "a.cfl"))
     assert "\n" not in str(e.value)

@@ -1,5 +1,6 @@
 """Coil sensitivities by ESPIRiT, in several sets, or from a file; virtual coils."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -146,6 +147,10 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", brains(1))
     np.save(tmp_path / "maps.npy", true_maps()[:3])
     np.save(tmp_path / "real.npy", np.ones((6, 48, 40)))
+    np.save(tmp_path / "huge.npy", np.full((6, 48, 40), 1e300 + 0j))
+    (tmp_path / "sparse.hdr").write_text("# Dimensions\n48 40 1 6 100000\n")
+    (tmp_path / "sparse.cfl").write_bytes(b"")
+    os.truncate(tmp_path / "sparse.cfl", 8 * 48 * 40 * 6 * 100000)
     run = make_run(tmp_path / "run", complex=True)
     for words, expected in (
         (("scan.mrd", "--run", "tv", "--maps", "esprit"), "did you mean 'espirit'"),
@@ -158,6 +163,8 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "maps.npy"), "3 coils of 48 x 40, and the data has 6"),
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "real.npy"), "expected complex numbers (coils, H, W)"),
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "none.npy"), "none.npy: no such file"),
+        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "huge.npy"), "values are beyond float32"),
+        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "sparse.cfl"), "GiB, above the limit of 1 GiB"),
         (("one.npy", "--run", "tv", "--compress", 2), "are about several coils, and here is one"),
     ):
         found = call(tmp_path / words[0], *words[1:], "-o", tmp_path / "out.h5")

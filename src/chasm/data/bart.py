@@ -5,6 +5,7 @@ Of its 16 dimensions, k-space uses read, phase 1, phase 2 and coil (0 to 3), sli
 numbers need no change. Dimension names: https://mrirecon.github.io/bart
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from chasm.data.records import fault
 from chasm.data.scan import KSpaceScan
 
 DIMENSIONS = 16
+MAX_HEADER_CHARACTERS = 2**16  # the dimensions come first; BART adds the command that made the file
 _READ, _PHASE_1, _PHASE_2, _COIL, _SLICE, _AVERAGE = 0, 1, 2, 3, 13, 14
 _NAMES = {4: "map", 5: "echo", 6: "coeff", 7: "coeff2", 8: "iter", 9: "cshift", 10: "time", 11: "time2", 12: "level"}
 
@@ -30,14 +32,16 @@ def read_cfl(file: Path) -> np.ndarray:
     for part in (header, data):
         require_regular(part)
     with reading(header, "header"):
-        words = [line for line in header.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        with open(header, encoding="utf-8") as f:
+            lines = f.read(MAX_HEADER_CHARACTERS).splitlines()
+        words = [line for line in lines if line.strip() and not line.startswith("#")]
         sizes = [int(word) for word in words[0].split()]
     sizes += [1] * (DIMENSIONS - len(sizes))
     if len(sizes) != DIMENSIONS or min(sizes) < 1:
-        raise fault(header, "Dimensions", f"expected up to {DIMENSIONS} positive numbers, got {words[0]!r}")
+        raise fault(header, "Dimensions", f"expected up to {DIMENSIONS} positive numbers, got {words[0]!r:.200}")
     if not data.is_file():
         raise fault(data, "file", f"missing beside {header.name}")
-    expected = 8 * int(np.prod(sizes, dtype=np.int64))
+    expected = 8 * math.prod(sizes)
     if data.stat().st_size != expected:
         raise fault(data, "file", f"{data.stat().st_size} bytes, but {header.name} asks for {expected}")
     return np.memmap(data, np.complex64, "r", shape=tuple(sizes), order="F")

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from chasm.data.files import reading
 from chasm.data.formats import format_of
 from chasm.data.ismrmrd import header_of_file
 
@@ -67,11 +68,13 @@ def dicom_attributes(file: Path) -> dict[str, Any]:
     if format_of(file) == ".dcm":
         import pydicom
 
-        data = pydicom.dcmread(file, stop_before_pixels=True)
-        found = {name: data.get(name) for name in _DICOM}
+        with reading(file, "header"):
+            data = pydicom.dcmread(file, stop_before_pixels=True)
+            found = {name: data.get(name) for name in _DICOM}
     else:
         xml = header_of_file(file)
-        found = {} if xml is None else _from_xml(ET.fromstring(xml))
+        with reading(file, "ismrmrd_header"):
+            found = {} if xml is None else _from_xml(ET.fromstring(xml))
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 

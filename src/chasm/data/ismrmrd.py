@@ -14,13 +14,13 @@ import numpy as np
 
 from chasm.common.files import write_atomic
 from chasm.common.text import counted
-from chasm.data.files import H5Files, reading, require_finite
-from chasm.data.limits import require_fits
+from chasm.data.files import H5Files, h5_whole, reading, require_finite
+from chasm.data.limits import max_bytes, require_fits, require_h5_fits
 from chasm.data.lines import Encoding, Line, assemble
 from chasm.data.records import fault, patient_name
 from chasm.data.scan import KSpaceScan, Placement, image_noise
 
-_CHUNK = 1024  # readouts that are in memory at a time
+_MIN_CHUNK, _MAX_CHUNK = 16, 1024  # readouts that are in memory at a time
 _LEFT_OUT = {
     "ACQ_IS_NAVIGATION_DATA": "navigator",
     "ACQ_IS_PHASECORR_DATA": "phase correction",
@@ -50,13 +50,17 @@ def header_of_file(file: Path) -> bytes | None:
     group, files = ismrmrd_group(file), H5Files()
     try:
         handle = files[file]
-        item = handle[group]["xml"] if group else handle.get("ismrmrd_header")
-        if item is None:
+        key = f"{group}/xml" if group else "ismrmrd_header"
+        if key not in handle:
             return None
-        text = item[()] if item.shape == () else item[0]
+        text = h5_whole(handle, file, key)
     finally:
         files.close()
-    return text if isinstance(text, bytes) else str(text).encode()
+    text = text if isinstance(text, bytes | str) else text[0]
+    xml = text.encode() if isinstance(text, str) else bytes(text)
+    if b"<!DOCTYPE" in xml.replace(b"\0", b""):
+        raise fault(file, key, "declares a document type, as no ISMRMRD header does: the file may be a trap")
+    return xml
 
 
 def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
@@ -65,13 +69,18 @@ def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     Raises:
         DataError: when the file is damaged, or not Cartesian.
     """
-    import ismrmrd
+    from ismrmrd import xsd
+    from xsdata.formats.dataclass.parsers import XmlParser
+    from xsdata.formats.dataclass.parsers.handlers import XmlEventHandler
 
-    with reading(file, "xml"), ismrmrd.File(file, "r") as handle:
-        header = handle[ismrmrd_group(file)].header
+    xml = header_of_file(file)
+    with reading(file, "xml"):
+        assert xml is not None
+        header = XmlParser(handler=XmlEventHandler).from_bytes(xml, xsd.ismrmrdHeader)
         encodings = list(header.encoding)
-    if not encodings:
-        raise fault(file, "xml", "the header has no encoding")
+        if not encodings:
+            raise fault(file, "xml", "the header has no encoding")
+        encoding = _encoding(encodings[0])
     trajectory = getattr(encodings[0].trajectory, "value", str(encodings[0].trajectory))
     if trajectory != "cartesian":
         raise fault(file, "trajectory", f"{trajectory}: only Cartesian data can be read")
@@ -82,7 +91,6 @@ def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     left_out: Counter[str] = Counter()
     dwell: dict[str, float] = {}
     lines = _lines(file, mode in ("separate", "external"), noise, left_out, dwell)
-    encoding = _encoding(encodings[0])
     scans = assemble(lines, encoding, file, patient=patient_name(getattr(subject, "patientID", None)))
     samples = np.concatenate(noise, axis=1) if noise else None
     notes = [f"left out: {', '.join(f'{n} {kind} lines' for kind, n in left_out.items())}"] if left_out else []
@@ -105,8 +113,11 @@ def _lines(
     kinds = {getattr(ismrmrd, flag): kind for flag, kind in _LEFT_OUT.items() if hasattr(ismrmrd, flag)}
     with reading(file, "data"), ismrmrd.File(file, "r") as handle:
         acquisitions = handle[ismrmrd_group(file)].acquisitions
-        for start in range(0, len(acquisitions), _CHUNK):
-            for readout in acquisitions[start : start + _CHUNK]:
+        # No readout is larger than the file, but many may share one place in it.
+        chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, max_bytes() // file.stat().st_size))
+        require_h5_fits(file, "data", acquisitions.data, (min(chunk, len(acquisitions)),))
+        for start in range(0, len(acquisitions), chunk):
+            for readout in acquisitions[start : start + chunk]:
                 head = readout.getHead()
                 if readout.is_flag_set(ismrmrd.ACQ_IS_NOISE_MEASUREMENT):
                     dwell["noise"] = float(head.sample_time_us)
@@ -140,17 +151,18 @@ def _line(readout: Any, head: Any, file: Path, reverse: bool) -> Line:
 
 
 def _encoding(encoding: Any) -> Encoding:
-    def numbers(of: Any) -> tuple[Any, Any, Any]:
-        return of.x, of.y, of.z
+    def sizes(of: Any) -> tuple[float, float, float]:
+        mm = float(of.x), float(of.y), float(of.z)
+        return mm if np.isfinite(mm).all() else (0.0, 0.0, 0.0)
 
     space, image, limits = encoding.encodedSpace, encoding.reconSpace, encoding.encodingLimits
-    matrix = numbers(space.matrixSize)
+    matrix = int(space.matrixSize.x), int(space.matrixSize.y), int(space.matrixSize.z)
     centres = []
     for n, limit in ((matrix[1], limits.kspace_encoding_step_1), (matrix[2], limits.kspace_encoding_step_2)):
         centres.append(n // 2 if limit is None else int(limit.center))
     if matrix[2] == 1:
         centres[1] = 0
-    fov, image_fov = numbers(space.fieldOfView_mm), numbers(image.fieldOfView_mm)
+    fov, image_fov = sizes(space.fieldOfView_mm), sizes(image.fieldOfView_mm)
     return Encoding(matrix, fov, image_fov, (centres[0], centres[1]))
 
 

@@ -96,9 +96,14 @@ def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, **facts: Any
     """
     volumes: dict[tuple[int, ...], _Volume] = {}
     three_d = encoding.matrix[2] > 1
+    stacks = 0  # slices of all volumes; of 3-D scans, slabs
     for line in lines:
         key = (*line.volume, line.slice if three_d else 0)
-        _place(line, encoding, file, volumes.setdefault(key, _Volume()), 0 if three_d else line.slice)
+        volume, where = volumes.setdefault(key, _Volume()), 0 if three_d else line.slice
+        if where not in volume.total:
+            stacks += 1
+            require_fits(file, "encodedSpace", (stacks, len(line.samples), *encoding.matrix), 8)
+        _place(line, encoding, file, volume, where)
     if not volumes:
         raise fault(file, "acquisitions", "no line of an image")
     several = [len({key[i] for key in volumes}) > 1 for i in range(len(COUNTERS) + 1)]
@@ -122,7 +127,6 @@ def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: i
         problem = f"line {line.line}, partition {line.partition} lies outside of {ny} x {nz} encoded lines"
         raise fault(file, "encodedSpace", problem)
     if where not in volume.total:
-        require_fits(file, "encodedSpace", (len(volume.total) + 1, coils, nx, ny, nz), 8)
         volume.total[where] = np.zeros((coils, nx, ny, nz), np.complex64)
         volume.count[where] = np.zeros((ny, nz), np.int32)
         volume.places[where] = line.place

@@ -108,8 +108,9 @@ class Placement:
 
     @property
     def is_known(self) -> bool:
-        """True unless the vectors are not what directions are: of length 1."""
-        return all(abs(np.linalg.norm(v) - 1) < 1e-2 for v in (self.down, self.right, self.normal))
+        """True if the directions have length 1, and the centre is a place."""
+        directions = (self.down, self.right, self.normal)
+        return bool(np.isfinite(self.centre).all()) and all(abs(np.linalg.norm(v) - 1) < 1e-2 for v in directions)
 
 
 def slice_geometry(
@@ -130,7 +131,7 @@ def slice_geometry(
     """
     dy, dx, dz = voxel
     first, last = places[0], places[-1]
-    if not first.is_known:
+    if not all(place.is_known for place in places):
         note = "the file gives no directions: only the voxel sizes are written"
         return Geometry(np.diag([dx, dy, dz, 1.0]), SOMEWHERE, note=note)
     centre, note = first.centre, ""

@@ -10,7 +10,8 @@ from chasm.common.registry import suggest
 from chasm.data import fault
 from chasm.data.bart import read_cfl
 from chasm.data.base import existing
-from chasm.data.files import crop_or_pad, open_npy, require_finite
+from chasm.data.files import crop_or_pad, open_npy, require_single
+from chasm.data.limits import require_fits
 from chasm.mri import Mask, compression_matrix, espirit_maps, estimate_maps
 from chasm.mri.espirit import MIN_GOOD_COLUMNS
 
@@ -100,7 +101,7 @@ class CoilModel:
 def _read(path: Path) -> np.ndarray:
     """Return maps (slices, sets, coils, H, W)."""
     if path.suffix.lower() == ".npy":
-        array = np.asarray(open_npy(path))
+        array = open_npy(path)
         if array.ndim not in (3, 4, 5) or array.dtype.kind != "c":
             shapes = "(coils, H, W), (slices, coils, H, W) or (slices, sets, coils, H, W)"
             raise fault(path, "maps", f"expected complex numbers {shapes}, got {array.dtype} {array.shape}")
@@ -111,9 +112,10 @@ def _read(path: Path) -> np.ndarray:
         h, w, partitions, coils, sets, slices = (stored.shape[d] for d in (0, 1, 2, 3, 4, 13))
         if stored.size != h * w * partitions * coils * sets * slices or (partitions > 1 and slices > 1):
             raise fault(path, "Dimensions", "expected read, phase, coil, map and slice")
-        array = np.asarray(stored).reshape(h, w, partitions, coils, sets, slices)
+        array = stored.reshape(h, w, partitions, coils, sets, slices)
         array = array.transpose(2, 5, 4, 3, 0, 1).reshape(partitions * slices, sets, coils, h, w)
-    return require_finite(array, path, "maps")
+    require_fits(path, "maps", array.shape, array.itemsize)
+    return require_single(np.asarray(array), path, "maps")
 
 
 def _calibration(mask: Mask) -> tuple[int, int]:
