@@ -1,5 +1,9 @@
-"""What pyproject.toml cannot say: the recipes at the root of the repository are installed inside the package."""
+"""What pyproject.toml cannot say: recipes are installed inside the package, and the package index gets the README.
 
+The index knows no files of the repository, so that relative links become plain text there and pictures are left out.
+"""
+
+import re
 from pathlib import Path
 
 from setuptools import setup
@@ -20,4 +24,10 @@ class WithRecipes(build_py):
             self.copy_file(str(recipe), str(target))
 
 
-setup(cmdclass={"build_py": WithRecipes})
+def readme() -> str:
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
+setup(cmdclass={"build_py": WithRecipes}, long_description=readme(), long_description_content_type="text/markdown")

@@ -50,6 +50,15 @@ def test_the_package_index_takes_them(dist: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+def test_the_page_of_the_package_index_has_no_dead_links(dist: Path) -> None:
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
+        name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
+        page = wheel.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in page
+    assert "CHASM is a layer for networks that look at images" in page
+    assert not re.findall(r"\]\((?!https?:)[^)]*\)", page)
+
+
 def test_the_wheel_has_no_time_of_its_own(dist: Path) -> None:
     """It is the same bytes whenever and wherever it is built."""
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
