@@ -310,3 +310,11 @@ def test_proxy_crops_in_kspace(tmp_path: Path) -> None:
     assert torch.equal(small[0].label, full[0].label[::2, ::2])
     with pytest.raises(DataError, match="from 1 to 16 for images of 16x16, got 17"):
         open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=17)[0]
+
+
+def test_cc359_is_cropped_in_kspace(tmp_path):
+    for split in ("Train", "Val", "Test"):
+        write_cc359(tmp_path / split / "a.npy", slices=4)
+    whole, small = (open_dataset("cc359", tmp_path, skip=1, crop=crop)[0].image for crop in (None, 8))
+    assert small.shape == (1, 8, 8)
+    assert float(small.mean()) == pytest.approx(float(whole.mean()), rel=0.3)  # the same field of view and intensity

@@ -56,5 +56,5 @@ def test_every_table_is_a_study_with_its_numbers():
         "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 36, "basis": 5, "axes": 5,
         "seeds": 8, "seeds-basis": 2, "flops": 27, "parameters": 9, "wrapper": 27, "budget": 27, "evidence": 0,
         "hifi": 0, "hifi-random": 0, "bins": 0, "hosts": 0, "health": 0, "noise": 0, "readings": 0, "sampling": 0,
-        "volume": 0,
+        "resolution": 0, "volume": 0,
     }  # fmt: skip

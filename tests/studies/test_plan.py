@@ -15,6 +15,7 @@ from chasm.studies.agreement import FACTORS
 from chasm.studies.factors import ARMS, DATASETS, HOSTS, MULTIPLIERS, SETTINGS, get_arm
 from chasm.studies.plan import PROTOCOLS, missing_paths, part_of, save_plan
 from chasm.studies.records import ArmInfo
+from chasm.studies.transfer import sizes_of
 from chasm.studies.tuning import assume_choices
 from chasm.surgery.param_groups import param_groups
 from chasm.train.run import build_model
@@ -89,7 +90,7 @@ def test_grids_have_the_size_of_their_tables():
         "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 64, "basis": 5, "axes": 5,
         "seeds": 24, "seeds-basis": 6, "flops": 27, "parameters": 9, "wrapper": 9, "budget": 24, "evidence": 26,
         "hifi": 14, "hifi-random": 56, "bins": 3, "readings": 7, "sampling": 72, "noise": 27, "hosts": 28, "health": 27,
-        "volume": 10,
+        "resolution": 9, "volume": 10,
     }  # fmt: skip
     tuned = make_plan("cc359", "full", "tuned")
     assert (len(tuned.points), len(tuned.runs), len(tuned.selection_runs)) == (54, 6, 6 * 8 * 4)
@@ -287,3 +288,11 @@ def test_a_study_of_ones_own_with_its_host_setting_and_arm(own_names, tmp_path):
         register_study(STUDIES["mine"], hosts={"vit": HOSTS["small"]})
     with pytest.raises(ValueError, match="unknown setting 'cc359-x9': did you mean"):
         register_study(replace(STUDIES["mine"], name="other", grids=(Grid(("cc359-x9",), ("vit",), ("chasm",)),)))
+
+
+def test_the_resolution_study_trains_small_and_declares_where_it_is_tested():
+    tiny, full = make_plan("resolution"), make_plan("resolution", "full", paths={"cc359": "x"})
+    assert sizes_of(tiny) == [64, 80]  # two and two and a half times 32, as 256 and 320 of 128
+    assert sizes_of(full) == [256, 320]
+    assert {run.config.data.options["crop"] for run in full.runs} == {128}
+    assert {run.config.data.options["size"] for run in tiny.runs} == {32}

@@ -129,6 +129,8 @@ def run(
         say=typer.echo,
     )
     count = Counter(outcomes.values())
+    if plan.study.sizes:
+        typer.echo(f"scores at other sizes: chasm study sizes {name} --scale {scale} --protocol {protocol} --out {out}")
     typer.echo(", ".join(f"{n} {outcome}" for outcome, n in count.items()) or "nothing to do: all runs are done")
     if count["failed"]:
         raise typer.Exit(FAILED)
@@ -169,7 +171,9 @@ def status(
 @app.command()
 def sizes(
     name: str = NAME,
-    size: list[int] = typer.Option(..., "--size", min=8, help="Height and width of the test images. Repeatable."),
+    size: list[int] = typer.Option(
+        [], "--size", min=8, help="Height and width of the test images. Default: those of the study. Repeatable."
+    ),
     scale: str = SCALE,
     protocol: str = PROTOCOL,
     out: Path = OUT,
@@ -179,11 +183,13 @@ def sizes(
     """Score the finished runs of a study on images of other sizes, without training again. Reports show the scores."""
     from chasm.studies import load_plan
     from chasm.studies.plan import part_of
-    from chasm.studies.transfer import transfer
+    from chasm.studies.transfer import sizes_of, transfer
     from chasm.studies.tuning import with_selections
 
     plan = with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
-    found = transfer(plan, out, size, device)
+    if not (size or plan.study.sizes):
+        raise ValueError(f"study {name} declares no sizes: give them, as in --size 256")
+    found = transfer(plan, out, size or sizes_of(plan), device)
     for one in found:
         scores = ", ".join(f"{metric} {value:.4g}" for metric, value in (one.mean or {}).items())
         typer.echo(f"{one.run} at {one.size} x {one.size}: {scores or one.error}")

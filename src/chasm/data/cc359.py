@@ -17,6 +17,7 @@ from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, h5_field, open_npy, reading, require_finite
+from chasm.data.proxy import crop_kspace
 from chasm.data.records import Case, CaseFacts, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
@@ -33,15 +34,24 @@ class CC359(KSpaceDataset):
         skip: the number of slices left out at either end of a volume, which show little but neck and air.
         combine: "rss" for the root-sum-of-squares magnitude, "coils" for complex images.
         seed: of the split, where folders do not decide it.
+        crop: keep this many central rows and columns of k-space: smaller images of the same field of view.
     """
 
     summary: ClassVar[str] = "CC359 brain: single-channel .npy or multi-channel .h5 volumes of hybrid k-space"
     published: ClassVar[str] = "25 training and 10 validation volumes (single-channel)"
 
     def __init__(
-        self, path: str | Path, split: str = "train", *, skip: int = 30, combine: str = "rss", seed: int = 0
+        self,
+        path: str | Path,
+        split: str = "train",
+        *,
+        skip: int = 30,
+        combine: str = "rss",
+        seed: int = 0,
+        crop: int | None = None,
     ) -> None:
         super().__init__(path, split, seed=seed)
+        self.crop = crop
         if combine not in ("rss", "coils"):
             raise ValueError(f"unknown combine {combine!r}: {suggest(combine, ('rss', 'coils'))}")
         self.combine = combine
@@ -69,6 +79,8 @@ class CC359(KSpaceDataset):
     def read(self, case: Case, k: int) -> Slice:
         file = case.files[0]
         image = _image(_kspace(_open_volume(file, self._h5), k, file))
+        if self.crop is not None:
+            image = crop_kspace(image, self.crop)
         if self.combine == "rss":
             image = image.abs().square().sum(0, keepdim=True).sqrt()
         channels = "single" if file.suffix == ".npy" else "multi"

@@ -45,6 +45,7 @@ class Study:
     grids: tuple[Grid, ...]
     quotes: dict[tuple[str, str, str], dict[str, Quote]]  # (setting, host, arm) -> metric -> what the paper prints
     kind: str = "train"  # or "cost": parameters and multiply-adds, nothing is trained
+    sizes: tuple[int, ...] = ()  # finished runs are also scored on images of these sizes, without training again
 
 
 PLUGINS = "chasm.studies"  # entry-point group of installed packages
@@ -190,6 +191,11 @@ _LIST = [
         "Does another reading of what the paper leaves open change the order?",
         (Grid(_X8, HIFI, ("chasm-untied", "untied-symmetric", "untied-any", "chasm-untied-complex", "spectformer",
                           "spectformer-dense", "chasm")),), {},
+    ),
+    Study(
+        "resolution", "Trained at 128 x 128, tested at 256 x 256 and 320 x 320", _OURS,
+        "Which mixers carry over to images of other sizes without training again?",
+        (Grid(("cc359-x8-128",), HIFI, ALL),), {}, sizes=(256, 320),
     ),
     Study(
         "volume", "Volumes in a 3-D U-Net", _OURS,

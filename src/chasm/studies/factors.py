@@ -14,6 +14,7 @@ from chasm.train.config import Part
 from chasm.train.yaml_text import parse_yaml
 
 SCALES = ("tiny", "proxy", "full")
+TINY_SIZE = 32  # height and width of images at tiny scale
 MULTIPLIERS: tuple[float, ...] = (1, 10, 30, 100)  # times lr: the spectral step sizes that every mixer tries first
 
 
@@ -31,6 +32,7 @@ class Setting:
     draw: int | None = None  # seed of a random mask; None: the mask's own default
     snr_db: float | None = None  # of noise on the k-space; None: none
     depth: int | None = None  # slices of a volume; None: single slices
+    size: int | None = None  # of the images at proxy and full scale, cropped in k-space; None: as they are
 
     @property
     def selection_metric(self) -> str:
@@ -83,6 +85,7 @@ def _settings() -> list[Setting]:
         title = f"CC359 ×8, SNR {snr_db} dB"
         noisy = Setting(f"cc359-x8-snr{snr_db}", title, "cc359", "reconstruction", image, 8, snr_db=float(snr_db))
         found.append(noisy)
+    found.append(Setting("cc359-x8-128", "CC359 ×8, 128 x 128", "cc359", "reconstruction", image, 8, size=128))
     for mask in ("equispaced", "poisson-2d"):
         title = f"CC359 volumes ×4, {mask} mask"
         found.append(Setting(f"cc359-volume-x4-{mask}", title, "cc359", "volume", image, 4, mask, depth=8))
@@ -258,7 +261,9 @@ def image_size(setting: Setting, scale: str) -> int:
         setting: the setting.
         scale: one of `SCALES`.
     """
-    return {"tiny": 32, "proxy": 256, "full": DATASETS[setting.dataset].size}[scale]
+    if scale == "tiny":
+        return TINY_SIZE
+    return setting.size or {"proxy": 256, "full": DATASETS[setting.dataset].size}[scale]
 
 
 def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str]) -> dict[str, Any]:
@@ -273,7 +278,7 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
     dataset = DATASETS[setting.dataset]
     data: dict[str, Any]
     if scale == "tiny":
-        data = {"name": "embedded", "options": {"content": dataset.tiny, "size": 32, "cases": 30, "slices": 1}}
+        data = {"name": "embedded", "options": {"content": dataset.tiny, "size": TINY_SIZE, "cases": 30, "slices": 1}}
         training = {"steps": 6, "batch": 4, "val_every": 3, "save_every": 3, "log_every": 1}
     elif scale == "proxy":
         data = {"name": "proxy", "path": paths.get("proxy"), "options": {"part": dataset.proxy}}
@@ -281,6 +286,8 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
     else:
         data = {"name": dataset.reader, "path": paths.get(setting.dataset)}
         training = {"epochs": 100}
+    if setting.size is not None and scale != "tiny":
+        data["options"] = data.get("options", {}) | {"crop": setting.size}
     if setting.depth is not None:
         data["depth"] = setting.depth
         if scale == "tiny":

@@ -8,11 +8,17 @@ import torch
 
 from chasm.common.files import read_json, write_json
 from chasm.common.precision import tf32
+from chasm.studies.factors import SETTINGS, TINY_SIZE, image_size
 from chasm.studies.plan import Plan
 from chasm.studies.state import state
 from chasm.train.run import load_run, open_split, score
 
-SIZE_OPTIONS = {"embedded": "size", "proxy": "crop", "images": "size"}  # dataset to the option that sets the size
+SIZE_OPTIONS = {
+    "cc359": "crop",
+    "embedded": "size",
+    "proxy": "crop",
+    "images": "size",
+}  # dataset to the option that sets the size
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,16 @@ class Transfer:
     size: int
     mean: dict[str, float] | None
     error: str = ""
+
+
+def sizes_of(plan: Plan) -> list[int]:
+    """Return the sizes that a study declares; at tiny scale, as many times those of training as at full scale.
+
+    Args:
+        plan: the study at a scale.
+    """
+    trained = image_size(SETTINGS[plan.study.grids[0].settings[0]], "full")
+    return [size * TINY_SIZE // trained if plan.scale == "tiny" else size for size in plan.study.sizes]
 
 
 def transfer_file(folder: Path, size: int) -> Path:
