@@ -127,7 +127,7 @@ def test_bart_that_cannot_be_read_is_one_line(tmp_path: Path, spoil: str, messag
 
 def test_a_broken_twix_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "meas.dat").write_bytes(b"no raw data")
-    with pytest.raises(DataError, match=r"meas.dat: measurement: ") as e:
+    with pytest.raises(DataError, match=r"meas.dat: header: ") as e:
         read_scans(tmp_path / "meas.dat")
     assert "\n" not in str(e.value)
 

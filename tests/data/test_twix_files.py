@@ -1,5 +1,7 @@
 """Siemens raw data: lines in their place, noise scans of the measurement or of an adjustment, and refusals."""
 
+import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +105,46 @@ def test_radial_data_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ucTrajectory: 2: only Cartesian data can be read") as e:
         read_scans(file)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("length", "measurement: bytes 10240 to 9223372036854786048 of "),
+        ("cut", "measurement: bytes 10240 to "),
+        ("header", "header: 4294967295 bytes: no Siemens raw data, or damaged"),
+        ("channels", "the file is damaged or not complete"),
+        ("stuck", "data: a readout takes bytes "),
+        ("index", "header: an index or a word that no protocol of a scanner has"),
+        ("word", "header: an index or a word that no protocol of a scanner has"),
+    ],
+)
+def test_lengths_that_lead_nowhere_are_one_line(tmp_path: Path, spoil: str, message: str) -> None:
+    """On most of these, twixtools alone takes all memory or never ends."""
+    more = {"index": {"sSliceArray__asSlice[4000000000]__dThickness": 1}, "word": {"x" * 10**6: 1}}.get(spoil, {})
+    file = write_twix(tmp_path / "a.dat", measurement(image_lines(kspace()), **more))
+    data = bytearray(file.read_bytes())
+    first = 10240 + struct.unpack_from("<I", data, 10240)[0]  # readout
+    if spoil == "length":
+        struct.pack_into("<Q", data, 24, 2**63)
+    elif spoil == "cut":
+        data = data[:-5000]
+    elif spoil == "header":
+        struct.pack_into("<I", data, 10240, 2**32 - 1)
+    elif spoil == "channels":
+        struct.pack_into("<HH", data, first + 48, 65535, 65535)
+    elif spoil == "stuck":
+        struct.pack_into("<I", data, first, 0)  # its length,
+        data[first + 40] |= 1 << 5  # which counts for synchronous data
+    file.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=re.escape(message)) as e:
+        read_scans(file)
+    assert "\n" not in str(e.value)
+
+
+def test_an_old_file_with_a_readout_of_length_zero_is_one_line(tmp_path: Path) -> None:
+    """Before VD, each channel has a header of its own, so that a readout of no channel has no length."""
+    header = struct.pack("<II", 20000, 0).ljust(20000, b"\0")
+    (tmp_path / "a.dat").write_bytes(header + bytes(8) + b"\1" + bytes(2000))
+    with pytest.raises(DataError, match=r"a readout takes bytes 20000 to 20000"):
+        read_scans(tmp_path / "a.dat")

@@ -12,10 +12,10 @@ import numpy as np
 
 from chasm.common.text import counted
 from chasm.data.files import reading, require_finite
-from chasm.data.limits import require_regular
 from chasm.data.lines import Encoding, Line, assemble
 from chasm.data.records import fault, patient_name
 from chasm.data.scan import KSpaceScan, Placement, image_noise
+from chasm.data.twix_lengths import require_sound_lengths
 
 _OVERSAMPLING = 2  # of the readout, on every Siemens scanner
 _CARTESIAN = 1
@@ -41,8 +41,8 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
     """
     import twixtools
 
-    require_regular(file)
     with reading(file, "measurement"), contextlib.redirect_stdout(io.StringIO()):
+        require_sound_lengths(file)
         options = {"verbose": False, "parse_pmu": False, "parse_geometry": False}
         measurements = [m for m in twixtools.read_twix(str(file), **options) if isinstance(m, dict)]
     if not measurements:
