@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from chasm.cli.app import app
 from chasm.studies import STUDIES, make_plan, runner, worker
 from chasm.studies.plan import save_plan
+from chasm.train.config import dump
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def test_show_and_status_say_how_far_the_choice_of_step_sizes_is(chasm_study, tm
             folder.mkdir(parents=True)
             score = 20 + (run.multiplier == 30)
             (folder / "metrics.json").write_text(json.dumps({"best_val": {"psnr": score}}))
+            (folder / "config.yaml").write_text(dump(run.config))
     status = chasm_study("status", "seeds-basis", "--protocol", "tuned", "--out", tmp_path)
     assert "cc359-x8.hifi-mamba.chasm: step size x30 of x1 20, x10 20, x30 21, x100 20" in status.output
     assert "step sizes chosen for 1 of 2 arms; 4 selection runs to do" in status.output

@@ -6,6 +6,7 @@ import pytest
 
 from chasm.studies import collect, make_plan
 from chasm.studies.statistics import Interval
+from chasm.train.config import dump
 
 CASES = [f"c{i}" for i in range(8)]
 
@@ -18,6 +19,7 @@ def write(plan, root, cell, psnr, val=0.0, seconds=10.0):
     reference = {"name": "zero-filled", "cases": {}, "mean": {"psnr": 1.0}, "std": {"psnr": 0.0}}
     metrics = {"cases": cases, "best_val": {"psnr": val}, "reference": reference, "macs": 7, "seconds": seconds}
     (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "config.yaml").write_text(dump(cell.config))
 
 
 def row(found, arm, setting="cc359-x8"):

@@ -74,6 +74,10 @@ def test_states_of_a_cell(tmp_path):
     clear_failure(folder)
     assert state(folder, TINY) == ("interrupted", None)
     (folder / "metrics.json").write_text("{}")
+    word, error = state(folder, TINY)
+    assert word == "failed"
+    assert "config.yaml: not there, so the scores may be of any config" in error
+    (folder / "config.yaml").write_text(dump(TINY))
     assert state(folder, TINY) == ("done", None)
 
 
@@ -129,6 +133,7 @@ def test_a_cell_whose_place_cannot_be_used_fails_and_the_rest_goes_on(tmp_path):
 
 def test_scores_that_cannot_be_read_are_a_failure_that_names_the_file(tmp_path):
     (tmp_path / "metrics.json").write_text("")
+    (tmp_path / "config.yaml").write_text(dump(TINY))
     word, error = state(tmp_path, TINY)
     assert word == "failed"
     assert "metrics.json: not JSON" in error
@@ -170,6 +175,7 @@ def test_a_failed_cell_is_tried_again(tmp_path, in_process):
         folder = plan.folder(tmp_path, cell)
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text("{}")
+        (folder / "config.yaml").write_text(dump(cell.config))
     failed(plan.folder(tmp_path, plan.runs[0]), "power cut")
     assert [j["key"] for j in jobs_of(plan, tmp_path)] == [plan.runs[0].key]
     assert run(plan, tmp_path, say=lambda _: None) == {plan.runs[0].key: "done"}

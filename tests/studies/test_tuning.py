@@ -14,8 +14,9 @@ from chasm.train import NonFiniteError
 PLACE = "cc359-x8.hifi-mamba"
 
 
-def write(folder, validation, psnr=20.0):
+def write(folder, config, validation, psnr=20.0):
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     cases = {f"c{i}": {"psnr": psnr + i, "ssim": 0.5} for i in range(8)}
     (folder / "metrics.json").write_text(json.dumps({"best_val": {"psnr": validation}, "cases": cases}))
 
@@ -38,7 +39,7 @@ def study(tmp_path, monkeypatch):
                     yield job["key"], "failed"
                 else:
                     # On the test split the order is another one, which must have no say.
-                    write(runner.Path(job["folder"]), score, psnr=50 - score)
+                    write(runner.Path(job["folder"]), job["config"], score, psnr=50 - score)
                     yield job["key"], "done"
 
         monkeypatch.setattr(runner, "local", fake)
@@ -99,7 +100,9 @@ def test_another_failure_leaves_the_choice_open_and_is_tried_again(study, tmp_pa
     plan = make_plan("seeds-basis", protocol="tuned")
     for planned in plan.selection_runs:
         folder = plan.folder(tmp_path, planned)
-        failed(folder, "power cut") if planned.multiplier == 30 else write(folder, 20.0)
+        failed(folder, "power cut") if planned.multiplier == 30 else write(
+            folder, planned.config.model_dump(mode="json"), 20.0
+        )
     assert [s.chosen for s in with_selections(plan, tmp_path).open_selections] == [None, None]
     keys, _ = study(peak(30), plan)
     assert keys[:2] == [f"{PLACE}.{arm}.m30.s0.select" for arm in ("chasm-untied", "chasm")]
@@ -110,7 +113,7 @@ def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
     plan = make_plan("seeds-basis", protocol="tuned")
     for planned in plan.selection_runs:
         value = {1: float("nan"), 10: 31.0, 30: 32.0, 100: None}[planned.multiplier]
-        write(plan.folder(tmp_path, planned), value)
+        write(plan.folder(tmp_path, planned), planned.config.model_dump(mode="json"), value)
     assert {s.chosen for s in with_selections(plan, tmp_path).open_selections} == {30}
 
 
@@ -128,7 +131,7 @@ def test_selection_runs_are_never_longer_than_the_study():
 def test_runs_are_shared_with_the_other_protocols(study, tmp_path):
     default = make_plan("seeds-basis")
     for planned in default.runs:
-        write(default.folder(tmp_path, planned), 25.0)
+        write(default.folder(tmp_path, planned), planned.config.model_dump(mode="json"), 25.0)
     keys, _ = study(peak(30), make_plan("seeds-basis", protocol="tuned"))
     assert all(key.endswith(".select") for key in keys)
 

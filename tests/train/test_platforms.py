@@ -19,6 +19,7 @@ from chasm.common import locks
 from chasm.common.locks import BusyError, is_locked, locked
 from chasm.mri import Sampling
 from chasm.tasks import create_task
+from chasm.train.snapshot import restore, snapshot
 
 # Modules, constants and functions of POSIX that Windows does not have, as far as chasm could use them. Those that torch
 # and Python themselves need here are taken away after they are imported.
@@ -119,3 +120,16 @@ def test_train_score_and_fold_on_a_device_without_float64() -> None:
             assert torch.allclose(same.cpu(), output.cpu(), atol=1e-5)
             losses.append([float(loss.detach()), float(scores["psnr"][0])])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_the_random_state_of_an_apple_gpu_is_part_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.arange(8, dtype=torch.uint8))
+    monkeypatch.setattr(torch.mps, "set_rng_state", stored.append)
+    model = torch.nn.Linear(2, 2)
+    optimiser = torch.optim.AdamW(model.parameters())
+    for device in ("cpu", "mps"):
+        tensors = snapshot(model, optimiser, None, torch.device(device))
+        assert ("rng.mps" in tensors) == (device == "mps")
+        restore(tensors, model, optimiser, None, torch.device(device))
+    assert [state.tolist() for state in stored] == [list(range(8))]

@@ -40,7 +40,7 @@ def build_site(
     if not chosen:
         raise ValueError("no model comes with this installation: give a run folder, or owner/name on the Hub")
     folder = Path(folder).expanduser()
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SITE).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not _is_site(folder):
         raise ValueError(f"{folder}: holds other files: give the name of a new folder")
     names: list[str] = []
     for source in chosen:
@@ -59,3 +59,11 @@ def build_site(
     write_bytes(folder / "vendor" / "LICENCES.txt", (VENDOR / "LICENCES.txt").read_bytes())
     write_json(folder / SITE, {"models": names, "convert": convert, "version": version("chasm-mixer")})
     return folder
+
+
+def _is_site(folder: Path) -> bool:
+    """Return True for a folder that an earlier call wrote, to its end."""
+    try:
+        return {"models", "convert", "version"} <= set(read_json(folder / SITE))
+    except (OSError, ValueError):
+        return False

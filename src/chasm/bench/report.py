@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import write_text
+from chasm.common.files import holds, require_replaceable, write_text
 from chasm.common.tables import markdown_table, print_table
 
 Row = dict[str, Any]
@@ -93,6 +93,18 @@ def header(title: str, facts: dict[str, str]) -> str:
         facts: where and how the numbers were measured.
     """
     return "\n".join([f"# {title}", "", *(f"- {name}: {value}" for name, value in facts.items())])
+
+
+def require_replaceable_pages(out: Path | None) -> None:
+    """Raise a ValueError if OUT.md or OUT.csv is there and not from an earlier measurement.
+
+    Args:
+        out: path of both without its suffix; None writes nothing.
+    """
+    if out is not None:
+        page = out.with_suffix(".md")
+        require_replaceable(page, lambda path: holds(path, b"\n- command: "))
+        require_replaceable(out.with_suffix(".csv"), lambda _: page.exists())
 
 
 def write(out: Path | None, text: str, rows: Sequence[Row], columns: Sequence[str]) -> None:

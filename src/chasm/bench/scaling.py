@@ -19,6 +19,7 @@ from chasm.bench.table import Row
 from chasm.common.files import write_atomic
 
 SWEEPS = ("size", "channels", "batch")
+PLOT_TITLE = "chasm bench scaling"  # in every picture: which may be replaced by the next
 TITLES = {
     "sweep": "sweep",
     "dtype": "dtype",
@@ -287,7 +288,7 @@ def plot(rows: Sequence[Row], path: Path, where: str = "") -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=10)
     if where:
         figure.supxlabel(where, fontsize=8, color="0.4")
-    write_atomic(path, lambda p: figure.savefig(p, format=path.suffix[1:] or "png"))
+    write_atomic(path, lambda p: figure.savefig(p, format=path.suffix[1:] or "png", metadata={"Title": PLOT_TITLE}))
 
 
 MODE_TITLES = {

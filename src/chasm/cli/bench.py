@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from chasm.common.extras import require
+from chasm.common.files import holds, require_replaceable
 from chasm.common.progress import ProgressBar
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
@@ -63,7 +64,7 @@ def bench(
             compiled=compiled,
             pace=None if seconds is None else Pace(seconds, 3, 1000),
         )
-        facts = _begin(place, config.limits)
+        facts = _begin(place, out, config.limits)
         rows: list[dict[str, Any]] = []
         text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
         with ProgressBar(config.rows()) as bar:
@@ -97,6 +98,8 @@ def scaling(
     from chasm.bench.clock import Pace
     from chasm.common.precision import tf32
 
+    if plot is not None:
+        require_replaceable(plot, lambda path: holds(path, sweeps.PLOT_TITLE.encode()))
     with tf32(False):
         if redraw:
             if plot is None:
@@ -110,7 +113,7 @@ def scaling(
         pace = Pace(0.02, 3, 30) if place.type == "cuda" else Pace(0.05, 2, 10)
         dtypes = dtype or (["bf16"] if place.type == "cuda" else ["float32"])
         config = table.make_config(place, dtypes=dtypes, modes=mode or ["step"], mixers=mixer, pace=pace)
-        facts = _begin(place, config.limits)
+        facts = _begin(place, out, config.limits)
         chosen = sweep or list(sweeps.SWEEPS)
         rows: list[dict[str, Any]] = []
         with ProgressBar(sweeps.total(config, chosen)) as bar:
@@ -168,7 +171,7 @@ def profile(
     with tf32(False):
         place = _device(device)
         MIXERS.get(mixer)  # an unknown name is refused before anything is measured
-        facts = _begin(place)
+        facts = _begin(place, out)
         found = profiling.profile_step(place, mixer)
         kernels = found["kernels"][:top]
         host = f"HiFi-Mamba with {mixer}, batch {found['batch']}, {found['size']}x{found['size']}"
@@ -191,7 +194,7 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
 
     with tf32(False):
         place = _device(device)
-        facts = _begin(place)
+        facts = _begin(place, out)
         pace = Pace(seconds, 5, 50) if place.type == "cuda" else Pace(0.2, 2, 10)
         rows: list[dict[str, Any]] = []
         text = report.header(title, facts)
@@ -219,11 +222,16 @@ def _device(name: str | None) -> Any:
     return torch.device(name)
 
 
-def _begin(device: Any, limits: Any = None) -> dict[str, str]:
-    """Print and return the header: where the numbers were measured, and the peak rates of the device."""
+def _begin(device: Any, out: Path | None, limits: Any = None) -> dict[str, str]:
+    """Print and return the header: where the numbers were measured, and the peak rates of the device.
+
+    Pages that others wrote are refused before anything is measured.
+    """
     from chasm.bench.clock import measure_limits
+    from chasm.bench.report import require_replaceable_pages
     from chasm.common.provenance import provenance
 
+    require_replaceable_pages(out)
     limits = limits or measure_limits(device)
     dtype = "bf16" if device.type == "cuda" else "float32"
     facts = {

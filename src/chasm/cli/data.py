@@ -8,7 +8,7 @@ import typer
 
 from chasm.cli.errors import FAILED
 from chasm.common.extras import require
-from chasm.common.files import require_replaceable, write_atomic
+from chasm.common.files import holds, require_replaceable, write_atomic
 from chasm.common.progress import ProgressBar
 from chasm.common.text import counted
 
@@ -83,12 +83,13 @@ def convert(
             raise ValueError(f"convert has no option {name!r}: {suggest(name, ['axes'])}")
     if out.suffix.lower() not in FORMAT_NAMES:
         raise ValueError(f"{out}: expected a name that ends in {', '.join(FORMAT_NAMES)}: the suffix says the format")
-    if out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(f"{out}: is the input, which would be lost: give another name")
     scans = read_scans(source, options.get("axes"))
     read_as = "array" if "axes" in options else kspace_format(source)
     files = {volume: out.with_name(f"{out.stem}-{volume}{out.suffix}") if volume else out for volume in scans}
-    for file in files.values():
+    inputs = _with_header(source)
+    for file in [part for written in files.values() for part in _with_header(written)]:
+        if any(file.exists() and file.samefile(part) for part in inputs):
+            raise ValueError(f"{file}: is the input, which would be lost: give another name")
         if file.exists() and not force:
             raise ValueError(f"{file}: is there and would be lost: give another name, or --force")
         require_replaceable(file, lambda _: True)  # a device never is
@@ -122,7 +123,7 @@ def preview(
     from chasm.mri import Sampling
 
     out = out.expanduser()
-    require_replaceable(out, lambda path: _PREVIEW_TITLE.encode() in path.read_bytes(), force)
+    require_replaceable(out, lambda path: holds(path, _PREVIEW_TITLE.encode()), force)
     data = open_dataset(kind, path, split=split, **parse_options(option))
     rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
     figure = montage([data[i] for i in rows], data.domain, Sampling(mask, acceleration))
@@ -130,6 +131,12 @@ def preview(
     form, title = out.suffix[1:] or "png", {"Title": _PREVIEW_TITLE}
     write_atomic(out, lambda p: figure.savefig(p, format=form, dpi=110, bbox_inches="tight", metadata=title))
     typer.echo(f"wrote {out}: {len(rows)} of {counted(len(data), 'slice')}")
+
+
+def _with_header(file: Path) -> list[Path]:
+    """The file, and the other of a BART pair."""
+    file = file.expanduser()
+    return [file.with_suffix(s) for s in (".cfl", ".hdr")] if file.suffix.lower() in (".cfl", ".hdr") else [file]
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:

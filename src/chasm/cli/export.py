@@ -14,14 +14,17 @@ def export(
     coils: int | None = typer.Option(
         None, help="1, or more for a file that takes any number of coils. Default: as the data of the run."
     ),
+    force: bool = typer.Option(False, "--force", help="Replace a file that chasm did not write."),
 ) -> None:
     """Write a trained run as one ONNX file, checked in onnxruntime against the run.
 
     Of a reconstruction run: k-space and mask in, images out. Scaling, Fourier transforms, coil sensitivities and data
     consistency are inside, in real arithmetic that onnxruntime runs anywhere, also in a browser.
     """
-    from chasm.train.export import export_run
+    from chasm.common.files import holds, require_replaceable
+    from chasm.train.export import MARK, export_run
 
+    require_replaceable(out, lambda path: holds(path, MARK.encode()), force)
     exported = export_run(run, out, size=_parse_size(size), coils=coils)
     for kind, shapes in (("in", exported.inputs), ("out", exported.outputs)):
         for name, shape in shapes.items():

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import mmap
 import os
 import secrets
 from collections.abc import Callable
@@ -46,18 +47,34 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
             partial.unlink(missing_ok=True)
 
 
-def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool = False) -> None:
+def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool | None = None) -> None:
     """Raise a ValueError if writing `path` would replace something that chasm did not write.
 
     Args:
         path: where a file is to go.
         ours: says of the file that is there whether chasm wrote it; not called if `force`.
-        force: whether any file may be replaced. Folders, pipes and devices never are.
+        force: whether any file may be replaced; None for a command without the option --force. Folders, pipes and
+            devices never are.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: not a file, and it is never replaced: give another name")
     if path.exists() and not force and not ours(path):
-        raise ValueError(f"{path}: chasm did not write this file, and it would be lost: give another name, or --force")
+        advice = "move it away" if force is None else "--force"
+        raise ValueError(f"{path}: chasm did not write this file, and it would be lost: give another name, or {advice}")
+
+
+def holds(path: Path, mark: bytes) -> bool:
+    """Return True if a file holds some bytes, anywhere; it is not read into memory.
+
+    Args:
+        path: the file.
+        mark: the bytes.
+    """
+    with open(path, "rb") as f:
+        if os.fstat(f.fileno()).st_size < len(mark):
+            return False
+        with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(mark) >= 0
 
 
 def is_folder_name(name: object) -> bool:

@@ -1,5 +1,6 @@
 """One lock: a file that one process holds at a time, released by the system however that process ends."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,9 @@ class Lock:
             if fcntl is None:
                 self._foreign = _filelock(self.file)
                 return
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666)
+            if self.file.exists() and not self.file.is_file():
+                raise OSError(errno.EINVAL, "not a file")
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as e:
             raise unwritable(self.file, e) from None
         try:
@@ -114,9 +117,10 @@ def is_locked(file: Path) -> bool:
     if file.resolve() in _held:
         return True
     try:
+        if not file.is_file():  # a pipe would be opened for ever
+            return False
         if fcntl is None:
-            if file.is_file():
-                _filelock(file).release()
+            _filelock(file).release()
             return False
         with open(file, "rb") as f:
             fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from chasm.common.files import write_atomic
-from chasm.data.files import H5Files, h5_whole, open_npy, reading, require_single
+from chasm.data.files import H5Files, h5_names, h5_whole, open_npy, reading, require_single
 from chasm.data.filled import is_centred_image, is_centred_kspace
 from chasm.data.limits import read_npz, require_fits
 from chasm.data.records import fault
@@ -86,7 +86,7 @@ def _load(file: Path) -> Any:
     files = H5Files()
     try:
         handle = files[file]
-        return h5_whole(handle, file, _key(file, list(handle)))
+        return h5_whole(handle, file, _key(file, h5_names(handle, file)))
     finally:
         files.close()
 

@@ -19,7 +19,7 @@ from chasm.common.files import write_atomic
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
-from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_slice, h5_whole, reading, require_single
+from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_names, h5_slice, h5_whole, reading, require_single
 from chasm.data.filled import between
 from chasm.data.records import SOMEWHERE, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
 from chasm.data.scan import KSpaceScan
@@ -94,7 +94,7 @@ class FastMRI(KSpaceDataset):
 
         def used(case: Case) -> range:
             file = case.files[0]
-            kind = _text(self._h5[file].attrs.get("acquisition", ""))
+            kind = _text(_attribute(self._h5[file], file, "acquisition", ""))
             acquisitions[kind] = acquisitions.get(kind, 0) + 1
             if acquisition is not None and kind != acquisition:
                 return range(0)
@@ -167,17 +167,18 @@ class FastMRI(KSpaceDataset):
         """Read the header of a case's file."""
         file = case.files[0]
         handle = self._h5[file]
-        if self.needs_header or "ismrmrd_header" in handle:
-            return read_header(handle, file)
-        size = handle["kspace"].shape[-2:]
-        recon = next((handle[key].shape[-2:] for key in STORED.values() if key in handle), size)
+        with reading(file, "kspace"):
+            if self.needs_header or "ismrmrd_header" in handle:
+                return read_header(handle, file)
+            size = handle["kspace"].shape[-2:]
+            recon = next((handle[key].shape[-2:] for key in STORED.values() if key in handle), size)
         return Header(size, recon, (0, size[1]))
 
     def geometry(self, case: str) -> Geometry | None:
         file = self.locate(self.rows_by_case()[case][0])[0].files[0]
-        attributes = self._h5[file].attrs
-        if "affine" in attributes:  # written by chasm
-            return Geometry(np.asarray(attributes["affine"]), int(attributes.get("affine_code", SOMEWHERE)))
+        affine = np.asarray(_attribute(self._h5[file], file, "affine", 0))
+        if affine.shape == (4, 4) and affine.dtype.kind == "f" and np.isfinite(affine).all():  # written by chasm
+            return Geometry(affine, int(_attribute(self._h5[file], file, "affine_code", SOMEWHERE)))
         try:
             voxel = self.header_of(self.locate(self.rows_by_case()[case][0])[0]).voxel
         except DataError:  # the images can be read without it
@@ -204,7 +205,7 @@ class FastMRI(KSpaceDataset):
             raw.add(h5_slice(kspace, k, file, "kspace"))
             for key in targets:
                 images.add(h5_slice(handle[key], k, file, key))
-        kind = _text(handle.attrs.get("acquisition", "")) or "no acquisition attribute"
+        kind = _text(_attribute(handle, file, "acquisition", "")) or "no acquisition attribute"
         coils = 1 if kspace.ndim == 3 else kspace.shape[1]
         shape = (coils, *(handle[targets[0]].shape[1:] if targets else header.recon))
         low, high = (images.low, images.high) if targets else (0.0, 0.0)
@@ -226,7 +227,7 @@ def read_header(handle: Any, file: Path) -> Header:
         DataError: when the header, or a number in it, is missing.
     """
     if "ismrmrd_header" not in handle:
-        raise fault(file, "ismrmrd_header", f"missing; the file has {', '.join(sorted(handle))}")
+        raise fault(file, "ismrmrd_header", f"missing; the file has {', '.join(h5_names(handle, file))}")
     with reading(file, "ismrmrd_header"):
         encoding = ET.fromstring(h5_whole(handle, file, "ismrmrd_header")).find("{*}encoding")
 
@@ -312,15 +313,19 @@ def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _attribute(handle: Any, file: Path, name: str, default: Any) -> Any:
+    with reading(file, name):
+        return handle.attrs.get(name, default)
 
 
 def _patient(file: Path) -> str:
     """The patient of a file, or the file's name if it does not say; `probe` reports what is wrong with such a file."""
     files = H5Files()
     try:
-        with reading(file, "patient_id"):
-            return _text(files[file].attrs.get("patient_id", "")) or file.stem
+        return _text(_attribute(files[file], file, "patient_id", "")) or file.stem
     except DataError:
         return file.stem
     finally:

@@ -215,7 +215,7 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
     with reading(file, key):
         item = handle.get(key)
     if item is None:
-        raise fault(file, key, f"missing; the file has {', '.join(sorted(handle)) or 'nothing'}")
+        raise fault(file, key, f"missing; the file has {', '.join(h5_names(handle, file)) or 'nothing'}")
     shape = getattr(item, "shape", None)
     if shape is not None and 0 in shape:
         raise fault(file, key, f"holds no {'slices' if shape[0] == 0 else 'values'}: shape {shape}")
@@ -226,6 +226,17 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
         raise fault(file, key, f"expected {'complex' if complex_ else 'real'} numbers, got {item.dtype}")
     require_h5_fits(file, key, item, shape[1:])
     return item
+
+
+def h5_names(handle: Any, file: Path) -> list[str]:
+    """Return the names of what an open HDF5 file or a group holds, in order; those that are no text, as they print.
+
+    Args:
+        handle: the open file.
+        file: its path, for messages.
+    """
+    with reading(file, "names"):
+        return sorted(name if isinstance(name, str) else repr(name) for name in handle)
 
 
 def h5_whole(handle: Any, file: Path, key: str) -> Any:

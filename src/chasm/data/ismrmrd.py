@@ -37,7 +37,9 @@ def ismrmrd_group(file: Path) -> str:
     """Return the name of the group of an HDF5 file that holds ISMRMRD data, or ""."""
     files = H5Files()
     try:
-        groups = [n for n, item in files[file].items() if hasattr(item, "keys") and {"xml", "data"} <= set(item)]
+        handle = files[file]
+        with reading(file, "groups"):
+            groups = [n for n, item in handle.items() if hasattr(item, "keys") and {"xml", "data"} <= set(item)]
     finally:
         files.close()
     return groups[0] if groups else ""
@@ -51,9 +53,10 @@ def header_of_file(file: Path) -> bytes | None:
     try:
         handle = files[file]
         key = f"{group}/xml" if group else "ismrmrd_header"
-        if key not in handle:
-            return None
-        text = h5_whole(handle, file, key)
+        with reading(file, key):
+            if key not in handle:
+                return None
+            text = h5_whole(handle, file, key)
     finally:
         files.close()
     text = text if isinstance(text, bytes | str) else text[0]

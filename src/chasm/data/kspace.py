@@ -19,7 +19,7 @@ from chasm.data.bart import read_bart, write_bart
 from chasm.data.base import KSpaceDataset, existing, register_dataset
 from chasm.data.cc359 import CC359
 from chasm.data.fastmri import FastMRI, write_fastmri
-from chasm.data.files import H5Files, crop_or_pad, open_npy
+from chasm.data.files import H5Files, crop_or_pad, open_npy, reading
 from chasm.data.filled import between, is_filled, is_undersampled
 from chasm.data.ismrmrd import ismrmrd_group, read_ismrmrd, write_ismrmrd
 from chasm.data.records import Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
@@ -63,7 +63,9 @@ def kspace_format(file: Path) -> str:
         return "ISMRMRD"
     files = H5Files()
     try:
-        item = files[file].get("kspace")
+        handle = files[file]
+        with reading(file, "kspace"):
+            item = handle.get("kspace")
         kind, ndim = getattr(getattr(item, "dtype", None), "kind", ""), len(getattr(item, "shape", ()))
     finally:
         files.close()

@@ -11,7 +11,7 @@ import torch
 from chasm.common.text import counted
 from chasm.data import CC359, FastMRI, FileDataset, Folder, KSpace, KSpaceDataset, RawSlice, fault, open_dataset
 from chasm.data.fastmri import STORED, column_mask
-from chasm.data.files import H5Files, h5_field, h5_slice
+from chasm.data.files import H5Files, h5_field, h5_names, h5_slice
 from chasm.data.filled import between, is_filled, looks_like_kspace
 from chasm.data.formats import FORMATS, is_readable
 from chasm.data.kspace import HDF5, kspace_format
@@ -130,7 +130,7 @@ def _format(path: Path) -> str:
     kind = kspace_format(path)
     if kind == "array" and path.suffix.lower() in HDF5:
         files_ = H5Files()
-        names = ", ".join(sorted(files_[path])) or "nothing"
+        names = ", ".join(h5_names(files_[path], path)) or "nothing"
         files_.close()
         raise fault(path, "kspace", f"missing; the file has {names}")
     forms = {"fastMRI": "fastmri", "CC359": "cc359", "ISMRMRD": "kspace", "BART": "kspace", "Siemens twix": "kspace"}

@@ -102,7 +102,8 @@ class WorkerProcess:
         self.job = job
         self.folder = Path(job["folder"])
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "output.txt", "wb") as output:
+        (self.folder / "output.txt").unlink(missing_ok=True)
+        with open(self.folder / "output.txt", "xb") as output:  # a new file: a link is not followed
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM],  # -P: import nothing from the current folder
                 bufsize=0,

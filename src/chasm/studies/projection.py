@@ -11,7 +11,7 @@ from chasm.common.precision import tf32
 from chasm.mixers.chasm import CHASM
 from chasm.studies.statistics import Interval, difference
 from chasm.surgery.harmonise import harmonise
-from chasm.train.checkpoints import holds_work, save_tensors
+from chasm.train.checkpoints import holds_work, refuse_other_files, save_tensors
 from chasm.train.config import Part, RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples, split_of
 from chasm.train.run import Run, environment, load_run, score
@@ -65,15 +65,16 @@ def project_run(
     config, out, device = _shared_config(run.config), out or harmonised_folder(run.folder), torch.device(device)
     if holds_work(out) and (other := differences(load_recipe(out / "config.yaml"), config)):
         raise ValueError(f"{out} holds a run with another config: {other}: choose another folder, or remove it")
+    refuse_other_files(out)
     with tf32(config.train.tf32):
         data = split_of(run, "test", device, data_path)
         before = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
         assert before is not None
         harmonise_slots(run.model)
-        write_text(out / "config.yaml", dump(config))
         shape = read_json(run.folder / "environment.json")["image_shape"]
         facts = environment(config, device, shape) | {"training_data": run.training_data}
         write_json(out / "environment.json", facts)
+        write_text(out / "config.yaml", dump(config))
         save_tensors(out / "weights.safetensors", run.model.state_dict())
         harmonised = load_run(out, device)  # as everyone else will read it
         save_examples(harmonised, data, device)

@@ -44,6 +44,9 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
             if other:
                 return "other config", other
         if (folder / "metrics.json").is_file():
+            if not (folder / "config.yaml").is_file():
+                missing = folder / "config.yaml"
+                return "failed", f"{missing}: not there, so the scores may be of any config: remove the folder"
             Metrics.read(folder / "metrics.json")
             return "done", None
     except (OSError, ValueError) as e:  # a file that cannot be read, or has another shape

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from chasm.common.extensions import load, loaded
-from chasm.common.files import write_json
+from chasm.common.files import write_json, write_text
 from chasm.common.locks import BusyError
 from chasm.studies.state import clear_failure, failed, working_on
-from chasm.train.config import Part, RunConfig, load_recipe
+from chasm.train.config import Part, RunConfig, dump, load_recipe
 from chasm.train.run import environment
 
 COSTS = ("gmacs_paper", "gmacs", "gmacs_of_weights", "core_mparams", "core_mparams_real")
@@ -68,6 +68,7 @@ def run_cell(job: Job) -> str:
                 load(job["with"])
                 config = load_recipe(job["config"])
                 if job["kind"] == "cost":
+                    write_text(folder / "config.yaml", dump(config))
                     write_json(folder / "environment.json", environment(config, torch.device("cpu"), (1, *job["size"])))
                     write_json(folder / "metrics.json", measure(config, tuple(job["size"])))
                 else:

@@ -14,6 +14,7 @@ from torch import Tensor
 from chasm.common.files import json_safe, read_json, sync_folder, unwritable, write_atomic, write_json
 
 Tensors = dict[str, Tensor]
+RUN_FILES = ("config.yaml", "weights.safetensors", "log.csv", "log.jsonl", "nonfinite.jsonl", "examples.npz")
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
@@ -43,6 +44,21 @@ def holds_work(folder: Path) -> bool:
         folder: of the run.
     """
     return (folder / "metrics.json").exists() or any((folder / "checkpoints").glob("[0-9]*"))
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Raise a ValueError if the folder has files with the names of a run's, and no run was begun in it.
+
+    Args:
+        folder: of the run.
+    """
+    if holds_work(folder) or any((folder / begun).exists() for begun in ("training.lock", "environment.json")):
+        return
+    for name in RUN_FILES:
+        if (folder / name).exists():
+            raise ValueError(
+                f"{folder / name}: chasm did not write this file, and it would be lost: choose another folder"
+            )
 
 
 class Checkpoints:

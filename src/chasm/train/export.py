@@ -22,6 +22,7 @@ from chasm.train.run import Run, load_run
 Shape = list[int | str]  # a word is a size that is free
 MIN_SIZE, MAX_SIZE = 32, 4096  # of images, in a file for any size
 MAX_COILS = 256
+MARK = "chasm.run"  # a name in the metadata of every file
 
 
 @dataclass(frozen=True)
@@ -217,4 +218,4 @@ def _facts(run: Run) -> dict[str, str]:
     """What the file says about itself."""
     config = run.config
     parts = {"task": config.task, "backbone": config.backbone, "mixer": config.mixer}
-    return {"chasm.run": config.name, **{f"chasm.{k}": json.dumps(v.model_dump(mode="json")) for k, v in parts.items()}}
+    return {MARK: config.name, **{f"chasm.{k}": json.dumps(v.model_dump(mode="json")) for k, v in parts.items()}}

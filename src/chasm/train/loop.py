@@ -22,7 +22,7 @@ from chasm.common.locks import Lock, locked
 from chasm.common.precision import tf32
 from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
-from chasm.train.checkpoints import Checkpoints, holds_work, save_tensors
+from chasm.train.checkpoints import Checkpoints, holds_work, refuse_other_files, save_tensors
 from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
 from chasm.train.fingerprint import CODE, compare, fingerprint
@@ -64,7 +64,7 @@ def train(
         The content of metrics.json.
 
     Raises:
-        ValueError: if the folder holds a run with another config.
+        ValueError: if the folder holds a run with another config, or files that are not of a run.
         NonFiniteError: if loss, gradient or weights are not finite.
     """
     folder = Path(folder).expanduser()
@@ -73,6 +73,7 @@ def train(
         finished: dict[str, Any] = read_json(folder / "metrics.json")
         check_weights(folder)
         return finished
+    refuse_other_files(folder)
     return Trainer(config, folder, quiet=quiet, trackers=trackers).run()
 
 
@@ -163,8 +164,8 @@ class Trainer:
             )
         self.resume()
         if self.main:
-            write_text(self.folder / "config.yaml", dump(self.config))
             self._write_environment()
+            write_text(self.folder / "config.yaml", dump(self.config))
         self.log.rewrite()
         self.trackers = Trackers(self.accelerator, self.tracker_names, self.config, self.folder, self.step)
         if self.device.type == "cuda":

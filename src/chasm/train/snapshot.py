@@ -25,6 +25,8 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | 
     tensors["rng.cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        tensors["rng.mps"] = torch.mps.get_rng_state()
     return tensors
 
 
@@ -52,6 +54,8 @@ def restore(
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng.cuda"], device)
+    elif "rng.mps" in tensors and device.type == "mps":
+        torch.mps.set_rng_state(tensors["rng.mps"])
     return None if ema is None else {k: v.to(device) for k, v in tensors_of("ema.", tensors).items()}
 
 

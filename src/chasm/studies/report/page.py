@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm import __version__
-from chasm.common.files import write_bytes, write_text
+from chasm.common.files import holds, require_replaceable, write_bytes, write_text
 from chasm.common.tables import code, escaped, markdown_table
 from chasm.studies.records import Results
 from chasm.studies.report import sections
@@ -22,6 +22,8 @@ from chasm.studies.report.place import place_section
 from chasm.studies.report.runs import as_results
 from chasm.studies.report.sampling import sampling_section
 from chasm.studies.report.sizes import sizes_section
+
+MARK = b"<footer>Made by <code>"  # in every page
 
 
 @dataclass
@@ -68,16 +70,24 @@ def write_page(report: ReportPage, page: Path, prefix: str = "") -> None:
         report: what to show.
         page: the HTML file.
         prefix: of the names of the files of pictures.
+
+    Raises:
+        ValueError: if a file is in the way that is not from an earlier report.
     """
-    write_text(page, _html(report))
-    write_text(page.with_suffix(".md"), _markdown(report))
+    beside: dict[Path, bytes] = {}
     for item in (item for section in report.sections for item in section.items):
         if isinstance(item, Picture):
-            for name, content in item.files.items():
-                write_bytes(page.with_name(prefix + name), content)
+            beside |= {page.with_name(prefix + name): content for name, content in item.files.items()}
         elif item.file:
-            write_text(page.with_name(f"{item.file}.tex"), latex_table(item) + "\n")
-            write_text(page.with_name(f"{item.file}.csv"), csv_table(item))
+            beside[page.with_name(f"{item.file}.tex")] = (latex_table(item) + "\n").encode()
+            beside[page.with_name(f"{item.file}.csv")] = csv_table(item).encode()
+    require_replaceable(page, lambda path: holds(path, MARK))
+    for file in (*(page.with_suffix(suffix) for suffix in (".md", ".csv", ".json")), *beside):
+        require_replaceable(file, lambda _: page.exists())  # of an earlier report
+    write_text(page, _html(report))
+    write_text(page.with_suffix(".md"), _markdown(report))
+    for file, content in beside.items():
+        write_bytes(file, content)
 
 
 def report_runs(
