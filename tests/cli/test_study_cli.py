@@ -35,6 +35,12 @@ def test_show_prints_the_grid_beside_the_paper(chasm_study):
     assert "paper: psnr 28.68, ssim 0.840" in found.output  # with all the digits that the paper prints
 
 
+def test_show_names_what_runs_in_the_place_of_the_papers(chasm_study):
+    found = chasm_study("show", "basis", "--probe", 0, "--set", "backbone.name=unet", "--set", "data.name=folder")
+    assert "cc359-x8 in hifi-mamba: folder; unet" in found.output
+    assert "paper:" not in found.output
+
+
 def test_show_and_status_say_how_far_the_choice_of_step_sizes_is(chasm_study, tmp_path):
     found = chasm_study("show", "seeds-basis", "--protocol", "tuned", "--probe", 0, "--out", tmp_path)
     assert "chasm(basis=untied)" in found.output

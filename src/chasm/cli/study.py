@@ -73,7 +73,8 @@ def show(
     study = plan.study
     typer.echo(f"{study.title} [{study.source}]\n{study.question}\n")
     for setting, host in dict.fromkeys(point[:2] for point in plan.points):
-        typer.echo(f"{setting} in {host}")
+        own = f": {plan.setting_title(setting)}; {plan.host_label(host)}" if plan.own_parts else ""
+        typer.echo(f"{setting} in {host}{own}")
         for one in dict.fromkeys(point[2] for point in plan.points if point[:2] == (setting, host)):
             _show_arm(plan, setting, host, one)
     if text := stage(plan):
