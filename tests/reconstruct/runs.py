@@ -20,10 +20,11 @@ from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
 
 
-def make_run(folder: Path, size: int = 16, weights: str = "zero", **task: Any) -> Path:
+def make_run(folder: Path, size: int = 16, weights: str = "zero", seed: int = 0, **task: Any) -> Path:
     """A run folder without training. Zero weights leave y = x: the reconstruction is then the zero-filled image."""
     options = {"sampling": {"kind": "equispaced", "acceleration": 4}, **task}
     recipe = {
+        "seed": seed,
         "task": {"options": options},
         "backbone": {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0]}},
         "mixer": {"name": "chasm"},

@@ -30,7 +30,8 @@ OPTION = (
 RUN = (
     "Run folder, name of a model ('chasm models list') or owner/name on the Hub; or, without training: tv (compressed "
     "sensing with total variation), sense (regularised SENSE, for several coils), zero-filled. A folder of such a name "
-    "is ./tv."
+    "is ./tv. Several runs (--run A --run B) are an ensemble: the volume is their mean, and a map of the error to "
+    "expect in each pixel is made from their disagreement (too small where runs share errors)."
 )
 STRENGTH = (
     "Regularisation of tv (default 0.003, in units of the largest zero-filled value; try 0.001 to 0.03: more removes "
@@ -60,7 +61,7 @@ MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how 
 
 def reconstruct(
     sources: list[Path] = typer.Argument(..., metavar="INPUT", help=INPUT),
-    run: str = typer.Option(..., "--run", metavar="RUN", help=RUN),
+    run: list[str] = typer.Option(..., "--run", metavar="RUN", help=RUN),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
     kind: str | None = typer.Option(
         None, "--as", help="What complex arrays (.npy, .npz) are: image (default) or kspace."

@@ -5,6 +5,7 @@ inputs.py   opens files and folders
 columns.py  tells which columns of k-space were measured
 likeness.py compares a scan with the training data of a run
 coils.py    makes or reads coil sensitivities
+ensemble.py several runs as one
 measurement.py  what was measured of one slice
 uncertainty.py  says how far a slice may be off
 slices.py   runs the model on one slice

@@ -127,7 +127,8 @@ def write_case(
         write_volume(files.uncertainty, iter(spreads), series)
         mean = float(np.sqrt(np.mean([np.square(spread).mean() for spread in spreads])))
         relative = mean / top if top > 0 else 0.0
-        uncertainty = Uncertainty(work.draws, float(np.median(factors)), mean, relative, files.uncertainty.volume[0])
+        map_file = files.uncertainty.volume[0]
+        uncertainty = Uncertainty(work.map_made_of, float(np.median(factors)), mean, relative, map_file)
     side_by_side(files.picture, case, pictured)
     if page is not None and files.page is not None:
         page.write(

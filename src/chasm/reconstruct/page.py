@@ -171,4 +171,4 @@ def _consistency_card(found: Consistency) -> tuple[str, str, str]:
 
 
 def _uncertainty_card(found: Uncertainty) -> tuple[str, str, str]:
-    return "Uncertainty", f"{found.relative:.1%}", f"of the maximum; {found.draws} draws"
+    return "Uncertainty", f"{found.relative:.1%}", f"of the maximum; {found.made_of}"

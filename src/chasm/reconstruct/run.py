@@ -27,6 +27,7 @@ from chasm.common.text import counted
 from chasm.data.base import existing
 from chasm.reconstruct.cases import Volume, write_case
 from chasm.reconstruct.coils import CoilModel
+from chasm.reconstruct.ensemble import combine
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
@@ -60,9 +61,12 @@ class Outcome:
     seconds: float
 
 
+Runs = str | Path | Sequence[str | Path]  # several are an ensemble
+
+
 def reconstruct(
     source: str | Path,
-    run: str | Path,
+    run: Runs,
     out: str | Path | None = None,
     *,
     device: torch.device | str = "cpu",
@@ -78,7 +82,7 @@ def reconstruct(
         source: k-space in a format of `chasm.data.kspace`, or a file or folder of images. Several cases go to one file
             each, with the case's name added; PNG and TIFF slices directly in a folder are one case.
         run: the run folder, the name of a shipped model, or owner/name on the Hugging Face Hub; or "tv", "sense" or
-            "zero-filled".
+            "zero-filled". Several runs are an ensemble: the volume is their mean, and an uncertainty map is written.
         out: the file to write; the suffix says the format: HDF5, NIfTI, NumPy, DICOM or PNG. Default:
             NAME-reconstructed.h5.
         device: where the model runs.
@@ -101,7 +105,7 @@ def reconstruct(
 
 def reconstruct_each(
     sources: Sequence[str | Path],
-    run: str | Path,
+    run: Runs,
     out: str | Path | None = None,
     settings: Settings | None = None,
     *,
@@ -113,7 +117,7 @@ def reconstruct_each(
 
     Args:
         sources: the scans, each as for `reconstruct`.
-        run: the run folder or the method; it is loaded once.
+        run: as for `reconstruct`; it is loaded once.
         out: with several sources, the name of each is added to it.
         settings: what the user chose.
         device: as for `reconstruct`.
@@ -137,19 +141,24 @@ def reconstruct_each(
             raise ValueError(f"{file}: this format stores no complex values: choose .nii.gz, .h5 or .npy")
         if n > 1:
             raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
-    loaded = load(run, settings, device)
+    names = [run] if isinstance(run, str | Path) else list(run)
+    runs = [load(name, settings, device) for name in names]
+    loaded = combine(runs)
+    if settings.uncertainty and len(runs) > 1:
+        raise ValueError("several runs make an uncertainty map by themselves: leave out --uncertainty")
     if settings.uncertainty and getattr(loaded.model, "name", "") == "zero-filled":
         raise ValueError("zero-filled says nothing about unmeasured columns, so it has no uncertainty: use another run")
     coils = CoilModel(settings.maps, settings.map_sets, settings.compress)
     if coils.sets > 1 and not is_method(loaded):
         raise ValueError(f"{loaded.folder}: a trained run takes one set of maps: use tv or sense for {coils.sets}")
     inputs = [path for path in paths if path.is_file()] + [file for file in (settings.mask_file, coils.path) if file]
-    if not is_method(loaded):
-        inputs += [loaded.folder / name for name in RUN_FILES]
+    inputs += [one.folder / name for one in runs if not is_method(one) for name in RUN_FILES]
     written: set[Path] = set()
     for path, file in zip(paths, outs, strict=True):
         try:
             scan, fitting = _open(path, loaded, settings)
+            unlike = {unlike_training(scan, one): None for one in runs if not is_method(one)}
+            scan.notes += [note for note in unlike if note]
             call = Call(path, file, settings, coils, device, force, len(paths) > 1, inputs, written)
             yield path, _reconstruct(scan, fitting, call, partial(on_slice, path))
         except (ValueError, OSError) as e:
@@ -189,8 +198,6 @@ def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
             "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "
             "expect lower scores than those of the run"
         )
-    if not is_method(run) and (unlike := unlike_training(scan, run)):
-        scan.notes.append(unlike)
     return scan, run
 
 
@@ -228,7 +235,7 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
     work = Reconstructor(scan, run, call.device, call.coils, call.settings.uncertainty)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
-    if call.settings.uncertainty:
+    if work.map_made_of:
         outputs = {case: replace(files, has_map=True) for case, files in outputs.items()}
     if call.settings.report is not None:
         outputs = plan_pages(Path(call.settings.report).expanduser(), outputs, call.several)

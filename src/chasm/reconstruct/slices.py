@@ -1,10 +1,11 @@
 """What a run, or a method without training, makes of one slice of a scan."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chasm.common.precision import tf32
 from chasm.data.files import crop_or_pad
@@ -12,10 +13,11 @@ from chasm.data.filled import is_filled
 from chasm.mri import Mask, Operator, fft2c, ifft2c, to_channels, to_complex
 from chasm.mri.noise import edge_noise
 from chasm.reconstruct.coils import CoilModel
+from chasm.reconstruct.ensemble import Ensemble
 from chasm.reconstruct.inputs import Scan
 from chasm.reconstruct.measurement import Measurement, from_batch
 from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
-from chasm.reconstruct.uncertainty import Bootstrap
+from chasm.reconstruct.uncertainty import Bootstrap, CalibratedMap, Disagreement
 from chasm.reconstruct.volumes import SliceResult
 from chasm.tasks import Meter, TaskBatch
 from chasm.tasks.metrics import Rows
@@ -34,7 +36,7 @@ class Reconstructor:
         run: the model, its task and its config.
         device: where the model is.
         coils: how coils are combined. Default: as in training.
-        draws: how many an uncertainty map is made of; 0 for no map.
+        draws: how many an uncertainty map of one run is made of; 0 for no map. An ensemble always has one.
 
     Attributes:
         sampling: the columns that are used, in words.
@@ -43,11 +45,19 @@ class Reconstructor:
     def __init__(
         self, scan: Scan, run: Run, device: torch.device, coils: CoilModel | None = None, draws: int = 0
     ) -> None:
-        self.scan, self.run, self.device, self.coils, self.draws = scan, run, device, coils or CoilModel(), draws
+        self.scan, self.run, self.device, self.coils = scan, run, device, coils or CoilModel()
+        self._uncertainty: CalibratedMap | None = Bootstrap(self._apply, draws) if draws else None
+        if isinstance(run.model, Ensemble):
+            self._uncertainty = Disagreement([partial(self._apply, model=member) for member in run.model.members])
         if scan.measured is not None:
             self.sampling = f"as measured: {scan.sampling}"
         else:
             self.sampling = str(run.task.sampling.mask(scan.data[0].image.shape[-1]))  # type: ignore[attr-defined]
+
+    @property
+    def map_made_of(self) -> str:
+        """What an uncertainty map is made of, in words."""
+        return self._uncertainty.made_of if self._uncertainty is not None else ""
 
     @torch.no_grad()
     def result(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
@@ -125,10 +135,10 @@ class Reconstructor:
             meter.add(self._scores(image, target), [raw.case])
         return self._finish(measurement, output, row, target, (H, W))
 
-    def _apply(self, measurement: Measurement) -> Tensor:
-        """Run the model: real and imaginary channels (1, 2M, H, W)."""
+    def _apply(self, measurement: Measurement, model: nn.Module | None = None) -> Tensor:
+        """Run the model, or another one: real and imaginary channels (1, 2M, H, W)."""
         with tf32(self.run.config.train.tf32):
-            output: Tensor = self.run.model(measurement.input, **measurement.physics).float()
+            output: Tensor = (model or self.run.model)(measurement.input, **measurement.physics).float()
         return output
 
     def _finish(
@@ -148,8 +158,8 @@ class Reconstructor:
             return _array(crop_or_pad(image, (H, W)))
 
         image, spread, factor = m.combined(x), None, None
-        if self.draws:
-            found, factor = Bootstrap(self._apply, self.draws)(m, x, seed=row)
+        if self._uncertainty is not None:
+            found, factor = self._uncertainty(m, x, seed=row)
             spread = array(found * m.scale)
         return SliceResult(
             array(m.in_units(image.abs())),

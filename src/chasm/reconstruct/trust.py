@@ -108,19 +108,19 @@ class Uncertainty:
     """How far a volume may be off; the map says where.
 
     Attributes:
-        draws: how many the map is made of.
+        made_of: the draws or runs that the map is made of, in words.
         factor: what the calibration on held-out columns multiplied it by, median over the slices.
         mean: of the map, root-mean-square, in the units of the data.
         relative: the same as a fraction of the largest value of the image.
         file: the map.
     """
 
-    draws: int
+    made_of: str
     factor: float
     mean: float
     relative: float
     file: Path
 
     def __str__(self) -> str:
-        made = f"{self.draws} draws, calibrated by {self.factor:.2g} on held-out columns"
+        made = f"{self.made_of}, calibrated by {self.factor:.2g} on held-out columns"
         return f"{self.mean:.2g} on average, {self.relative:.1%} of the maximum ({made}); map {self.file}"

@@ -1,25 +1,29 @@
-"""How far a reconstruction may be off, pixel by pixel, without ground truth: a calibrated equivariant bootstrap.
+"""How far a reconstruction may be off, pixel by pixel, without ground truth. Two kinds of calibrated maps.
 
-The reconstruction x is taken for the truth. It is turned and mirrored at random, T x, measured as the scan was, with
-the same columns and the same noise, reconstructed, and turned back. What comes back differs from x as x differs from
-the unknown truth, as far as turned images are as likely as others (Tachella and Pereyra, AISTATS 2024). The
-root-mean-square over draws is the map.
+`Bootstrap`, of one run: the reconstruction x is taken for the truth. It is turned and mirrored at random, T x, measured
+as the scan was, with the same columns and the same noise, reconstructed, and turned back. What comes back differs from
+x as x differs from the unknown truth, as far as turned images are as likely as others (Tachella and Pereyra, AISTATS
+2024). The root-mean-square over draws is the map.
 
-A reconstruction is smoother than the truth and thus easier to reconstruct: the map alone is too small, by about 2 for
-total variation. The measured data tells by how much. A few measured columns are held out, and the error that the rest
-makes there is compared with what the bootstrap of the rest says. The map is multiplied by that factor.
+`Disagreement`, of several runs: x is their mean, and the map is their standard deviation.
 
-It knows nothing of errors that the measured columns do not show: anatomy that a network adds or leaves out
-consistently, wrong coil sensitivities, motion.
+Both are too small: a reconstruction is smoother than the truth and thus easier to reconstruct, and runs share what they
+did not learn. The measured data tells by how much. A few measured columns are held out, and the error that the rest
+makes there is compared with what the map of the rest says. The map is multiplied by that factor.
+
+It knows nothing of errors that the measured columns do not show: anatomy that networks add or leave out consistently,
+wrong coil sensitivities, motion.
 """
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from chasm.common.text import counted
 from chasm.mri import Operator, to_complex
 from chasm.reconstruct.measurement import Measurement
 
@@ -27,19 +31,33 @@ MAX_TURN = math.radians(30)
 HELD_OUT = 0.15  # of the measured columns outside the centre
 CALIBRATIONS = 3  # sets of columns that are held out, one after the other
 MIN_COLUMNS = 4  # outside the centre, for a calibration
+Model = Callable[[Measurement], Tensor]  # real and imaginary channels out
 
 
-@dataclass(frozen=True)
-class Bootstrap:
-    """Makes uncertainty maps.
+class CalibratedMap(ABC):
+    """Makes uncertainty maps from images that differ from the reconstruction about as the truth does."""
 
-    Attributes:
-        apply: the model: a measurement in, real and imaginary channels out.
-        draws: how many turned images are reconstructed for a map.
-    """
+    @property
+    @abstractmethod
+    def made_of(self) -> str:
+        """What a map is made of, in words."""
 
-    apply: Callable[[Measurement], Tensor]
-    draws: int
+    @abstractmethod
+    def apply(self, m: Measurement) -> Tensor:
+        """Reconstruct: real and imaginary channels (1, 2M, H, W)."""
+
+    @abstractmethod
+    def variants(
+        self, m: Measurement, x: Tensor, generator: torch.Generator, few: bool = False
+    ) -> tuple[list[Tensor], int]:
+        """Return images that differ from x, and what the sum of their squared differences is divided by.
+
+        Args:
+            m: what was measured.
+            x: its reconstruction, complex (1, M, H, W).
+            generator: of random numbers.
+            few: whether one draw is enough.
+        """
 
     def __call__(self, m: Measurement, x: Tensor, seed: int) -> tuple[Tensor, float]:
         """Make the map of a slice.
@@ -47,30 +65,20 @@ class Bootstrap:
         Args:
             m: what was measured.
             x: the reconstruction, complex (1, M, H, W).
-            seed: of the draws.
+            seed: of random numbers.
 
         Returns:
             The uncertainty of the magnitude, (1, M, H, W), in the scale of the model; the factor of the calibration.
         """
         generator = torch.Generator().manual_seed(seed)
         image = m.combined(x).abs()
-        total = torch.zeros_like(image)
-        for _ in range(self.draws):
-            total += (m.combined(self._draw(m, x, generator)).abs() - image).square()
+        others, count = self.variants(m, x, generator)
+        total = torch.stack([(m.combined(other).abs() - image).square() for other in others]).sum(0)
         factor = self._calibrate(m, generator)
-        return factor * (total / self.draws).sqrt(), factor
-
-    def _draw(self, m: Measurement, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Reconstruct a turned image, and turn the result back."""
-        angle = MAX_TURN * (2 * float(torch.rand((), generator=generator)) - 1)
-        flips = [axis for axis in (-2, -1) if torch.rand((), generator=generator) < 0.5]
-        A = m.operator
-        noise = torch.randn(m.y.shape, dtype=m.y.dtype, generator=generator).to(m.y.device)
-        y = A.forward(rotate(x.flip(flips), angle)) + m.noise / m.scale * A.mask * noise
-        return rotate(to_complex(self.apply(m.with_data(A, y))), angle, back=True).flip(flips)
+        return factor * (total / count).sqrt(), factor
 
     def _calibrate(self, m: Measurement, generator: torch.Generator) -> float:
-        """Return by how much the bootstrap is too small where columns are held out; 1 if there are too few."""
+        """Return by how much the map is too small where columns are held out; 1 if there are too few."""
         first, end = m.columns.center
         outside = [column for column in m.columns.columns if not first <= column < end]
         if len(outside) < MIN_COLUMNS:
@@ -87,8 +95,67 @@ class Bootstrap:
             samples = float(held.expand(m.y.shape).sum())
             noise = samples * float((m.noise / m.scale).square().mean())
             found += max(0.0, _energy(B.forward(x) - held * m.y) - noise)
-            expected += _energy(B.forward(self._draw(rest, x, generator) - x))
+            others, count = self.variants(rest, x, generator, few=True)
+            expected += sum(_energy(B.forward(other - x)) for other in others) / count
         return math.sqrt(found / expected) if found > 0 and expected > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Bootstrap(CalibratedMap):
+    """Maps of one run: the root-mean-square of what turned images become.
+
+    Attributes:
+        model: the run.
+        draws: how many turned images are reconstructed for a map.
+    """
+
+    model: Model
+    draws: int
+
+    @property
+    def made_of(self) -> str:
+        return counted(self.draws, "draw")
+
+    def apply(self, m: Measurement) -> Tensor:
+        return self.model(m)
+
+    def variants(
+        self, m: Measurement, x: Tensor, generator: torch.Generator, few: bool = False
+    ) -> tuple[list[Tensor], int]:
+        draws = 1 if few else self.draws
+        return [self._draw(m, x, generator) for _ in range(draws)], draws
+
+    def _draw(self, m: Measurement, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Reconstruct a turned image, and turn the result back."""
+        angle = MAX_TURN * (2 * float(torch.rand((), generator=generator)) - 1)
+        flips = [axis for axis in (-2, -1) if torch.rand((), generator=generator) < 0.5]
+        A = m.operator
+        noise = torch.randn(m.y.shape, dtype=m.y.dtype, generator=generator).to(m.y.device)
+        y = A.forward(rotate(x.flip(flips), angle)) + m.noise / m.scale * A.mask * noise
+        return rotate(to_complex(self.apply(m.with_data(A, y))), angle, back=True).flip(flips)
+
+
+@dataclass(frozen=True)
+class Disagreement(CalibratedMap):
+    """Maps of several runs: the standard deviation of what they reconstruct.
+
+    Attributes:
+        models: the runs.
+    """
+
+    models: Sequence[Model]
+
+    @property
+    def made_of(self) -> str:
+        return counted(len(self.models), "run")
+
+    def apply(self, m: Measurement) -> Tensor:
+        return torch.stack([model(m) for model in self.models]).mean(0)
+
+    def variants(
+        self, m: Measurement, x: Tensor, generator: torch.Generator, few: bool = False
+    ) -> tuple[list[Tensor], int]:
+        return [to_complex(model(m)) for model in self.models], len(self.models) - 1
 
 
 def _energy(k: Tensor) -> float:

@@ -1,0 +1,60 @@
+"""Several runs as one: the mean of what they reconstruct, and what each of them says by itself."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chasm.train import Run
+from chasm.train.classical import Classical
+
+
+class Ensemble(nn.Module):
+    """The mean of several models, with the call of one.
+
+    Args:
+        members: models of one task.
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor, **physics: Any) -> Tensor:
+        return torch.stack([member(x, **physics).float() for member in self.members]).mean(0)
+
+
+def combine(runs: Sequence[Run]) -> Run:
+    """Return several runs as one whose model is an `Ensemble`; a single run stays as it is.
+
+    Args:
+        runs: of one task: the same mask, both complex or both not, and the same protocol of scores.
+
+    Raises:
+        ValueError: when the runs do not go together.
+    """
+    if not runs:
+        raise ValueError("no run: give a run folder, a model, or a method without training")
+    first, *others = runs
+    if not others:
+        return first
+    for run in runs:
+        if isinstance(run.model, Classical):
+            raise ValueError(f"several runs are an ensemble of networks, and {run.folder} is none: give it by itself")
+        if [other.folder.resolve() for other in runs].count(run.folder.resolve()) > 1:
+            raise ValueError(f"{run.folder}: given twice: an ensemble is of different runs")
+        here, there = (_conditions(r.task) for r in (run, first))
+        for name in here:
+            if here[name] != there[name]:
+                problem = f"trained with another {name} than {first.folder}"
+                raise ValueError(f"{run.folder}: {problem}: the runs of an ensemble share it")
+    names = " + ".join(run.folder.name for run in runs)
+    return replace(first, model=Ensemble([run.model for run in runs]).eval(), folder=Path(names))
+
+
+def _conditions(task: Any) -> dict[str, Any]:
+    """What the runs of an ensemble must have in common."""
+    return {"sampling": task.sampling, "complex": task.complex, "protocol": task.protocol.name}
