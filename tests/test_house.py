@@ -151,9 +151,9 @@ LAYERS: dict[str, set[str]] = {
     "interop": {"common", "mri", "mixers", "backbones"},
     "train": {"common", "models", "mri", "data", "tasks", "mixers", "surgery", "backbones"},
     "studies": {"common", "data", "ops", "mixers", "surgery", "backbones", "train"},
-    "publish": {"common", "models", "data", "train", "studies"},
     "reconstruct": {"common", "mri", "data", "tasks", "train"},
     "app": {"common", "models", "mri", "data", "mixers", "surgery", "backbones", "train", "reconstruct"},
+    "publish": {"common", "models", "data", "train", "studies", "app"},
     "bench": {"common", "tasks", "ops", "mixers", "surgery", "backbones", "train"},
     "cli": {
         "common",

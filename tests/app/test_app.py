@@ -7,8 +7,11 @@ import json
 import re
 import shutil
 import socket
+import struct
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,11 +22,11 @@ import torch
 from typer.testing import CliRunner
 
 from chasm.app import server
-from chasm.app.model import ForPage
+from chasm.app.model import ForPage, graph_of
 from chasm.app.site import STATIC, VENDOR, build_site
 from chasm.cli.app import app
 from chasm.models import RECORD, sha256
-from chasm.train import load_run
+from chasm.train import Run, load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))
 from runs import make_run
@@ -41,17 +44,22 @@ def site(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Without a network in it: to export one takes longer than all the rest, and the tests in a browser do it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("chasm.app.model._write_onnx", lambda run, path, size: path.write_bytes(b"onnx"))
+        patch.setattr("chasm.app.model._make_graph", lambda run: b"onnx")
         return build_site([run], tmp_path_factory.mktemp("site") / "page", convert=True)
 
 
 def test_every_file_that_a_file_names_is_there(site: Path) -> None:
     for file in site.glob("*.*"):
         for name in re.findall(r"""['"](?:\./)?([\w./-]+\.(?:m?js|css|wasm|json))['"]""", file.read_text()):
-            if name not in ("page.json", "model.onnx"):
+            if name != "page.json":
                 assert (site / name).is_file(), f"{file.name} names {name}"
     assert json.loads((site / "site.json").read_text())["models"] == ["small"]
-    assert {p.name for p in (site / "models" / "small").iterdir()} == {"model.onnx", "page.json", "example.npy"}
+    assert {p.name for p in (site / "models" / "small").iterdir()} == {
+        "model.onnx",
+        "model.bin",
+        "page.json",
+        "example.npy",
+    }
 
 
 def test_no_file_of_the_page_names_another_host() -> None:
@@ -216,7 +224,7 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("chasm.app.model._write_onnx", lambda run, path, size: path.write_bytes(b"onnx"))
+    monkeypatch.setattr("chasm.app.model._make_graph", lambda run: b"onnx")
     done = CliRunner().invoke(app, ["app", str(run), "-o", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output
     assert "python3 -m http.server" in done.output
@@ -232,11 +240,67 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(
         assert expected in failed.output
 
 
-def test_the_file_of_a_network_is_made_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_made_once_for_all_weights_of_an_architecture(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
+
+    def make(run: Run) -> bytes:
+        made.append(run.folder)
+        return b"onnx"
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("chasm.app.model._write_onnx", lambda run, path, size: made.append(path.write_bytes(b"onnx")))
-    for folder in ("a", "b"):
-        build_site([run], tmp_path / folder)
+    monkeypatch.setattr("chasm.app.model._make_graph", make)
+    other = make_run(tmp_path / "other" / "small", size=32)
+    larger = make_run(tmp_path / "larger" / "small", size=48)
+    for folder, source in (("a", run), ("b", other), ("c", larger)):
+        build_site([source], tmp_path / folder)
         assert (tmp_path / folder / "models" / "small" / "model.onnx").read_bytes() == b"onnx"
-    assert len(made) == 1
+    assert made == [run, larger]
+    weights = [(tmp_path / folder / "models" / "small" / "model.bin").read_bytes() for folder in ("a", "b")]
+    assert weights[0] != weights[1]
+
+
+def test_a_home_that_cannot_be_written_to_is_no_hindrance(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise PermissionError(str(path))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("chasm.app.model._make_graph", lambda run: b"onnx")
+    monkeypatch.setattr("chasm.app.model.write_bytes", refuse)
+    assert graph_of(load_run(run)) == b"onnx"
+
+
+def test_several_coils_become_one_complex_image() -> None:
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 48), torch.linspace(-1, 1, 40), indexing="ij")
+    radius = x**2 + y**2
+    image = (radius < 0.7) * (1 + 0.5 * torch.cos(6 * x)) * torch.exp(0.8j * y)
+    maps = torch.stack([torch.exp(-((x - a) ** 2 + y**2) + 1j * a * x) for a in (-1.0, 0.0, 1.0)])
+    maps = maps / (maps.abs() ** 2).sum(0).sqrt()
+    combined = server.combine_coils(maps * image)
+    assert combined.shape == (1, 48, 40)
+    inside = radius < 0.5
+    error = (combined[0].abs() - image.abs())[inside].norm() / image[inside].norm()
+    assert error < 0.03
+
+
+def test_an_upload_that_breaks_off_leaves_the_server_alive(
+    served: server.SiteServer, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tab that is closed during the upload: no traceback, no file left, and the next request is answered."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with socket.create_connection(("127.0.0.1", served.server_port)) as connection:
+        head = f"POST /{served.token}/convert?name=a.npy HTTP/1.1\r\nHost: 127.0.0.1:{served.server_port}\r\n"
+        connection.sendall(f"{head}Content-Length: 1000000\r\n\r\nshort".encode())
+        deadline = time.monotonic() + 10
+        while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert any(tmp_path.iterdir())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no goodbye
+    assert ask(served, "GET", f"/{served.token}/")[0] == 200
+    while any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(tmp_path.iterdir())
+    assert "Traceback" not in capfd.readouterr().err

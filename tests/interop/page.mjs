@@ -1,6 +1,6 @@
 // Drives the page in a headless Chromium. Usage: node page.mjs ADDRESS FOLDER SCENARIO.json; prints JSON.
-// A step is {drop: [files]}, {set: [selector, value]}, {click: selector}, {press: key}, {kill: true}, {wait: ms}, {size: [w, h]},
-// {shot: name}, {read: expression}. After a drop or a change the page is waited for.
+// A step is {drop: [files]}, {upload: file}, {set: [selector, value]}, {click: selector}, {press: key}, {kill: "at work" or "idle"},
+// {wait: ms}, {size: [w, h]}, {shot: name}, {read: expression}. After a drop or a change the page is waited for.
 import {createRequire} from 'node:module';
 import {readFileSync} from 'node:fs';
 
@@ -34,15 +34,7 @@ try {
         document.getElementById('drop').dispatchEvent(new DragEvent('drop', {dataTransfer: transfer, bubbles: true, cancelable: true}));
       }, files);
     }
-    if (step.huge) {  // a file of so many bytes, which is not there
-      await page.evaluate((size) => {
-        const transfer = new DataTransfer(), file = new File(['x'], 'huge.nii');
-        Object.defineProperty(file, 'size', {value: size});
-        const event = new DragEvent('drop', {bubbles: true, cancelable: true});
-        Object.defineProperty(event, 'dataTransfer', {value: {items: [], files: [file]}});
-        document.getElementById('drop').dispatchEvent(event);
-      }, step.huge);
-    }
+    if (step.upload) await (await page.$('#files')).uploadFile(step.upload);  // from the disk: it may be large
     if (step.set) {
       await page.$eval(step.set[0], (element, value) => {
         element.value = value;
@@ -52,12 +44,12 @@ try {
     }
     if (step.click) await page.$eval(step.click, (element) => element.click());
     if (step.press) await page.keyboard.press(step.press);
-    if (step.kill) {  // during work, as a browser that lacks memory does
-      await page.evaluate(() => {
-        document.getElementById("kind").dispatchEvent(new Event("change"));
+    if (step.kill) {  // as a browser that lacks memory does
+      await page.evaluate((when) => {
+        if (when === 'at work') document.getElementById('kind').dispatchEvent(new Event('change'));
         chasm.network.worker.terminate();
-        chasm.network.worker.onerror({message: "killed by the test"});
-      });
+        chasm.network.worker.onerror({message: 'killed by the test'});
+      }, step.kill);
     }
     if (step.size) await page.setViewport({width: step.size[0], height: step.size[1]});
     await new Promise((done) => setTimeout(done, step.wait ?? 500));

@@ -1,5 +1,6 @@
 """The page of `chasm app` in a headless Chromium: files dropped, numbers compared with Python, errors read."""
 
+import gzip
 import http.server
 import json
 import os
@@ -17,12 +18,14 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from programs import needs
 
 from chasm.app import build_site, server
 from chasm.common.files import write_json
 from chasm.data import open_dataset
+from chasm.data.nifti import open_nifti
 from chasm.mri import create_mask, to_channels, to_complex
 from chasm.train import Run, load_recipe, load_run
 from chasm.train.checkpoints import save_tensors
@@ -212,6 +215,9 @@ def test_bands_volume_photographs_and_pictures_of_the_page(play: Any, runs: dict
             {"click": "#bands button", "wait": 1500},
             {"set": ["#model", "photos"], "wait": 2500},
             {"drop": [str(tmp_path / "photo.png")], "wait": 1500, "shot": "photo"},
+            {"read": RESULT, "as": "enlarged"},
+            {"read": "document.getElementById('numbers').textContent", "as": "numbers"},
+            {"set": ["#mode", "test"], "wait": 1500},
             {"read": RESULT, "as": "photo"},
         ]
     )
@@ -219,7 +225,53 @@ def test_bands_volume_photographs_and_pictures_of_the_page(play: Any, runs: dict
     assert read["changed"] > 1e-3
     assert read["dims"] == [SIZE, SIZE, 3]
     assert read["width"] <= 390  # nothing to scroll sideways on a phone
-    assert_same(read["photo"], expected(runs["photos"], photo.transpose(2, 0, 1).astype(np.float32) / 255))
+    pixels = torch.as_tensor(photo.transpose(2, 0, 1).astype(np.float32) / 255)[None]
+    assert_same(read["photo"], expected(runs["photos"], pixels[0].numpy()))
+    large = F.interpolate(pixels, scale_factor=4, mode="bicubic", antialias=True).clamp(0, 1)
+    with torch.no_grad():
+        assert_same(read["enlarged"], (runs["photos"].model(large).clamp(0, 1).numpy(), large.numpy()))
+    assert read["numbers"] == f"no target: the picture is {SIZE} x {SIZE}"
+
+
+def test_volumes_are_cut_along_the_chosen_plane(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
+    """Stored with x to the left and y last: the page turns it, and starts with the plane it was acquired in."""
+    volume = np.random.default_rng(0).random((40, 44, 36)).astype(np.float32)
+    affine = np.array([[-1.0, 0, 0, 0], [0, 0, 3, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+    nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "volume.nii")
+    steps: list[dict[str, Any]] = [{"drop": [str(tmp_path / "volume.nii")], "wait": 1500}]
+    steps += [{"read": "document.getElementById('plane').value", "as": "acquired"}, {"read": RESULT, "as": "coronal"}]
+    for plane in ("axial", "sagittal"):
+        steps += [{"set": ["#plane", plane], "wait": 1500}, {"read": RESULT, "as": plane}]
+    read = play(steps)
+    assert read["acquired"] == "coronal"
+    for plane in ("coronal", "axial", "sagittal"):
+        slices = open_nifti(tmp_path / "volume.nii", plane).read()
+        assert_same(read[plane], expected(runs["scans"], slices[len(slices) // 2].copy()))
+
+
+def test_coils_are_combined_and_what_cannot_be_is_said(
+    play: Any, static: str, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    images = brain()[0] * np.exp(1j * np.linspace(-1, 2, SIZE)) * np.linspace(0.2, 1, SIZE)[:, None]
+    coils = np.stack([images, images[::-1]])[None].astype(np.complex64)
+    columns = create_mask("equispaced", SIZE, 4).tensor()[0, 0, 0].numpy()
+    with h5py.File(tmp_path / "coils.h5", "w") as f:
+        f["kspace"] = centred_fft(coils).astype(np.complex64)
+    with h5py.File(tmp_path / "measured.h5", "w") as f:
+        f["kspace"], f["mask"] = (centred_fft(coils) * columns).astype(np.complex64), columns
+    status = {"read": "document.getElementById('status').textContent", "as": "status"}
+    steps = [{"drop": [str(tmp_path / "coils.h5")], "wait": 1500}, {"read": RESULT, "as": "coils"}, status]
+    steps += [{"drop": [str(tmp_path / "measured.h5")], "wait": 700}, {"read": MESSAGE, "as": "measured"}]
+    read = play(steps, address=static)
+    rss = np.sqrt((np.abs(coils[0]) ** 2).sum(0))
+    assert_same(read["coils"], expected(runs["scans"], rss))
+    assert "root-sum-of-squares of 2 coils" in read["status"]
+    assert "undersampled k-space of 2 coils: 'chasm reconstruct'" in read["measured"]
+    read = play(steps, quiet=False)  # the browser logs that the server refuses the second file
+    combined = server.combine_coils(torch.as_tensor(coils[0]))[0].numpy()
+    assert_same(read["coils"], expected(runs["scans"], combined))
+    assert "2 coils combined" in read["status"]
+    assert "use 'chasm reconstruct'" in read["measured"]
 
 
 def test_the_static_page_sends_nothing(play: Any, static: str, runs: dict[str, Run], tmp_path: Path) -> None:
@@ -252,9 +304,17 @@ def test_bad_files_and_a_dead_worker_are_said_and_survived(play: Any, tmp_path: 
     nan[3, 3] = np.nan
     np.save(tmp_path / "nan.npy", nan)
     steps += [{"drop": [str(tmp_path / "nan.npy")], "wait": 700}, {"read": MESSAGE, "as": "nan.npy"}]
-    steps += [{"huge": 2 * 2**30, "wait": 300}, {"read": MESSAGE, "as": "huge"}]
+    with open(tmp_path / "huge.nii", "wb") as f:
+        f.truncate(2 * 2**30)  # takes no place on the disk
+    with gzip.open(tmp_path / "bomb.nii.gz", "wb", compresslevel=1) as f:
+        for _ in range(13):
+            f.write(bytes(2**26))
+    for name in ("huge.nii", "bomb.nii.gz"):
+        steps += [{"upload": str(tmp_path / name), "wait": 1000}, {"read": MESSAGE, "as": name}]
     steps += [{"drop": [str(tmp_path / "good.npy")], "wait": 1500}, {"read": MESSAGE, "as": "good"}]
-    steps += [{"kill": True, "wait": 700}, {"read": MESSAGE, "as": "dead"}, {"click": "#restart", "wait": 2500}]
+    for when in ("at work", "idle"):
+        steps += [{"kill": when, "wait": 700}, {"set": ["#kind", "equispaced"], "wait": 700}]
+        steps += [{"read": MESSAGE, "as": when}, {"click": "#restart", "wait": 2500}]
     steps += [{"read": MESSAGE, "as": "again"}, {"read": RESULT, "as": "result"}]
     read = play(steps, quiet=False)  # the libraries log what they cannot read
     assert "empty.nii is empty" in read["empty.nii"]
@@ -262,8 +322,10 @@ def test_bad_files_and_a_dead_worker_are_said_and_survived(play: Any, tmp_path: 
         assert name in read[name], read[name]
         assert "chasm-app-" not in read[name]
     assert "not a number" in read["nan.npy"] or "not finite" in read["nan.npy"]
-    assert "2.0 GB" in read["huge"]
+    assert "2.0 GB" in read["huge.nii"]
+    assert "bomb.nii.gz" in read["bomb.nii.gz"]
     assert read["good"] == ""
-    assert "stopped" in read["dead"]
+    assert "stopped" in read["at work"]
+    assert "stopped" in read["idle"]
     assert read["again"] == ""
     assert len(read["result"]["output"]) == SIZE * SIZE

@@ -1,10 +1,12 @@
 """A trained run as the page needs it: the network as ONNX, what to show about it, and an example to try."""
 
+import gzip
 import hashlib
 import io
 import json
 import os
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,21 +20,22 @@ from chasm.backbones.measurement import RealMeasurement
 from chasm.common.files import read_json, write_bytes, write_text
 from chasm.data import open_dataset
 from chasm.mixers.chasm import CHASM
-from chasm.models import RECORD, read_card, sha256
+from chasm.models import GRAPH, RECORD, read_card
 from chasm.surgery.banded import Banded
 from chasm.surgery.onnx import write_checked
+from chasm.surgery.onnx_weights import weights_as_bytes
 from chasm.train import Run
 from chasm.train.config import dump
 
-FORMAT = 1  # of the ONNX file: another number makes files in the cache old
+FORMAT = 2  # of the graph: another number makes older ones unusable
+WEIGHTS = "model.bin"  # the name that the graph knows the file of its weights by
 BANDS = 5  # as many as the page has sliders
 MIN_SIZE, MAX_SIZE = 32, 4096
-EXAMPLE = "example.npy"
 TASKS = ("reconstruction", "superres")
 
 
 def write_model(run: Run, folder: Path) -> None:
-    """Write a run as ``model.onnx``, ``page.json`` and an example.
+    """Write a run as ``model.onnx``, ``model.bin`` with its weights, ``page.json`` and an example.
 
     Args:
         run: of a reconstruction with one complex image, or of super-resolution.
@@ -47,7 +50,8 @@ def write_model(run: Run, folder: Path) -> None:
         raise ValueError(f"{run.folder}: the page runs reconstructions of one image and super-resolution, not this run")
     folder.mkdir(parents=True, exist_ok=True)
     shape = read_json(run.folder / "environment.json")["image_shape"]
-    write_bytes(folder / "model.onnx", _cached_onnx(run, (shape[1], shape[2])))
+    write_bytes(folder / "model.onnx", graph_of(run))
+    write_bytes(folder / WEIGHTS, weights_as_bytes(ForPage(run.model).state_dict()))
     about: dict[str, Any] = {"name": config.task.name}
     if config.task.name == "reconstruction":
         sampling = task.sampling  # type: ignore[attr-defined]
@@ -55,55 +59,82 @@ def write_model(run: Run, folder: Path) -> None:
     else:
         about["factor"] = task.factor  # type: ignore[attr-defined]
     record = run.folder / RECORD
+    example, content = _example(config.task.name, shape[1:])
     page = {
         "name": record.parent.name if not record.is_file() else read_json(record)["name"],
         "task": about,
         "size": shape[1:],
         "card": _card(run),
         "mixers": _mixers(run.model),
-        "example": EXAMPLE,
+        "example": example,
     }
     write_text(folder / "page.json", json.dumps(page, separators=(",", ":")))  # a third of what indented numbers take
-    write_bytes(folder / EXAMPLE, _example(config.task.name, shape[1:]))
+    write_bytes(folder / example, content)
 
 
-def _cached_onnx(run: Run, size: tuple[int, int]) -> bytes:
-    """The network as ONNX; made once for the weights and config of a run, because it takes a minute."""
-    digests = [sha256(run.folder / name) for name in ("weights.safetensors", "config.yaml")]
-    key = hashlib.sha256(" ".join([*digests, str(FORMAT), version("chasm-mixer")]).encode()).hexdigest()
+def graph_key(run: Run) -> str:
+    """Return what the graph of a run depends on, as a checksum; its weights are not in the graph.
+
+    Args:
+        run: of a reconstruction or super-resolution.
+    """
+    config = run.config.model_dump(mode="json")
+    shape = read_json(run.folder / "environment.json")["image_shape"]
+    tensors = {name: list(value.shape) for name, value in run.model.state_dict().items()}
+    facts = [FORMAT, config["backbone"], config["mixer"], config["task"]["name"], shape, tensors]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def graph_of(run: Run) -> bytes:
+    """Return the network of a run as an ONNX graph without weights, which refers to the file ``model.bin`` for them.
+
+    A model that `chasm models pack --page` made has it. Else it is made once for an architecture, which takes minutes,
+    and kept in the cache of the user.
+
+    Args:
+        run: of a reconstruction or super-resolution.
+    """
+    key, record = graph_key(run), run.folder / RECORD
+    if (run.folder / GRAPH).is_file() and record.is_file() and read_json(record).get("page") == key:
+        return gzip.decompress((run.folder / GRAPH).read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chasm" / "page"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        kept = cache / f"{key}.onnx"
-        if not kept.is_file():
-            _write_onnx(run, kept, size)
+    kept = cache / f"{key}-{version('chasm-mixer')}.onnx"
+    if kept.is_file():
         return kept.read_bytes()
-    except OSError:  # a home that cannot be written to
-        with tempfile.TemporaryDirectory() as folder:
-            _write_onnx(run, Path(folder) / "model.onnx", size)
-            return (Path(folder) / "model.onnx").read_bytes()
+    graph = _make_graph(run)
+    with suppress(OSError):  # a home that cannot be written to
+        write_bytes(kept, graph)
+    return graph
 
 
-def _write_onnx(run: Run, path: Path, size: tuple[int, int]) -> None:
+def _make_graph(run: Run) -> bytes:
+    """Trace the network for all sizes, and compare what onnxruntime computes with it."""
     model = run.model
     assert isinstance(model, Backbone)
     is_scan = run.config.task.name == "reconstruction"
+    _, height, width = read_json(run.folder / "environment.json")["image_shape"]
     # Not the size of the run: tables made for it have a shortcut there, which a file for all sizes must not keep.
-    sizes = [(size[0] + 16, size[1] + 32), size]
+    sizes = [(height + 16, width + 32), (height, width)]
     examples = [_inputs(model.in_channels, H, W, is_scan) for H, W in sizes]
     with torch.no_grad():
         checks = [(x, [model(x[0], mask=x[1]) if is_scan else model(x[0])]) for x in examples]
-    height = torch.export.Dim("height", min=MIN_SIZE, max=MAX_SIZE)
-    width = torch.export.Dim("width", min=MIN_SIZE, max=MAX_SIZE)
-    free: list[dict[int, Any]] = [{2: height, 3: width}, *([{3: width}] if is_scan else []), {}]
+    rows = torch.export.Dim("height", min=MIN_SIZE, max=MAX_SIZE)
+    columns = torch.export.Dim("width", min=MIN_SIZE, max=MAX_SIZE)
+    free: list[dict[int, Any]] = [{2: rows, 3: columns}, *([{3: columns}] if is_scan else []), {}]
+    page = ForPage(model)
     program = torch.export.export(
-        ForPage(model),
+        page,
         examples[0],
         dynamic_shapes=tuple(free),
         prefer_deferred_runtime_asserts_over_guards=True,  # sizes of features that only look different
     )
     names = ["x", *(["mask"] if is_scan else []), "bands"]
-    write_checked(path, program, checks, input_names=names, output_names=["y"])
+    with tempfile.TemporaryDirectory(prefix="chasm-app-") as folder:
+        file, weights = Path(folder) / "model.onnx", page.state_dict()
+        write_bytes(file.with_name(WEIGHTS), weights_as_bytes(weights))
+        outside: dict[str, Any] = {"weights": weights, "weights_file": WEIGHTS}
+        write_checked(file, program, checks, input_names=names, output_names=["y"], **outside)
+        return file.read_bytes()
 
 
 class ForPage(nn.Module):
@@ -165,11 +196,17 @@ def _digits(values: Any) -> list[list[float]]:
     return rows
 
 
-def _example(task: str, size: list[int]) -> bytes:
-    """A drawn image, so that a person can try the page without data."""
-    content = "brain" if task == "reconstruction" else "photos"
-    image = open_dataset("embedded", split="test", content=content, size=tuple(size), cases=10, slices=1)[0].image
-    array = image.abs() if image.is_complex() else image
+def _example(task: str, size: list[int]) -> tuple[str, bytes]:
+    """A drawn image, so that a person can try the page without data: the name of its file, and its content."""
     buffer = io.BytesIO()
-    np.save(buffer, (array[0].float() / array.max()).numpy())
-    return buffer.getvalue()
+    if task == "superres":
+        from PIL import Image
+
+        small = tuple(max(MIN_SIZE, n // 2) for n in size)  # it is enlarged
+        photo = open_dataset("embedded", split="test", content="photos", size=small, cases=10, slices=1)[0].image
+        pixels = (photo.float() / photo.max() * 255).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return "example.png", buffer.getvalue()
+    image = open_dataset("embedded", split="test", content="brain", size=tuple(size), cases=10, slices=1)[0].image.abs()
+    np.save(buffer, (image[0].float() / image.max()).numpy())
+    return "example.npy", buffer.getvalue()

@@ -14,12 +14,14 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
+from torch import Tensor
 
-from chasm.mri import rss
+from chasm.mri import estimate_maps, fft2c
 from chasm.reconstruct.inputs import open_scan
 
 MAX_UPLOAD = 768 * 2**20
 CHUNK = 2**20
+CALIBRATION = 32  # columns in the middle of k-space that coil sensitivities are estimated from
 TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -129,10 +131,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, content, "application/octet-stream")
 
     def _receive(self, file: Path, length: int) -> bool:
+        """Write what is sent into a file; False if the tab was closed, or went silent, before its end."""
         with open(file, "wb") as f:
             while length > 0:
-                part = self.rfile.read(min(CHUNK, length))
+                try:
+                    part = self.rfile.read(min(CHUNK, length))
+                except (ConnectionError, TimeoutError):
+                    part = b""
                 if not part:
+                    self.close_connection = True
                     return False
                 f.write(part)
                 length -= len(part)
@@ -176,7 +183,10 @@ def file_name(name: str) -> str:
 def convert(file: Path) -> bytes:
     """Read a scan with chasm's readers, as the page takes it: length of a JSON header, the header, float32 numbers.
 
-    Several coils are combined by root-sum-of-squares.
+    Several coils are combined into one complex image, with sensitivities that are estimated from the middle of k-space.
+
+    Args:
+        file: the scan.
 
     Raises:
         ValueError: with one line, if it is no scan, or undersampled k-space, which needs `chasm reconstruct`.
@@ -184,10 +194,11 @@ def convert(file: Path) -> bytes:
     scan = open_scan(file, phase=True, target="rss")
     if scan.measured is not None:
         raise ValueError(f"{file.name}: undersampled k-space: the page simulates masks only: use 'chasm reconstruct'")
-    parts, shape, is_complex = [], None, False
+    parts, shape, is_complex, coils = [], None, False, 1
     for i in range(len(scan.data)):
         image = scan.data[i].image
-        image = rss(image[None])[0] if len(image) > 1 else image
+        coils = len(image)
+        image = combine_coils(image) if coils > 1 else image
         is_complex = image.is_complex()
         planes = [image.real, image.imag] if is_complex else [image]
         if shape not in (None, tuple(image.shape)):
@@ -196,13 +207,25 @@ def convert(file: Path) -> bytes:
         parts += [np.ascontiguousarray(plane[0].numpy(), dtype="<f4").tobytes() for plane in planes]
     if shape is None:
         raise ValueError(f"{file.name}: no slice in it")
+    how = f", {coils} coils combined with estimated sensitivities" if coils > 1 else ""
     facts = {
         "count": len(scan.data),
         "height": shape[-2],
         "width": shape[-1],
         "complex": is_complex,
-        "note": scan.read_as,
+        "note": scan.read_as + how,
     }
     text = json.dumps(facts).encode()
     text += b" " * (-(len(text) + 4) % 4)  # float32 numbers begin at a multiple of 4
     return struct.pack("<I", len(text)) + text + b"".join(parts)
+
+
+def combine_coils(images: Tensor) -> Tensor:
+    """Combine images of several coils into one: complex (coils, H, W) -> (1, H, W).
+
+    Args:
+        images: of a fully sampled slice.
+    """
+    middle, half = images.shape[-1] // 2, min(CALIBRATION, images.shape[-1]) // 2
+    maps = estimate_maps(fft2c(images)[None], (middle - half, middle + half))[0]
+    return (maps.conj() * images).sum(0, keepdim=True)

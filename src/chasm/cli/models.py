@@ -74,6 +74,7 @@ def pack(
     other: list[str] = typer.Option([], "--other", help=OTHER),
     data: str | None = typer.Option(None, help="Folder of the data of --other, if not the one of the training."),
     licence: str | None = typer.Option(None, help="Terms of the training data, if chasm does not know them."),
+    page: bool = typer.Option(False, "--page", help="Write the network for 'chasm app', too; takes minutes."),
 ) -> None:
     """Turn a finished run into a model folder: safetensors, config, checksums, and a card with its scores.
 
@@ -84,7 +85,7 @@ def pack(
     from chasm.publish import pack as make
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = make(run, name, out, others=other, data_path=data, licence=licence, device=device)
+    folder = make(run, name, out, others=other, data_path=data, licence=licence, page=page, device=device)
     size = sum(file.stat().st_size for file in folder.iterdir())
     typer.echo(f"{folder}: {size / 2**20:.1f} MiB; read {folder / 'README.md'} before you give it away")
 

@@ -4,6 +4,7 @@ A model is a folder with a config, weights as safetensors, and a record with the
 is code, and nothing is unpickled.
 """
 
+from chasm.models.folders import GRAPH as GRAPH
 from chasm.models.folders import MODEL_FILES as MODEL_FILES
 from chasm.models.folders import RECORD as RECORD
 from chasm.models.folders import check_model as check_model

@@ -9,7 +9,8 @@ from chasm.common.files import is_folder_name, read_json
 from chasm.common.registry import suggest
 
 RECORD = "model.json"
-MODEL_FILES = ("config.yaml", "weights.safetensors", "environment.json", RECORD, "README.md")
+GRAPH = "page.onnx.gz"  # the network for `chasm app`, without its weights; a model may lack it
+MODEL_FILES = ("config.yaml", "weights.safetensors", "environment.json", RECORD, "README.md", GRAPH)
 MAX_CARD_CHARACTERS = 2**20
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 

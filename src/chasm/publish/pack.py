@@ -1,5 +1,6 @@
 """Turn a finished run into a model folder: weights, config, a record with checksums and scores, and a card."""
 
+import gzip
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 import yaml
 
-from chasm.common.files import is_folder_name, read_json, write_atomic, write_json, write_text
+from chasm.app.model import graph_key, graph_of
+from chasm.common.files import is_folder_name, read_json, write_atomic, write_bytes, write_json, write_text
 from chasm.common.precision import tf32
 from chasm.data.terms import Terms, terms_of
-from chasm.models import RECORD, sha256
+from chasm.models import GRAPH, RECORD, sha256
 from chasm.publish.card import write_card
 from chasm.studies.statistics import interval, resampled
 from chasm.train import Run, RunConfig, load_recipe, load_run
@@ -33,6 +35,7 @@ def pack(
     others: Sequence[str] = (),
     data_path: str | None = None,
     licence: str | None = None,
+    page: bool = False,
     device: torch.device | str = "cpu",
 ) -> Path:
     """Write a model folder from a finished run, with a card made from what the run recorded.
@@ -47,6 +50,7 @@ def pack(
             (several changes: with spaces between them).
         data_path: where the data of `others` is, if not where the run's was.
         licence: the terms of the training data, for datasets whose terms are not known.
+        page: whether to write the network for `chasm app`, too, which then starts at once.
         device: where `others` are scored.
 
     Returns:
@@ -80,6 +84,11 @@ def pack(
     weights = finished.folder / "weights.safetensors"
     write_atomic(folder / "weights.safetensors", lambda p: shutil.copyfile(weights, p))
     write_json(folder / "environment.json", {k: environment[k] for k in ENVIRONMENT if k in environment})
+    hashed = ["config.yaml", "weights.safetensors"]
+    (folder / GRAPH).unlink(missing_ok=True)
+    if page:
+        write_bytes(folder / GRAPH, gzip.compress(graph_of(finished), mtime=0))
+        hashed.append(GRAPH)
     record = {
         "format": FORMAT,
         "name": name,
@@ -90,8 +99,10 @@ def pack(
         "steps": metrics["steps"],
         "best_step": metrics["best_step"],
         "scores": scores,
-        "sha256": {file: sha256(folder / file) for file in ("config.yaml", "weights.safetensors")},
+        "sha256": {file: sha256(folder / file) for file in hashed},
     }
+    if page:
+        record["page"] = graph_key(finished)
     write_json(folder / RECORD, record)
     write_text(folder / "README.md", write_card(record, finished.config, environment))
     return folder

@@ -91,6 +91,8 @@ def write_checked(
     sample: tuple[Tensor, ...] = (),
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     metadata: Mapping[str, str] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    weights_file: str = "",
     tolerance: float = 1e-4,
     **options: Any,
 ) -> float:
@@ -103,6 +105,8 @@ def write_checked(
         sample: the inputs to trace a module with.
         shapes: of inputs and outputs, by name; a word becomes the name of a free axis.
         metadata: kept in the file.
+        weights: the state dict of the model, if the weights are to stay outside the file.
+        weights_file: the file beside `path` that holds `weights`, as `weights_as_bytes` wrote it.
         tolerance: the largest relative error that is accepted.
         **options: of torch.onnx.export.
 
@@ -114,22 +118,28 @@ def write_checked(
     """
     runtime = require_runtime(path)
     from chasm.surgery.onnx_scan import TRANSLATIONS
+    from chasm.surgery.onnx_weights import move_weights_out, optimise_without_weights
 
     found = 0.0
 
     def write(partial: Path) -> None:
         nonlocal found
         with _quiet(), _one_line():
-            torch.onnx.export(
+            program = torch.onnx.export(
                 model,
                 sample,
-                str(partial),
                 dynamo=True,
-                external_data=False,
                 verbose=False,
+                optimize=weights is None,
                 custom_translation_table=TRANSLATIONS,
                 **options,
             )
+            assert program is not None
+            if weights is not None:
+                optimise_without_weights(program, weights)
+            program.save(str(partial), external_data=False)
+        if weights is not None:
+            move_weights_out(partial, weights, weights_file)
         if shapes or metadata:
             _describe(partial, shapes or {}, metadata or {})
         for inputs, expected in checks:
@@ -200,16 +210,18 @@ def require_runtime(path: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's remarks about packages and about its own deprecated calls."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Without the exporter's remarks about packages, inputs and its own deprecated calls."""
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def _describe(file: Path, shapes: Mapping[str, Sequence[int | str]], metadata: Mapping[str, str]) -> None:

@@ -2,7 +2,8 @@
 import {drawBasis, drawGains} from './learned.js';
 import {DeadWorker, Network} from './network.js';
 import {createMask, prepare, scores, shown} from './physics.js';
-import {FileError, MAX_BYTES, loadScript, readScan} from './readers.js';
+import {readScan} from './readers.js';
+import {FileError, MAX_BYTES, MAX_SIDE, loadScript} from './files.js';
 import {Views} from './views.js';
 import {nifti, save} from './writers.js';
 
@@ -43,10 +44,14 @@ async function act(work) {
   }
 }
 
+async function fetchFile(path) {
+  const answer = await fetch(path).catch(() => ({ok: false, status: 'no answer'}));
+  if (!answer.ok) throw new FileError(`${path} cannot be fetched (${answer.status}): is the server still running?`);
+  return answer;
+}
+
 async function fetchJson(path) {
-  const answer = await fetch(path);
-  if (!answer.ok) throw new Error(`${path} cannot be fetched (${answer.status}): is the server still running?`);
-  return answer.json();
+  return (await fetchFile(path)).json();
 }
 
 async function begin() {
@@ -64,11 +69,13 @@ async function chooseModel() {
   const name = $('model').value, folder = `models/${encodeURIComponent(name)}/`;
   say(`Loading ${name} ..`);
   state.model = await fetchJson(`${folder}page.json`);
-  const {ms, threads} = await network.load(new URL(`${folder}model.onnx`, location.href).href);
+  const {ms, threads} = await network.load(new URL(folder, location.href).href);
   state.loaded = `${name} loaded in ${(ms / 1000).toFixed(1)} s, ${threads} thread${threads > 1 ? 's' : ''}`;
   say(`${state.loaded}.`);
   const {task, mixers} = state.model, isScan = task.name === 'reconstruction';
   document.querySelectorAll('.mri').forEach((element) => (element.hidden = !isScan));
+  document.querySelectorAll('.photo').forEach((element) => (element.hidden = isScan));
+  $('mode').options[0].text = `enlarge × ${task.factor}`;
   $('plain-caption').textContent = isScan ? 'zero-filled' : 'bicubic';
   $('left').replaceChildren(new Option(isScan ? 'zero-filled' : 'bicubic', 'plain'), new Option('target', 'target'));
   views.left = 'plain';
@@ -131,32 +138,43 @@ async function convert(files, error) {
 
 async function open(files) {
   say('Reading ..');
-  const scan = await readScan([...files], state.site.convert ? convert : null);
+  use(await readScan([...files], state.site.convert ? convert : null));
+  $('volume').hidden = true;
+  await reconstruct();
+}
+
+/** Show the slices of a scan from its middle on. */
+function use(scan) {
   state.scan = scan;
+  const planes = scan.count > 1 ? scan.planes ?? [] : [];
+  $('plane-label').hidden = !planes.length;
+  $('plane').replaceChildren(...planes.map((plane) => new Option(plane)));
+  $('plane').value = scan.plane;
   state.index = Math.floor(scan.count / 2);
   $('slice').max = scan.count - 1;
   $('slice').value = state.index;
   document.querySelectorAll('.many').forEach((element) => (element.hidden = scan.count < 2));
   $('work').hidden = false;
-  $('volume').hidden = true;
+}
+
+/** Cut a NIfTI volume along another plane. */
+async function choosePlane() {
+  const cut = state.scan.cut($('plane').value);
+  use({...cut, name: state.scan.name});
   await reconstruct();
 }
 
-/** Cut rows and columns that the factor does not divide. */
-function trim(scan, factor) {
-  const {H, W, slice} = scan, h = H - (H % factor), w = W - (W % factor);
-  const cut = (values) => values && Float32Array.from({length: h * w}, (_, i) => values[Math.floor(i / w) * W + (i % w)]);
-  scan.slice = (i) => ({channels: slice(i).channels.map(({re, im}) => ({re: cut(re), im: cut(im)}))});
-  [scan.H, scan.W] = [h, w];
-}
-
 async function infer(index, bands) {
-  const {scan, model} = state, {H, W} = scan;
-  const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value)};
+  const {scan, model} = state, isEnlarged = $('mode').value === 'enlarge';
+  const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value), isEnlarged};
+  const most = Math.floor(MAX_SIDE / (model.task.factor ?? 1));
+  if (isEnlarged && model.task.name === 'superres' && Math.max(scan.H, scan.W) > most) {
+    throw new FileError(`${scan.name}: ${scan.H} x ${scan.W} pixels: the page enlarges pictures of up to ${most} a side.`);
+  }
   const slice = scan.slice(index);
   if (model.task.name === 'reconstruction' && slice.channels.length > 1) slice.channels = [grey(slice.channels)];
-  const prepared = prepare(slice, H, W, model.task, sampling);
-  const {input, channels, mask} = prepared;
+  const prepared = prepare(slice, scan.H, scan.W, model.task, sampling);
+  const {input, channels, H, W, mask} = prepared;
   const run = async (factors) => {
     const {output, ms} = await network.run({input, channels, H, W, mask, bands: factors});
     return {output, ms, shown: shown(output, model.task)};
@@ -169,14 +187,13 @@ async function infer(index, bands) {
 const grey = ([r, g, b]) => ({re: r.re.map((v, i) => 0.299 * v + 0.587 * g.re[i] + 0.114 * b.re[i]), im: null});
 
 async function reconstruct() {
-  const turn = ++state.turn, {task} = state.model, {scan} = state;
-  if (task.name === 'superres' && (scan.H % task.factor || scan.W % task.factor)) trim(scan, task.factor);
+  const turn = ++state.turn, {task} = state.model;
   $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
   say('Reconstructing ..');
   const result = await infer(state.index, state.bands);
   if (turn !== state.turn) return;  // another slice or mask was chosen meanwhile
   state.result = result;
-  const {H, W, note} = state.scan, {target, plain, shown: output, unchanged} = result;
+  const {note} = state.scan, {H, W, target, plain, shown: output, unchanged} = result;
   views.show({target, plain, output, unchanged}, H, W);
   $('changed-caption').textContent = `effect of the band sliders × ${views.changeFactor}`;
   const lines = [];
@@ -186,7 +203,8 @@ async function reconstruct() {
       lines.push(`${name}: PSNR ${psnr.toFixed(2)} dB, NMSE ${nmse.toFixed(4)}`);
     }
   } else {
-    lines.push('no target: the k-space was measured undersampled');
+    const why = task.name === 'superres' ? `the picture is ${state.scan.H} x ${state.scan.W}` : 'the k-space was measured undersampled';
+    lines.push(`no target: ${why}`);
   }
   $('numbers').textContent = lines.join('  ·  ');
   const kept = result.mask ? `${result.mask.reduce((a, b) => a + b, 0)} of ${W} columns · ` : '';
@@ -214,8 +232,8 @@ async function allSlices() {
 }
 
 async function volume() {
-  const {H, W, count} = state.scan;
-  return nifti(await allSlices(), H, W, {...state.scan, count});
+  const {H, W} = state.scan;
+  return nifti(await allSlices(), H, W, state.scan);
 }
 
 async function showVolume() {
@@ -245,7 +263,8 @@ function chooseSlice(index) {
 }
 
 $('model').onchange = () => act(chooseModel);
-$('kind').onchange = $('acceleration').onchange = () => state.scan && act(reconstruct);
+$('kind').onchange = $('acceleration').onchange = $('mode').onchange = () => state.scan && act(reconstruct);
+$('plane').onchange = () => act(choosePlane);
 $('slice').oninput = () => chooseSlice(Number($('slice').value));
 $('level').oninput = () => { views.level = 1 - $('level').value; views.make(); };
 $('window').oninput = () => { views.window = 2.05 - $('window').value; views.make(); };
@@ -268,7 +287,7 @@ $('files').onchange = () => { const files = [...$('files').files]; $('files').va
 $('example').onclick = (event) => {
   event.stopPropagation();
   act(async () => {
-    const name = state.model.example, answer = await fetch(`models/${encodeURIComponent(state.model.name)}/${name}`);
+    const name = state.model.example, answer = await fetchFile(`models/${encodeURIComponent(state.model.name)}/${name}`);
     await open([new File([await answer.blob()], name)]);
   });
 };

@@ -11,11 +11,14 @@ export class Network {
 
   start() {
     this.worker?.terminate();
+    this.dead = '';
     this.worker = new Worker(new URL('./worker.js', import.meta.url), {type: 'module'});
     this.worker.onmessage = ({data}) => {
       const {resolve, reject} = this.waiting.get(data.id) ?? {};
       if (!resolve) return;
-      data.error ? reject(new Error(explain(data.error))) : resolve(data.result);
+      if (!data.error) resolve(data.result);
+      else if (/abort|unreachable|memory|bad_alloc|allocat/i.test(data.error)) this.fail(explain(data.error));
+      else reject(new Error(explain(data.error)));
     };
     this.worker.onerror = (event) => {
       event.preventDefault?.();
@@ -24,15 +27,18 @@ export class Network {
     this.worker.onmessageerror = () => this.fail('The network answered with something unreadable.');
   }
 
+  /** Nothing is expected of this worker any more; a new one must be started. */
   fail(text) {
+    this.dead = text;
     for (const {reject} of [...this.waiting.values()]) reject(new DeadWorker(text));
   }
 
   ask(kind, value) {
+    if (this.dead) return Promise.reject(new DeadWorker(this.dead));
     const id = this.next++;
     return new Promise((resolve, reject) => {
       const told = `The network has not answered for ${TIMEOUTS[kind] / 1000} seconds.`;
-      const timer = setTimeout(() => this.waiting.get(id)?.reject(new DeadWorker(told)), TIMEOUTS[kind]);
+      const timer = setTimeout(() => this.fail(told), TIMEOUTS[kind]);
       const settle = (act) => (result) => {
         clearTimeout(timer);
         this.waiting.delete(id);
@@ -55,6 +61,6 @@ export class Network {
 export class DeadWorker extends Error {}
 
 function explain(error) {
-  if (/memory|bad_alloc|allocate/i.test(error)) return 'Memory does not suffice for a slice of this size in a browser.';
+  if (/memory|bad_alloc|allocat/i.test(error)) return 'Memory does not suffice for an image of this size in a browser.';
   return `The network failed: ${error}`;
 }

@@ -167,7 +167,6 @@ export function range(values) {
 /** PSNR with the maximum of the target as range, and NMSE; both images clamped to [0, 1], as protocol "hifi" has it. */
 export function scores(image, target) {
   let error = 0, energy = 0, high = 0;
-  const clamp = (v) => Math.min(1, Math.max(0, v));
   for (let i = 0; i < target.length; i++) {
     const t = clamp(target[i]), d = clamp(image[i]) - t;
     error += d * d;
@@ -215,12 +214,13 @@ export function bicubic(pixels, H, W, h, w) {
 
 /**
  * What the network gets, and what it is compared with, of one slice of a scan.
- * slice: {channels: [{re, im}], mask}; H, W; task: of the model; sampling: {kind, acceleration}.
- * Returns {input: Float32Array, channels, mask, target, plain, low, scale}: target and plain are magnitudes (or RGB planes) that
- * the network's output is shown beside, in its own scale; value = low + scale * shown.
+ * slice: {channels: [{re, im}], mask}; H, W; task: of the model; sampling: {kind, acceleration, isEnlarged}.
+ * Returns {input: Float32Array, channels, H, W, mask, target, plain, low, scale}: target and plain are magnitudes (or RGB planes)
+ * that the network's output is shown beside, in its own scale; value = low + scale * shown.
  */
-export function prepare(slice, H, W, task, sampling) {
-  return task.name === 'superres' ? prepareColour(slice, H, W, task) : prepareScan(slice, H, W, task, sampling);
+export function prepare(slice, H, W, task, {isEnlarged, ...sampling}) {
+  if (task.name !== 'superres') return prepareScan(slice, H, W, task, sampling);
+  return isEnlarged ? enlarge(slice, H, W, task) : prepareColour(slice, H, W, task);
 }
 
 function prepareScan(slice, H, W, task, sampling) {
@@ -246,25 +246,42 @@ function prepareScan(slice, H, W, task, sampling) {
   const plain = fft2c(k, H, W, true), input = new Float32Array(2 * H * W);
   input.set(plain.re);
   input.set(plain.im, H * W);
-  return {input, channels: 2, mask, target, plain: magnitude(plain), low, scale};
+  return {input, channels: 2, H, W, mask, target, plain: magnitude(plain), low, scale};
 }
 
+const clamp = (v) => Math.min(1, Math.max(0, v));
+
+/** Three planes in [0, 1]; scans, which are not, are divided by their maximum. */
+function colours({channels}) {
+  const planes = channels.map(magnitude), high = Math.max(1, ...planes.map((plane) => range(plane)[1]));
+  const scaled = planes.map((plane) => (high > 1 ? plane.map((v) => v / high) : plane));
+  return scaled.length === 3 ? scaled : [scaled[0], scaled[0], scaled[0]];
+}
+
+/** The picture is the target, and the network gets it shrunk and enlarged again. */
 function prepareColour(slice, H, W, task) {
-  const colours = slice.channels.length === 3 ? slice.channels : [0, 0, 0].map(() => slice.channels[0]);
-  const n = H * W, input = new Float32Array(3 * n), target = new Float32Array(3 * n);
-  colours.forEach(({re}, c) => {
-    const small = bicubic(re, H, W, H / task.factor, W / task.factor);
-    const eight = small.map((v) => roundHalfEven(Math.min(1, Math.max(0, v)) * 255) / 255);
-    const large = bicubic(eight, H / task.factor, W / task.factor, H, W);
-    input.set(large.map((v) => Math.min(1, Math.max(0, v))), c * n);
-    target.set(re, c * n);
+  const [h, w] = [Math.floor(H / task.factor), Math.floor(W / task.factor)], [height, width] = [h * task.factor, w * task.factor];
+  const n = height * width, input = new Float32Array(3 * n), target = new Float32Array(3 * n);
+  colours(slice).forEach((plane, c) => {
+    const cut = new Float32Array(n);  // rows and columns that the factor does not divide are left out
+    for (let y = 0; y < height; y++) cut.set(plane.subarray(y * W, y * W + width), y * width);
+    const small = bicubic(cut, height, width, h, w).map((v) => roundHalfEven(clamp(v) * 255) / 255);
+    input.set(bicubic(small, h, w, height, width).map(clamp), c * n);
+    target.set(cut, c * n);
   });
-  return {input, channels: 3, mask: null, target, plain: input, low: 0, scale: 1};
+  return {input, channels: 3, H: height, W: width, mask: null, target, plain: input, low: 0, scale: 1};
+}
+
+/** The network gets the picture enlarged; there is nothing to compare with. */
+function enlarge(slice, h, w, task) {
+  const [H, W] = [h * task.factor, w * task.factor], input = new Float32Array(3 * H * W);
+  colours(slice).forEach((plane, c) => input.set(bicubic(plane, h, w, H, W).map(clamp), c * H * W));
+  return {input, channels: 3, H, W, mask: null, target: null, plain: input, low: 0, scale: 1};
 }
 
 /** The network's output as it is shown: magnitude, or RGB planes in [0, 1]. */
 export function shown(output, task) {
-  if (task.name === 'superres') return output.map((v) => Math.min(1, Math.max(0, v)));
+  if (task.name === 'superres') return output.map(clamp);
   const n = output.length / 2;
   return magnitude({re: output.subarray(0, n), im: output.subarray(n)});
 }

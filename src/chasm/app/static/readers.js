@@ -1,21 +1,8 @@
-// Files into scans: {name, H, W, count, slice(i) -> {channels: [{re, im}], mask}, spacing, note}. Nothing leaves the page.
-import {fft2c} from './physics.js';
-
-export const MAX_BYTES = 768 * 2 ** 20;  // a tab has 2 to 4 GB, and decoding needs several copies
-const MAX_SIDE = 2048;
-const INSTEAD = "'chasm reconstruct' reads it without a browser";
-
-/** An error whose text is for the person at the screen. */
-export class FileError extends Error {}
-
-/** Run a library that is no module. */
-export function loadScript(src) {
-  return new Promise((resolve, reject) => {
-    const script = Object.assign(document.createElement('script'), {src, onload: resolve});
-    script.onerror = () => reject(new FileError(`${src} cannot be loaded: is the server still running?`));
-    document.head.append(script);
-  });
-}
+// Files into scans: {name, H, W, count, slice(i) -> {channels: [{re, im}], mask}, spacing, note}; those of NIfTI have an
+// affine, a plane, and cut(plane). Nothing leaves the page.
+import {FileError, INSTEAD, MAX_BYTES, MAX_SIDE, MIN_SIDE, bytes, finite, loadScript} from './files.js';
+import {readNifti} from './nifti.js';
+import {fft2c, magnitude} from './physics.js';
 
 /** Read what was dropped: one file, or the files of one DICOM series. */
 export async function readScan(files, local = null) {
@@ -34,7 +21,7 @@ export async function readScan(files, local = null) {
   }
   try {
     if (!reader) throw new FileError(`${name}: not a NIfTI, DICOM, PNG, JPEG, NumPy or HDF5 file.`);
-    const scan = check(await reader(files, first), name);
+    const scan = check(await reader(files, {head: first, hasServer: local !== null}), name);
     return {...scan, name: name.replace(/\.(gz|nii|h5|npy|png|jpe?g|dcm|ima)$/gi, '').replace(/\.nii$/i, '')};
   } catch (error) {
     if (local) return local(files, error);
@@ -57,18 +44,12 @@ function recognise(head, name) {
 
 function check(scan, name) {
   const {H, W, count} = scan;
-  if (!(H >= 16 && W >= 16)) throw new FileError(`${name}: ${H} x ${W} pixels are too few: 16 x 16 or more.`);
+  if (!(H >= MIN_SIDE && W >= MIN_SIDE)) {
+    throw new FileError(`${name}: ${H} x ${W} pixels are too few: ${MIN_SIDE} x ${MIN_SIDE} or more.`);
+  }
   if (H > MAX_SIDE || W > MAX_SIDE) throw new FileError(`${name}: ${H} x ${W} pixels are more than ${MAX_SIDE} a side.`);
   if (!(count >= 1)) throw new FileError(`${name} holds no slice.`);
   return scan;
-}
-
-async function bytes(blob, name) {
-  try {
-    return await blob.arrayBuffer();
-  } catch {
-    throw new FileError(`${name} cannot be read: it was moved or changed, or memory does not suffice. Drop it again.`);
-  }
 }
 
 /** Slices of a stack (count, H, W) of real numbers, or of complex ones that follow each other. */
@@ -85,13 +66,6 @@ function stack(values, count, H, W, complex = false) {
     return {channels: [{re: finite(re), im: finite(im)}]};
   };
   return {H, W, count, slice};
-}
-
-function finite(values) {
-  for (const v of values) {
-    if (!Number.isFinite(v)) throw new FileError('A value is not a number or infinite: repair the file first.');
-  }
-  return values;
 }
 
 async function readPicture([file]) {
@@ -131,45 +105,7 @@ async function readNpy([file]) {
   return stack(new array(buffer.slice(start), 0, needed), count, H, W, complex);
 }
 
-const NIFTI = {2: Uint8Array, 4: Int16Array, 8: Int32Array, 16: Float32Array, 64: Float64Array, 256: Int8Array,
-  512: Uint16Array, 768: Uint32Array, 32: Float32Array, 1792: Float64Array};
-
-async function readNifti([file], head) {
-  let buffer = await bytes(file, file.name);
-  if (head[0] === 0x1f) {
-    try {
-      const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream('gzip'));
-      buffer = await new Response(stream).arrayBuffer();
-    } catch {
-      throw new FileError(`${file.name} is damaged or cut short: it cannot be unpacked.`);
-    }
-  }
-  const view = new DataView(buffer), little = view.getInt32(0, true) === 348;
-  if (!little && view.getInt32(0, false) !== 348) throw new FileError(`${file.name}: not a NIfTI-1 file: ${INSTEAD}.`);
-  if (!little) throw new FileError(`${file.name}: big-endian NIfTI: ${INSTEAD}.`);
-  const dims = [1, 2, 3, 4].map((i) => Math.max(1, view.getInt16(40 + 2 * i, true))), [X, Y, Z, T] = dims;
-  const code = view.getInt16(70, true), type = NIFTI[code];
-  if (!type) throw new FileError(`${file.name}: NIfTI data type ${code} is not read here: ${INSTEAD}.`);
-  const offset = Math.max(352, view.getFloat32(108, true)), complex = code === 32 || code === 1792;
-  const slope = view.getFloat32(112, true) || 1, inter = slope === 1 ? view.getFloat32(116, true) || 0 : view.getFloat32(116, true);
-  const needed = X * Y * Z * (complex ? 2 : 1);
-  if (buffer.byteLength - offset < needed * type.BYTES_PER_ELEMENT) throw new FileError(`${file.name} is cut short.`);
-  const stored = new type(buffer.slice(offset, offset + needed * type.BYTES_PER_ELEMENT));
-  const spacing = [1, 2, 3].map((i) => view.getFloat32(76 + 4 * i, true) || 1);
-  const n = X * Y;
-  // Rows from top to bottom, as chasm shows and writes them: y runs the other way in the file.
-  const slice = (z) => {
-    const take = (part) => finite(Float32Array.from({length: n}, (_, i) => {
-      const from = z * n + (Y - 1 - Math.floor(i / X)) * X + (i % X);
-      return complex ? stored[2 * from + part] : stored[from] * slope + inter;
-    }));
-    return {channels: [{re: take(0), im: complex ? take(1) : null}]};
-  };
-  const note = T > 1 ? `the first of ${T} volumes` : '';
-  return {H: Y, W: X, count: Z, slice, spacing, header: buffer.slice(0, 348), note};
-}
-
-async function readHdf5([file]) {
+async function readHdf5([file], {hasServer}) {
   const h5 = await import('./vendor/hdf5_hl.js');
   const {FS} = await h5.ready;
   FS.writeFile('/scan.h5', new Uint8Array(await bytes(file, file.name)));
@@ -178,7 +114,7 @@ async function readHdf5([file]) {
     const names = open.keys();
     const key = ['kspace', 'reconstruction', 'reconstruction_rss', 'reconstruction_esc', 'image'].find((k) => names.includes(k));
     if (!key) throw new FileError(`${file.name}: no kspace or reconstruction in it, only: ${names.join(', ')}.`);
-    return key === 'kspace' ? readKspace(open, names, file.name) : readVolume(open.get(key), file.name, key);
+    return key === 'kspace' ? readKspace(open, names, file.name, hasServer) : readVolume(open.get(key), file.name, key);
   } finally {
     open.close();
     FS.unlink('/scan.h5');
@@ -192,20 +128,31 @@ function readVolume(dataset, name, key) {
   return {...stack(dataset.value, shape.length === 3 ? shape[0] : 1, H, W), note: `read: ${key}`};
 }
 
-function readKspace(open, names, name) {
-  const dataset = open.get('kspace'), shape = dataset.shape;
-  if (shape.length === 4) {
-    throw new FileError(`${name}: k-space of ${shape[1]} coils: ${INSTEAD}.`);
+function readKspace(open, names, name, hasServer) {
+  const dataset = open.get('kspace'), shape = dataset.shape, [count, coils] = shape.length === 4 ? shape : [shape[0], 1];
+  if (shape.length < 3 || shape.length > 4) {
+    throw new FileError(`${name}: kspace: expected (slices, H, W) or (slices, coils, H, W), got ${shape.join(' x ')}.`);
   }
-  if (shape.length !== 3) throw new FileError(`${name}: kspace: expected (slices, H, W), got ${shape.join(' x ')}.`);
-  const [count, H, W] = shape, mask = names.includes('mask') ? Uint8Array.from(open.get('mask').value, Number) : null;
+  const hasHeader = names.includes('ismrmrd_header');
+  if (hasServer && (coils > 1 || hasHeader)) throw new FileError(`${name}: chasm combines coils and cuts the margins.`);
+  const [H, W] = shape.slice(-2), mask = names.includes('mask') ? Uint8Array.from(open.get('mask').value, Number) : null;
   if (mask && mask.length !== W) throw new FileError(`${name}: the mask has ${mask.length} columns, k-space ${W}.`);
+  if (mask && coils > 1) throw new FileError(`${name}: undersampled k-space of ${coils} coils: ${INSTEAD}.`);
   const all = dataset.value;  // h5wasm gives compounds {r, i} as one array after the other
   const flat = ArrayBuffer.isView(all) ? all : Float32Array.from(all.flat(Infinity), Number);
-  if (flat.length !== 2 * count * H * W) throw new FileError(`${name}: kspace is not complex.`);
-  const kspace = stack(flat, count, H, W, true);
-  const slice = (i) => ({channels: [fft2c(kspace.slice(i).channels[0], H, W, true)], mask});
-  return {H, W, count, slice, note: mask ? 'k-space, as it was measured' : 'fully sampled k-space'};
+  if (flat.length !== 2 * count * coils * H * W) throw new FileError(`${name}: kspace is not complex.`);
+  const kspace = stack(flat, count * coils, H, W, true), image = (i) => fft2c(kspace.slice(i).channels[0], H, W, true);
+  const slice = (i) => ({channels: [coils > 1 ? rootSumOfSquares(image, i * coils, coils) : image(i)], mask});
+  const notes = [mask ? 'k-space, as it was measured' : 'fully sampled k-space'];
+  if (coils > 1) notes.push(`root-sum-of-squares of ${coils} coils, so no phase: 'chasm app' combines them with it`);
+  if (hasHeader) notes.push('with the margins of the field of view');
+  return {H, W, count, slice, note: notes.join(', ')};
+}
+
+function rootSumOfSquares(image, first, coils) {
+  const sum = magnitude(image(first)).map((v) => v * v);
+  for (let c = 1; c < coils; c++) magnitude(image(first + c)).forEach((v, i) => (sum[i] += v * v));
+  return {re: sum.map(Math.sqrt), im: null};
 }
 
 async function readDicom(files) {

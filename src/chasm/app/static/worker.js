@@ -9,10 +9,16 @@ async function load(url) {
   const started = performance.now();
   await session?.release();
   session = null;
+  const [graph, weights] = await Promise.all(['model.onnx', 'model.bin'].map((name) => fetchBytes(new URL(name, url))));
+  const externalData = [{path: 'model.bin', data: weights}];
+  session = await ort.InferenceSession.create(graph, {executionProviders: ['wasm'], externalData});
+  return {ms: performance.now() - started, threads: ort.env.wasm.numThreads};
+}
+
+async function fetchBytes(url) {
   const answer = await fetch(url);
   if (!answer.ok) throw new Error(`the model cannot be fetched (${answer.status})`);
-  session = await ort.InferenceSession.create(await answer.arrayBuffer(), {executionProviders: ['wasm']});
-  return {ms: performance.now() - started, threads: ort.env.wasm.numThreads};
+  return new Uint8Array(await answer.arrayBuffer());
 }
 
 async function run({input, channels, H, W, mask, bands}) {

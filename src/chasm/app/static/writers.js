@@ -1,25 +1,22 @@
 // Files that a person can keep: a NIfTI volume, a PNG of one slice.
 
-/** A NIfTI-1 file of float32 slices (H, W), rows from top to bottom; geometry as in the file that was read, if it was one. */
-export function nifti(slices, H, W, {spacing = [1, 1, 1], header = null, count = 0} = {}) {
-  const whole = header && count === slices.length;
+/**
+ * A NIfTI-1 file of float32 slices (H, W), rows from top to bottom.
+ * affine: columns, rows from below, slices and origin, in millimetres to the right, front and up; else spacing alone.
+ */
+export function nifti(slices, H, W, {spacing = [1, 1, 1], affine = null} = {}) {
   const buffer = new ArrayBuffer(352 + 4 * slices.length * H * W), view = new DataView(buffer);
-  if (whole) new Uint8Array(buffer).set(new Uint8Array(header));
   view.setInt32(0, 348, true);
   [3, W, H, slices.length, 1, 1, 1, 1].forEach((n, i) => view.setInt16(40 + 2 * i, n, true));
   view.setInt16(70, 16, true);
   view.setInt16(72, 32, true);
+  [1, ...spacing].forEach((v, i) => view.setFloat32(76 + 4 * i, v, true));
   view.setFloat32(108, 352, true);
   view.setFloat32(112, 1, true);
-  view.setFloat32(116, 0, true);
-  view.setFloat32(124, 0, true);  // cal_max and cal_min: a viewer chooses
-  view.setFloat32(128, 0, true);
-  if (!whole) {
-    [1, ...spacing].forEach((v, i) => view.setFloat32(76 + 4 * i, v, true));
-    view.setInt16(254, 2, true);
-    spacing.forEach((v, i) => view.setFloat32(280 + 20 * i, v, true));
-    view.setUint8(123, 2);
-  }
+  view.setUint8(123, 2);  // millimetres
+  view.setInt16(254, 2, true);  // an sform, aligned to something
+  const columns = affine ?? [...spacing.map((v, i) => [0, 1, 2].map((r) => (r === i ? v : 0))), [0, 0, 0]];
+  columns.forEach((column, c) => column.forEach((v, r) => view.setFloat32(280 + 16 * r + 4 * c, v, true)));
   [0x6e, 0x2b, 0x31, 0].forEach((v, i) => view.setUint8(344 + i, v));
   const values = new Float32Array(buffer, 352);
   slices.forEach((slice, z) => {
