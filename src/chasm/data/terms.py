@@ -28,7 +28,7 @@ _PROXY = {
     "tumour_lgg_flair": Terms("TCGA-LGG FLAIR (TCIA; Buda et al. 2019, Mazurowski et al. 2017)", "CC BY 3.0", True),
     "knee_stanford_pdfs": Terms("Stanford 3-D FSE knees (mridata.org), by way of RefineGAN", "CC BY-NC 4.0", True),
     "natural_imagenet": Terms("280 photographs of ImageNet", RESEARCH, True),
-    "natural_scenes_bsds_ade": Terms("BSDS500 (Berkeley) and 9 photographs of ADE20K", RESEARCH, True),
+    "natural_scenes_bsds_ade": Terms("BSDS500 (Berkeley); 9 photographs of ADE20K are for scores only", RESEARCH, True),
     "natural_kodak_test": Terms("Kodak true-colour photographs", "unrestricted", True),
     "brain_siat_t2": Terms("SIAT brains, T2 (Liu et al., MRM 83(1):322-336, 2020)", _NONE, False),
     "raw_complex": Terms("SIAT brains, T2, complex (Liu et al., MRM 83(1):322-336, 2020)", _NONE, False),
