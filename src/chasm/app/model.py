@@ -48,6 +48,7 @@ def write_model(run: Run, folder: Path) -> None:
     channels = 2 if config.task.name == "reconstruction" else 3
     if config.task.name not in TASKS or getattr(run.model, "in_channels", None) != channels:
         raise ValueError(f"{run.folder}: the page runs reconstructions of one image and super-resolution, not this run")
+    assert isinstance(run.model, Backbone)
     folder.mkdir(parents=True, exist_ok=True)
     shape = read_json(run.folder / "environment.json")["image_shape"]
     write_bytes(folder / "model.onnx", graph_of(run))

@@ -12,7 +12,7 @@ WORDS = {
 }
 USE = {
     "reconstruction": "chasm reconstruct scan.h5 --run {name}",
-    "superres": "chasm eval {name} --data FOLDER",
+    "superres": "chasm app {name}",
     "segmentation": "chasm eval {name} --data FOLDER",
 }
 LIMITS = """\
@@ -36,7 +36,7 @@ def write_card(record: dict[str, Any], config: RunConfig, environment: dict[str,
         f"# {name}\n\nThis network {WORDS.get(task['name'], task['name'])}. It is a {config.backbone.name} host with "
         f"{config.mixer.name} mixers, {record['parameters']['model']:,} parameters, made by `chasm`.",
         f"```bash\n{USE.get(task['name'], USE['segmentation']).format(name=name)}\n```",
-        f'```python\nmodel = chasm.load_model("{name}")   # an nn.Module in eval mode\n```',
+        f'```python\nmodel = chasm.load_model("{name}")  # an nn.Module in eval mode\n```',
         LIMITS,
         "## Trained on\n\n" + _data(record),
         "## Scores\n\n" + _scores(record),

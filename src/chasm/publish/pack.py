@@ -24,7 +24,18 @@ from chasm.train.evaluation import measure
 from chasm.train.run import open_split, resident
 
 FORMAT = 1
-ENVIRONMENT = ("image_shape", "seed", "device", "python", "versions", "commit", "modified", "date", "tf32")
+ENVIRONMENT = (
+    "image_shape",
+    "training_data",  # what `chasm reconstruct` compares a scan with
+    "seed",
+    "device",
+    "python",
+    "versions",
+    "commit",
+    "modified",
+    "date",
+    "tf32",
+)
 
 
 def pack(
