@@ -31,6 +31,7 @@ FORMAT = 2  # of the graph: another number makes older ones unusable
 WEIGHTS = "model.bin"  # the name that the graph knows the file of its weights by
 BANDS = 5  # as many as the page has sliders
 MIN_SIZE, MAX_SIZE = 32, 4096
+MAX_GRAPH_BYTES = 64 * 2**20  # a graph without weights takes less than one MiB
 TASKS = ("reconstruction", "superres")
 
 
@@ -97,7 +98,8 @@ def graph_of(run: Run) -> bytes:
     """
     key, record = graph_key(run), run.folder / RECORD
     if (run.folder / GRAPH).is_file() and record.is_file() and read_json(record).get("page") == key:
-        return gzip.decompress((run.folder / GRAPH).read_bytes())
+        with gzip.open(run.folder / GRAPH) as f:
+            return f.read(MAX_GRAPH_BYTES)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chasm" / "page"
     kept = cache / f"{key}-{version('chasm-mixer')}.onnx"
     if kept.is_file():
