@@ -64,7 +64,9 @@ def train(
 
     - volume_x4: volumes of a drawn head, x4 in the plane of slices and columns, a small 3-D U-Net
 
-    All but demo and volume_x4 need data: --set data.path=FOLDER. To get a copy to edit: chasm train demo --show > mine.yaml
+    All but demo and volume_x4 need data: --set data.path=FOLDER.
+
+    To get a copy to edit: chasm train demo --show > mine.yaml
 
     The run folder holds everything needed to repeat the run: config, environment, seed, log, metrics, weights.
     Ctrl-C finishes the step and saves; a second Ctrl-C ends at once.
