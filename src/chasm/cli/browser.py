@@ -26,7 +26,7 @@ def app(
     from chasm.app import build_site, serve
 
     def told(name: str) -> None:
-        typer.echo(f"{name}: as ONNX (a minute or two, the first time) ..")
+        typer.echo(f"{name} .. (seconds; minutes if its architecture is new here)")
 
     if out is not None:
         folder = build_site(runs or [], out, on_model=told)
