@@ -1,5 +1,6 @@
 """`chasm reconstruct`: a scan in, a volume out."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,17 @@ from chasm.common.progress import ProgressBar
 from chasm.common.text import counted
 
 if TYPE_CHECKING:
-    from chasm.reconstruct import Outcome
+    from chasm.reconstruct import Enlarged, Outcome
 
 OUT = (
     "File to write; the suffix says the format: .h5, .nii, .nii.gz, .npy, .dcm (a DICOM series for a PACS, with the "
     "patient and the place of the source) or .png. DICOM and PNG have one file for each slice. With several inputs, "
-    "the name of each is added. Default: INPUT-reconstructed.h5 in the current folder."
+    "the name of each is added. Default: INPUT-reconstructed.h5 in the current folder, or INPUT-x4.png for "
+    "photographs."
 )
 INPUT = (
     "k-space (ISMRMRD, BART .cfl, Siemens .dat, fastMRI, CC359, arrays with --as kspace) or images (NIfTI, DICOM, "
-    ".npy, .png, ..); a file or a folder. One or more."
+    ".npy, .png, ..); a file or a folder; photographs for a super-resolution run. One or more."
 )
 OPTION = (
     "What to take from the files, as KEY=VALUE: axes=SCHW (what the dimensions of an array are: slices, coils, rows, "
@@ -90,6 +92,8 @@ def reconstruct(
     Data consistency needs no target: it says how far the k-space of the image is from the measured samples, in units of
     their noise. About 1 is as good as it gets; much more contradicts the measurement; much less follows the noise.
 
+    A super-resolution run takes photographs instead, and writes each of them enlarged, as a PNG file.
+
     An input that fails does not stop the others.
     """
     require("train", "data", "report")
@@ -113,21 +117,24 @@ def reconstruct(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     outcomes: dict[Path, Any] = {}
     with ProgressBar() as bar:
-        on_slice = lambda path, done, total: bar.update(done, total, path.name)  # noqa: E731
-        for path, outcome in logic.reconstruct_each(
-            sources,
-            run,
-            out,
-            settings,
-            device=place,
-            force=force,
-            on_slice=on_slice,
-        ):
+        on_progress = lambda path, done, total: bar.update(done, total, path.name)  # noqa: E731
+        results: Iterator[tuple[Path, Any]]
+        if len(run) == 1 and logic.is_enlarger(run[0]):
+            results = logic.enlarge_each(sources, run[0], out, settings, device=place, force=force, on_file=on_progress)
+        else:
+            results = logic.reconstruct_each(
+                sources, run, out, settings, device=place, force=force, on_slice=on_progress
+            )
+        for path, outcome in results:
             outcomes[path] = outcome
             with bar.hidden():
                 if isinstance(outcome, Exception):
                     show_error(outcome)
-                elif not as_json:
+                elif as_json:
+                    continue
+                elif isinstance(outcome, logic.Enlarged):
+                    _print_enlarged(outcome)
+                else:
                     _print(outcome, path if len(sources) > 1 else None)
     failed = sum(isinstance(outcome, Exception) for outcome in outcomes.values())
     if as_json and (failed == 0 or len(outcomes) > 1):
@@ -136,6 +143,13 @@ def reconstruct(
         if len(outcomes) > 1:
             typer.echo(f"{failed} of {len(outcomes)} inputs failed", err=True)
         raise typer.Exit(FAILED)
+
+
+def _print_enlarged(outcome: "Enlarged") -> None:
+    before, after = (f"{width} x {height}" for height, width in (outcome.size, outcome.enlarged_size))
+    for note in outcome.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"{outcome.file}: {before} pixels enlarged to {after} in {outcome.seconds:.3g} s")
 
 
 def _print(outcome: "Outcome", source: Path | None) -> None:

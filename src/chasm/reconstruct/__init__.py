@@ -16,9 +16,21 @@ dicom.py    writes them as a DICOM series
 page.py     makes a page to look at them
 cases.py    reconstructs and writes one case
 run.py      puts these together
+enlarge.py  enlarges photographs with a super-resolution run
 """
 
+from chasm.reconstruct.enlarge import Enlarged, enlarge_each, is_enlarger
 from chasm.reconstruct.run import Outcome, Volume, as_json, reconstruct, reconstruct_each
 from chasm.reconstruct.settings import Settings
 
-__all__ = ["Outcome", "Settings", "Volume", "as_json", "reconstruct", "reconstruct_each"]
+__all__ = [
+    "Enlarged",
+    "Outcome",
+    "Settings",
+    "Volume",
+    "as_json",
+    "enlarge_each",
+    "is_enlarger",
+    "reconstruct",
+    "reconstruct_each",
+]

@@ -27,11 +27,12 @@ from chasm.common.text import counted
 from chasm.data.base import existing
 from chasm.reconstruct.cases import Volume, write_case
 from chasm.reconstruct.coils import CoilModel
+from chasm.reconstruct.enlarge import Enlarged
 from chasm.reconstruct.ensemble import combine
 from chasm.reconstruct.inputs import Scan, open_scan
 from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
-from chasm.reconstruct.settings import Settings, is_method, load, with_task
+from chasm.reconstruct.settings import Settings, is_method, load, usable_device, with_task
 from chasm.reconstruct.slices import Reconstructor
 from chasm.train import Run
 
@@ -127,7 +128,7 @@ def reconstruct_each(
     Yields:
         Each source with its outcome, or with its error.
     """
-    device, settings = _usable(device), settings or Settings()
+    device, settings = usable_device(device), settings or Settings()
     paths = list(dict.fromkeys(existing(source) for source in sources))
     if out is None:
         outs = [Path(f"{_name(path)}-reconstructed.h5") for path in paths]
@@ -272,26 +273,17 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
     )
 
 
-def _usable(device: torch.device | str) -> torch.device:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:  # a name that torch does not know, or a device that is not there
-        why = str(e).splitlines()[0]
-        raise ValueError(f"device {str(device)!r} cannot be used here ({why}): choose cpu, or cuda on a GPU") from None
-    return torch.device(device)
-
-
 def _name(path: Path) -> str:
     """The name without the suffix of its format; other dots belong to it."""
     path = path.resolve()
     return path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0] or path.name
 
 
-def as_json(outcomes: dict[Path, Outcome | ValueError | OSError]) -> str:
+def as_json(outcomes: dict[Path, Outcome | Enlarged | ValueError | OSError]) -> str:
     """Return outcomes as JSON: an object, or for several inputs a list with "input" and, for one that failed, "error".
 
     Args:
-        outcomes: what `reconstruct_each` yielded.
+        outcomes: what `reconstruct_each` or `enlarge_each` yielded.
     """
     records = [{"error": str(o)} if isinstance(o, Exception) else json_safe(asdict(o)) for o in outcomes.values()]
     if len(records) == 1:

@@ -49,7 +49,16 @@ class SuperResolution(Task):
             raise ValueError(f"{H}x{W} images are not divisible by {self.factor}: crop them to a multiple of it")
         small = _bicubic(target, (H // self.factor, W // self.factor))
         small = (small.clamp(0, 1) * 255).round() / 255
-        return TaskBatch(_bicubic(small, (H, W)).clamp(0, 1), target, case)
+        return TaskBatch(self.enlarge(small), target, case)
+
+    def enlarge(self, small: Tensor) -> Tensor:
+        """Return reduced images as the network takes them: enlarged by the factor, bicubic.
+
+        Args:
+            small: images (B, C, H, W) in [0, 1].
+        """
+        H, W = small.shape[-2:]
+        return _bicubic(small, (H * self.factor, W * self.factor)).clamp(0, 1)
 
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
         return (output - batch.target).abs().mean()

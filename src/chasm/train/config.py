@@ -12,6 +12,7 @@ from chasm.common.files import is_folder_name
 from chasm.common.registry import suggest
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS
+from chasm.models import find_model
 from chasm.mri import Sampling
 from chasm.mri.masks import KINDS
 from chasm.tasks import Task, create_task
@@ -142,6 +143,15 @@ def recipe_schema() -> dict[str, Any]:
             **place,
         }
     return schema
+
+
+def config_of_run(run: str | Path) -> RunConfig:
+    """Return the config of a run, without loading its weights.
+
+    Args:
+        run: the run folder, the name of a shipped model, or owner/name on the Hugging Face Hub.
+    """
+    return load_recipe(find_model(run) / "config.yaml")
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
