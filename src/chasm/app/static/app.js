@@ -3,7 +3,7 @@ import {drawBasis, drawGains} from './learned.js';
 import {DeadWorker, Network} from './network.js';
 import {createMask, prepare, scores, shown} from './physics.js';
 import {readScan} from './readers.js';
-import {FileError, MAX_BYTES, MAX_SIDE, loadScript} from './files.js';
+import {FileError, MAX_BYTES, MAX_ENLARGED_SIDE, loadScript} from './files.js';
 import {Views} from './views.js';
 import {nifti, save} from './writers.js';
 
@@ -167,7 +167,7 @@ async function choosePlane() {
 async function infer(index, bands) {
   const {scan, model} = state, isEnlarged = $('mode').value === 'enlarge';
   const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value), isEnlarged};
-  const most = Math.floor(MAX_SIDE / (model.task.factor ?? 1));
+  const most = Math.floor(MAX_ENLARGED_SIDE / (model.task.factor ?? 1));
   if (isEnlarged && model.task.name === 'superres' && Math.max(scan.H, scan.W) > most) {
     throw new FileError(`${scan.name}: ${scan.H} x ${scan.W} pixels: the page enlarges pictures of up to ${most} a side.`);
   }
