@@ -12,7 +12,7 @@ WORDS = {
 }
 USE = {
     "reconstruction": "chasm reconstruct scan.h5 --run {name}",
-    "superres": "chasm app {name}",
+    "superres": "chasm reconstruct photo.png --run {name}",
     "segmentation": "chasm eval {name} --data FOLDER",
 }
 LIMITS = """\
