@@ -63,6 +63,13 @@ class Runtime:
             return [self.answer(torch.from_numpy(feed["x"])).numpy() * self.factor]
 
 
+class Program:
+    """What torch.onnx.export returns."""
+
+    def save(self, file: str, external_data: bool) -> None:
+        Path(file).write_bytes(b"new")
+
+
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("failure", ["export", "runtime", "difference", "nan", "none"])
 def test_a_file_appears_whole_and_checked_or_not_at_all(
@@ -76,15 +83,16 @@ def test_a_file_appears_whole_and_checked_or_not_at_all(
     if existing:
         path.write_bytes(b"old")
 
-    def export(model: nn.Module, args: Any, file: str, **options: Any) -> None:
-        Path(file).write_bytes(b"new")
-        if failure == "export":
-            raise RuntimeError("no such operator")
+    class Failing(Program):
+        def save(self, file: str, external_data: bool) -> None:
+            super().save(file, external_data)
+            if failure == "export":
+                raise RuntimeError("no such operator")
 
     runtime = Runtime(chasm.fold(mixer, size=(6, 5)), {"difference": 1.01, "nan": np.nan}.get(failure, 1.0))
     if failure == "runtime":
         monkeypatch.setattr(Runtime, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("bad file")))
-    monkeypatch.setattr(torch.onnx, "export", export)
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Failing())
     monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
     if failure == "none":
         assert chasm.export_onnx(mixer, str(path), x) == path
@@ -117,7 +125,7 @@ def test_the_file_is_compared_with_the_model_it_was_made_from(tmp_path: Path, mo
     net = Sly().train()
     net.norm.running_mean = torch.ones(3)
     x = features(2, 3, 4, 4)
-    monkeypatch.setattr(torch.onnx, "export", lambda _model, _args, file, **_: Path(file).write_bytes(b"new"))
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Program())
     monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(chasm.fold(net, example=x), 1.0))
     with pytest.raises(ValueError, match=r"differs from the model by 1.0e-02 \(allowed 1e-04\)"):
         chasm.export_onnx(net, tmp_path / "x.onnx", x)
@@ -149,7 +157,7 @@ def test_every_output_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             return x, x.mean((2, 3))
 
     x = features(2, 3, 4, 4)
-    monkeypatch.setattr(torch.onnx, "export", lambda _model, _args, file, **_: Path(file).write_bytes(b"new"))
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Program())
     monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(None, 1.0))
     mean = x.mean((2, 3)).numpy()
     for second, error in ((mean, None), (1.01 * mean, "1.0e-02"), (mean[:1], "inf"), (mean * np.nan, "nan")):
