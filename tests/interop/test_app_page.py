@@ -26,6 +26,7 @@ from chasm.app import build_site, server
 from chasm.common.files import write_json
 from chasm.data import open_dataset
 from chasm.data.nifti import open_nifti
+from chasm.models.folders import find_model
 from chasm.mri import create_mask, to_channels, to_complex
 from chasm.train import Run, load_recipe, load_run
 from chasm.train.checkpoints import save_tensors
@@ -147,6 +148,17 @@ def expected(run: Run, image: np.ndarray, dtype: torch.dtype = torch.complex64) 
 def assert_same(read: dict[str, Any], want: tuple[np.ndarray, np.ndarray]) -> None:
     for name, values in zip(("output", "plain"), want, strict=True):
         np.testing.assert_allclose(read[name], values.ravel(), atol=1e-4)
+
+
+def test_a_shipped_model_gives_the_numbers_of_python(play: Any, tmp_path: Path) -> None:
+    run = load_run(find_model("brain-x4"))
+    np.save(tmp_path / "array.npy", brain()[0].astype(np.complex64))
+    with server.make_server(build_site([run.folder], tmp_path / "page", convert=False)) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        steps = [{"drop": [str(tmp_path / "array.npy")], "wait": 1500}, {"read": RESULT, "as": "array.npy"}]
+        read = play(steps, address=running.address)
+        running.shutdown()
+    assert_same(read["array.npy"], expected(run, brain()[0]))
 
 
 def test_files_of_every_kind_give_the_numbers_of_python(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
