@@ -69,7 +69,7 @@ def test_runs_that_do_not_go_together_are_one_line(tmp_path: Path) -> None:
 
 
 def wide(images: np.ndarray) -> np.ndarray:
-    """The same heads in a field of view of twice the width, which gives networks something to learn."""
+    """Return the heads with empty margins, into which undersampling folds them: a network can learn that."""
     return np.pad(images, ((0, 0), (0, 0), (16, 16)))
 
 
