@@ -7,7 +7,8 @@ import pytest
 import torch
 from registry_cases import NAMES, RIVALS, C, each_mixer, each_rival, make, maps, relative
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from chasm.mixers import (
     AFNO,
@@ -42,6 +43,32 @@ def test_any_size_keeps_shape_dtype_and_device(name):
             assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device), size
             assert y.isfinite().all(), size
             assert torch.equal(x, before), size
+
+
+class Waits(TorchFunctionMode):
+    """Notes calls that would make the host wait for a GPU: numbers sent from Python to a tensor, or read from one."""
+
+    CALLS = (torch.tensor, torch.as_tensor, Tensor.new_tensor, Tensor.item, Tensor.tolist, Tensor.__bool__)
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in self.CALLS:
+            self.found.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@each_mixer
+def test_a_step_never_waits_for_the_host(name):
+    """A CUDA graph cannot capture a mixer that does."""
+    m, x = make(name), maps(8, 8).requires_grad_()
+    m(x)  # constants are made once
+    with Waits() as waits:
+        m(x)
+    # On a CPU reading a norm costs nothing; it decides how often CHASM squares its bases.
+    assert [call for call in waits.found if call != "item"] == []
 
 
 @each_mixer

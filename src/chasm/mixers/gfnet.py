@@ -52,10 +52,10 @@ def hermitian_edges(pairs: Tensor, width: int) -> Tensor:
         pairs: (H, W//2+1, C, 2), real and imaginary part, because ONNX has few operations for complex numbers.
         width: W.
     """
-    conjugate = pairs.new_tensor([1.0, -1.0])
 
     def part(column: Tensor) -> Tensor:
-        return (column + column.flip(0).roll(1, 0) * conjugate) / 2
+        real, imaginary = column.flip(0).roll(1, 0).unbind(-1)
+        return (column + torch.stack((real, -imaginary), -1)) / 2
 
     first, last = part(pairs[:, :1]), pairs[:, -1:]
     bins = pairs.shape[1]

@@ -262,5 +262,6 @@ def _exponentials(device: torch.device) -> Tensor:
     weights = a.new_tensor([*reversed(_WEIGHTS), *_WEIGHTS]) / 2
     summed = torch.stack([*((1j * a) ** p for p in range(5)), *(torch.exp(1j * k * a) for k in (1, -1, 2, -2))], 1)
     wanted = weights.sqrt() * torch.exp(1j * a[:, None] * (s - 1))
-    fit = torch.linalg.lstsq(*(torch.cat([x.real, x.imag]) for x in (summed, wanted))).solution
+    Q, R = torch.linalg.qr(torch.cat([summed.real, summed.imag]))  # torch.linalg.lstsq has no fake form
+    fit = torch.linalg.solve_triangular(R, Q.mT @ torch.cat([wanted.real, wanted.imag]), upper=True)
     return fit.mT.contiguous().to(device)
