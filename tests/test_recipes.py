@@ -61,7 +61,7 @@ def proxy(root: Path) -> list[str]:
     for part in ("brain_ixi_pd", "tumour_lgg_flair", "knee_stanford_pdfs"):
         write_proxy(root, part, size=32)
     for part in ("natural_imagenet", "natural_scenes_bsds_ade"):
-        write_proxy_photos(root, part, splits=("train", "val", "test"))
+        write_proxy_photos(root, part, size=32, splits=("train", "val", "test"))
     return []
 
 

@@ -262,6 +262,23 @@ def test_several_proxy_parts_are_one_dataset_without_masks(tmp_path: Path) -> No
         open_dataset("proxy", tmp_path, "test", part=["brain_ixi_pd", "natural_kodak_test"])
 
 
+def test_parts_for_training_only_are_in_no_other_split(tmp_path: Path) -> None:
+    write_proxy(tmp_path, "brain_ixi_pd")
+    images = write_proxy(tmp_path, "knee_stanford_pdfs")
+    photos = write_proxy_photos(tmp_path, "natural_imagenet", splits=("train", "val", "test"))
+    also = ["knee_stanford_pdfs", "natural_imagenet"]
+    data = open_dataset("proxy", tmp_path, part="brain_ixi_pd", also=also)
+    assert {case.split("/")[0] for case in data.cases} == {"brain_ixi_pd", *also}
+    np.testing.assert_array_equal((data[3].image[0] * 255).round(), images["train"][0])
+    grey = (photos[0] * [0.299, 0.587, 0.114]).sum(-1) / 255
+    np.testing.assert_allclose(data[6].image, grey[None], atol=1e-5)
+    for split in ("val", "test"):
+        alone = open_dataset("proxy", tmp_path, split, part="brain_ixi_pd")
+        assert open_dataset("proxy", tmp_path, split, part="brain_ixi_pd", also=also).cases == alone.cases
+    with pytest.raises(ValueError, match=r"also: .*give parts of one kind"):
+        open_dataset("proxy", tmp_path, part="natural_imagenet", also=["brain_ixi_pd"])
+
+
 def test_a_drawn_phase_leaves_the_magnitude_and_is_the_same_every_time(tmp_path: Path) -> None:
     write_proxy(tmp_path)
     plain, drawn, again = (open_dataset("proxy", tmp_path, "all", phase=phase) for phase in (False, True, True))

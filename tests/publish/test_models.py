@@ -14,6 +14,7 @@ import chasm
 from chasm.app.model import graph_of
 from chasm.cli.app import app
 from chasm.models import GRAPH, MODEL_FILES, folders
+from chasm.publish.card import write_card
 from chasm.train import Run, load_recipe, load_run, train
 
 RECIPE: dict[str, Any] = {
@@ -80,6 +81,19 @@ def test_the_card_says_what_the_run_recorded(packed: Path, finished: Path) -> No
     for scores in record["scores"]:
         for value in scores["values"].values():
             assert value["low"] <= value["mean"] <= value["high"]
+
+
+def test_the_card_says_what_was_changed_begun_with_and_not_scored(packed: Path) -> None:
+    record, environment = (json.loads((packed / name).read_text()) for name in ("model.json", "environment.json"))
+    config = load_recipe(RECIPE, ["train.flips=true", "train.vary=true"])
+    record["scores"] = record["scores"][:1]
+    environment["start"] = {"name": "older", "sha256": "0123456789abcdef", "steps": 7}
+    card = write_card(record, config, environment)
+    assert "slices were mirrored and turned, zoomed" in card
+    assert "Began with the weights of `older` (SHA-256 0123456789ab, trained for 7 steps)" in card
+    assert "No data of another source was at hand" in card
+    plain = (packed / "README.md").read_text()
+    assert not any(word in plain for word in ("at random", "Began with", "No data of another source"))
 
 
 def test_a_shipped_model_is_listed_shown_and_loaded_by_name(shipped: Path, finished: Path) -> None:

@@ -53,8 +53,9 @@ def test_the_card_is_that_of_the_files(name: str) -> None:
     assert (folder / "README.md").read_text() == write_card(record, run.config, environment)
     assert run.config.data.path is None
     assert all(terms["weights"] for terms in record["trained_on"])
-    if name != "knee-x4":
-        assert any("not trained on" in scores["split"] for scores in record["scores"])
+    has_other = any("not trained on" in scores["split"] for scores in record["scores"])
+    assert has_other == (name != "knee-x4")
+    assert ("No data of another source" in (folder / "README.md").read_text()) == (not has_other)
 
 
 @pytest.mark.parametrize("name", LEAST_PSNR)

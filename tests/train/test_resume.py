@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         "accumulate": 2,
         "clip": 0.1,
         "flips": True,
+        "vary": True,
         "resident": False,
     },
     "changing, worker": {"data": {"changing": True, "cases": 6}, "workers": 1, "save_every": 4},

@@ -31,6 +31,7 @@ from chasm.mri.phase import smooth_phase
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
 _UNREADABLE = "unreadable"
+LUMA = (0.299, 0.587, 0.114)  # the grey of red, green and blue, as ITU-R BT.601 has it
 _OWNERS = ("subject", "patient", "source")
 
 
@@ -43,6 +44,7 @@ class Proxy(FileDataset):
         path: the folder of the bundle, or one of its files.
         split: "train", "val", "test" or "all", as stored in the file.
         part: the name of a file without its suffix, or "raw_8ch"; or several of them, whose masks are then left out.
+        also: parts that the training split has besides, and no other split. Photographs are grey among MRI.
         crop: keep this many central rows and columns of k-space: smaller images of the same field of view.
         phase: make complex images of magnitudes, by a smooth phase that is drawn for each slice. Every fourth slice
             keeps phase zero, so that a network learns both.
@@ -56,16 +58,20 @@ class Proxy(FileDataset):
         split: str = "train",
         *,
         part: str | Sequence[str] = "brain_siat_t2",
+        also: Sequence[str] = (),
         crop: int | None = None,
         phase: bool = False,
     ) -> None:
-        super().__init__(path, split, part=part)
+        names = _names(part) + (_names(also) if split == "train" else [])
+        super().__init__(path, split, part=part if names == _names(part) else names)
         self.crop, self.phase = crop, phase
-        self.several = not isinstance(part, str)
-        domains = {"photo" if name.startswith("natural") else "mri" for name in _names(part)}
+        self.several = not isinstance(part, str) or bool(also)
+        domains = {"photo" if _is_photo(name) else "mri" for name in _names(part)}
         if len(domains) > 1 or (phase and "photo" in domains):
             raise ValueError(f"part: {part}: photographs go neither with MRI nor with a phase: give parts of one kind")
         self.domain = domains.pop()
+        if self.domain == "photo" and not all(_is_photo(name) for name in names):
+            raise ValueError(f"also: {also}: photographs do not go with MRI: give parts of one kind")
         opened = {(_part(case), case.split): case.files[0] for case in self._cases}
         self._stacks = {key: _stack(file, *key) for key, file in opened.items()}
         self.list_slices(lambda case: self._stacks[_part(case), case.split].rows(case.name))
@@ -94,6 +100,8 @@ class Proxy(FileDataset):
         part = _part(case)
         stack = self._stacks[part, case.split]
         image = stack.image(k)
+        if self.domain == "mri" and _is_photo(part):
+            image = (image * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
         no_label = stack.masks is None or self.several
         label = None if no_label else torch.from_numpy(stack.masks[k].astype(np.int64))  # type: ignore[index]
         if self.crop is not None:
@@ -145,6 +153,10 @@ def crop_kspace(image: Tensor, size: int) -> Tensor:
 
 def _names(part: str | Sequence[str] | None) -> list[str]:
     return [] if part is None else [part] if isinstance(part, str) else list(part)
+
+
+def _is_photo(part: str) -> bool:
+    return part.startswith("natural")
 
 
 def _part(case: Case) -> str:

@@ -46,5 +46,6 @@ def terms_of(dataset: str, options: Mapping[str, Any]) -> list[Terms] | None:
         return [Terms("drawn by chasm", "MIT", True)]
     if dataset != "proxy":
         return None
-    part = options.get("part", "brain_siat_t2")
-    return [_PROXY[name] for name in ([part] if isinstance(part, str) else part) if name in _PROXY]
+    parts = [options.get("part", "brain_siat_t2"), options.get("also", [])]
+    names = [name for part in parts for name in ([part] if isinstance(part, str) else part)]
+    return [_PROXY[name] for name in names if name in _PROXY]

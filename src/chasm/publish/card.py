@@ -15,6 +15,11 @@ USE = {
     "superres": "chasm reconstruct photo.png --run {name}",
     "segmentation": "chasm eval {name} --data FOLDER",
 }
+VARIED = "turned, zoomed, shifted, sheared and changed in contrast"
+ELSEWHERE = "not trained on"  # in the split of scores on data of another source
+UNKNOWN_ELSEWHERE = """\
+**No data of another source was at hand.** All scores are of the source it was trained on, so how well it carries over
+to another scanner or hospital is not known. Expect less."""
 LIMITS = """\
 **For research only. Not for diagnosis, treatment or any other decision about a person.** A network can remove real
 structures and invent others, most where data differ from those below: other organs, contrasts, field strengths, masks,
@@ -71,11 +76,14 @@ def _scores(record: dict[str, Any]) -> str:
         row += [_number(v["mean"]) + _interval(v, scores["cases"]) for v in values]
         row += [_number(scores["reference"][m]) for m in metrics] if reference else []
         rows.append(row)
-    return (
+    text = (
         markdown_table(columns, rows, right=columns[1:])
         + f"\n\nMean over cases [95 % interval from resampled cases]. Protocol `{record['scores'][0]['protocol']}`: "
         + record["scores"][0]["meaning"]
     )
+    if not any(ELSEWHERE in scores["split"] for scores in record["scores"]):
+        text += f"\n\n{UNKNOWN_ELSEWHERE}"
+    return text
 
 
 def _protocol(record: dict[str, Any], config: RunConfig, mask: Any, environment: dict[str, Any]) -> str:
@@ -88,7 +96,13 @@ def _protocol(record: dict[str, Any], config: RunConfig, mask: Any, environment:
         images = "complex images" if record["task"].get("complex") else "magnitude images, each scaled to [0, 1]"
         drawn = ", with a phase that was drawn" if config.data.options.get("phase") else ""
         lines.append(f"k-space is re-made from {images}{drawn}.")
+    changed = [word for word, on in (("mirrored", config.train.flips), (VARIED, config.train.vary)) if on]
+    if changed:
+        lines.append(f"Training slices were {' and '.join(changed)}, at random.")
     average = f", average of the weights with decay {config.train.ema:g}" if config.train.ema else ""
+    if start := environment.get("start"):
+        before = "" if start["steps"] is None else f", trained for {start['steps']} steps"
+        lines.append(f"Began with the weights of `{start['name']}` (SHA-256 {start['sha256'][:12]}{before}).")
     lines.append(
         f"Trained for {record['steps']} steps of {config.train.batch} slices{average}; the best of validation was step "
         f"{record['best_step']}. Seed {config.seed}, {environment.get('device', 'unknown device')}, commit "

@@ -16,7 +16,7 @@ from chasm.common.files import is_folder_name, read_json, write_atomic, write_by
 from chasm.common.precision import tf32
 from chasm.data.terms import Terms, terms_of
 from chasm.models import GRAPH, RECORD, sha256
-from chasm.publish.card import write_card
+from chasm.publish.card import ELSEWHERE, write_card
 from chasm.studies.statistics import interval, resampled
 from chasm.train import Run, RunConfig, load_recipe, load_run
 from chasm.train.config import dump
@@ -27,6 +27,7 @@ FORMAT = 1
 ENVIRONMENT = (
     "image_shape",
     "training_data",  # what `chasm reconstruct` compares a scan with
+    "start",
     "seed",
     "device",
     "python",
@@ -90,8 +91,7 @@ def pack(
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
         raise ValueError(f"{folder}: holds other files: give the name of a new folder")
     shape = environment["image_shape"]
-    data = finished.config.data.model_copy(update={"path": None})
-    write_text(folder / "config.yaml", dump(finished.config.model_copy(update={"name": name, "data": data})))
+    write_text(folder / "config.yaml", dump(_without_paths(finished.config, name)))
     weights = finished.folder / "weights.safetensors"
     write_atomic(folder / "weights.safetensors", lambda p: shutil.copyfile(weights, p))
     write_json(folder / "environment.json", {k: environment[k] for k in ENVIRONMENT if k in environment})
@@ -119,6 +119,13 @@ def pack(
     return folder
 
 
+def _without_paths(config: RunConfig, name: str) -> RunConfig:
+    """Return the config under the name of the model, without the places of data and of weights on this machine."""
+    start = None if config.train.start is None else Path(config.train.start).name
+    data, train = config.data.model_copy(update={"path": None}), config.train.model_copy(update={"start": start})
+    return config.model_copy(update={"name": name, "data": data, "train": train})
+
+
 def _terms(config: RunConfig, licence: str | None) -> list[Terms]:
     """Return the terms of the training data; refuse data whose terms are not known or do not allow it."""
     if licence is not None:
@@ -143,7 +150,7 @@ def _scored_elsewhere(run: Run, change: str, data_path: str | None, device: torc
     elsewhere = replace(run, config=config)
     with tf32(config.train.tf32):
         metrics = measure(elsewhere, data, device)
-    return _scores(f"{split} split, not trained on", metrics)
+    return _scores(f"{split} split, {ELSEWHERE}", metrics)
 
 
 def _scores(split: str, metrics: dict[str, Any]) -> list[dict[str, Any]]:

@@ -76,6 +76,8 @@ class Training(Strict):
     clip: float | None = Field(None, gt=0)
     ema: float | None = Field(None, gt=0, lt=1)  # of the weights; the average is validated, selected and saved
     flips: bool = False  # mirror each training slice left to right, top to bottom, both or not, at random
+    vary: bool = False  # turn, zoom, shift and shear each training slice and change its contrast, at random
+    start: str | None = None  # a run folder, a model, or owner/name on the Hub, whose weights training begins with
     precision: Literal["float32", "bf16"] = "float32"
     tf32: bool = False  # let float32 products and convolutions on a GPU round their inputs to TF32
     compile: bool = False  # torch.compile the backbone; HiFi-Mamba compiles block by block

@@ -22,6 +22,7 @@ from chasm.common.locks import Lock, locked
 from chasm.common.precision import tf32
 from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
+from chasm.train.augment import flips_of_step, vary
 from chasm.train.checkpoints import Checkpoints, holds_work, refuse_other_files, save_tensors
 from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
@@ -43,8 +44,9 @@ from chasm.train.run import (
     resident,
     score,
 )
-from chasm.train.schedule import flips_of_step, learning_rate, rows_of_step, seeds_of_step, steps_per_epoch
+from chasm.train.schedule import learning_rate, rows_of_step, seeds_of_step, steps_per_epoch
 from chasm.train.snapshot import restore, snapshot, tensors_of
+from chasm.train.start import load_start, update_average
 from chasm.train.step import add_gradients
 from chasm.train.trackers import Trackers, check_trackers
 
@@ -132,7 +134,7 @@ class Trainer:
         self.peaks = [group["lr"] for group in groups]
         self.graphed = GraphedGradients(self._gradients, self.model.parameters()) if t.cuda_graph else None
         self.optimizer = torch.optim.AdamW(groups, lr=t.lr)
-        self.ema = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if t.ema else None
+        self.ema = self._copied_weights() if t.ema else None
         self.step, self.seconds = 0, 0.0
         self.best: dict[str, Any] = {"step": -1, "score": None, "values": {}}  # the score is None if it is NaN
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
@@ -221,6 +223,9 @@ class Trainer:
                 if t.flips:
                     flips = self._shares(flips_of_step(step, t.batch, self.config.seed))
                     raw = [batch.mirrored(flip) for batch, flip in zip(raw, flips, strict=True)]
+                if t.vary:
+                    seeds = self._shares(seeds_of_step(step, t.batch, self.config.seed))
+                    raw = [vary(batch, drawn) for batch, drawn in zip(raw, seeds, strict=True)]
                 yield raw, step
 
     def _shares(self, of_step: list[int]) -> Iterator[list[int]]:
@@ -252,7 +257,7 @@ class Trainer:
         if self.guard.allows(step, value, size, lambda: _slices_of(micro_batches)):
             self.optimizer.step()
             if self.ema is not None:
-                self._average(step)
+                update_average(self.ema, self.model, self.t.ema or 0, step)
         else:
             self._check_weights()
         return value, size
@@ -277,19 +282,11 @@ class Trainer:
         self.stopping = stopping > 0
         return float(mean)
 
-    @torch.no_grad()
-    def _average(self, step: int) -> None:
-        assert self.ema is not None
-        assert self.t.ema is not None
-        decay = min(self.t.ema, (1 + step) / (10 + step))  # shorter at first, to forget the initial weights
-        weights = self.model.state_dict()
-        floating = [k for k, v in weights.items() if v.is_floating_point()]
-        torch._foreach_lerp_([self.ema[k] for k in floating], [weights[k] for k in floating], 1 - decay)
-        for k in weights.keys() - set(floating):
-            self.ema[k].copy_(weights[k])
-
     def _check_weights(self) -> None:
         check_weights_are_finite(self.step, self.model.state_dict(), self.ema)
+
+    def _copied_weights(self) -> dict[str, Tensor]:
+        return {k: v.detach().clone() for k, v in self.model.state_dict().items()}
 
     def _weights(self) -> dict[str, Tensor]:
         return self.ema if self.ema is not None else self.model.state_dict()
@@ -302,7 +299,7 @@ class Trainer:
         self._check_weights()
         trained = None
         if self.ema is not None:
-            trained = {k: v.clone() for k, v in self.model.state_dict().items()}
+            trained = self._copied_weights()
             self.model.load_state_dict(self.ema)
         # Scoring runs in float32 and without gradients, which would be a second graph to compile.
         with torch.compiler.set_stance("force_eager") if self.t.compile else nullcontext():
@@ -341,6 +338,9 @@ class Trainer:
         if newest is None:
             for name in ("weights.safetensors", "nonfinite.jsonl"):  # left by a run without a checkpoint
                 (self.folder / name).unlink(missing_ok=True)
+            if self.t.start is not None:
+                self.environment["start"] = load_start(self.model, self.t.start)
+                self.ema = self._copied_weights() if self.t.ema else None
             return
         tensors, record = newest
         for note in compare(record.get("fingerprint", self.fingerprint), self.fingerprint, self.folder):

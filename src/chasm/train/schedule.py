@@ -68,16 +68,3 @@ def seeds_of_step(step: int, batch: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed((1 << 62) + (seed << 28) + step)
     seeds: list[int] = torch.randint(2**31, (batch,), generator=generator).tolist()
     return seeds
-
-
-def flips_of_step(step: int, batch: int, seed: int) -> list[int]:
-    """Return how a step mirrors each of its slices: 0 (not), 1 (left to right), 2 (top to bottom) or 3 (both).
-
-    Args:
-        step: number of the step, from 0.
-        batch: slices per step.
-        seed: of the run.
-    """
-    generator = torch.Generator().manual_seed((1 << 61) + (seed << 28) + step)
-    flips: list[int] = torch.randint(4, (batch,), generator=generator).tolist()
-    return flips
