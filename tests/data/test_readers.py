@@ -20,7 +20,6 @@ from writers import (
 
 from chasm.data import DataError, list_datasets, open_dataset
 from chasm.data.brats import regions
-from chasm.data.proxy import crop_kspace
 from chasm.data.splits import ranked_split
 
 
@@ -320,13 +319,23 @@ def test_proxy_crops_in_kspace(tmp_path: Path) -> None:
     full, small = (open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=crop) for crop in (None, 8))
     assert small[0].image.shape == (1, 8, 8)
     assert small[0].image.mean() == pytest.approx(full[0].image.mean().item(), rel=0.05)
-    wave = torch.cos(2 * torch.pi * torch.arange(16) / 16)[None, None] + 2 + torch.zeros(1, 16, 1)
-    torch.testing.assert_close(crop_kspace(wave, 8), wave[:, ::2, ::2])
-    torch.testing.assert_close(crop_kspace(1j * wave, 8), 1j * wave[:, ::2, ::2])
     assert full[0].label is not None
     assert torch.equal(small[0].label, full[0].label[::2, ::2])
-    with pytest.raises(DataError, match="from 1 to 16 for images of 16x16, got 17"):
-        open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=17)[0]
+    large = open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=40)[0]
+    assert large.image.shape == (1, 40, 40)
+    assert large.label.shape == (40, 40)
+    assert torch.equal(large.label[::5, ::5], full[0].label[::2, ::2])
+    with pytest.raises(ValueError, match="expected a positive height and width, got 0"):
+        open_dataset("proxy", tmp_path, part="tumour_lgg_flair", crop=0)[0]
+
+
+def test_fastmri_images_are_resized_in_kspace(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_fastmri(tmp_path / f"singlecoil_{split}" / f"{split}.h5")
+    images = [open_dataset("fastmri", tmp_path, crop=crop)[0].image for crop in (None, 8, 40)]
+    assert [tuple(image.shape) for image in images[1:]] == [(1, 8, 8), (1, 40, 40)]
+    for image in images[1:]:
+        assert float(image.mean()) == pytest.approx(float(images[0].mean()), rel=0.1)
 
 
 def test_cc359_is_cropped_in_kspace(tmp_path):

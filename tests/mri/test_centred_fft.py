@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
+from chasm.mri.fft import fft2c, ifft2c, resize_in_kspace, to_channels, to_complex
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 8), (7, 9)])
@@ -22,6 +22,19 @@ def test_a_constant_has_its_energy_at_the_centre() -> None:
     for h, w in [(6, 8), (5, 7)]:
         k = fft2c(torch.ones(h, w))
         assert k.abs().argmax().item() == (h // 2) * w + w // 2
+
+
+@pytest.mark.parametrize("size", [4, 7, 8, 12, 15, 32])
+def test_a_smooth_image_is_the_same_wave_on_every_grid(size: int) -> None:
+    """A wave over the field of view, centred at index N // 2, sampled with more or fewer pixels than 8 x 9."""
+
+    def wave(h: int, w: int) -> torch.Tensor:
+        rows, columns = ((torch.arange(n, dtype=torch.float64) - n // 2) / n for n in (h, w))
+        return 3 + torch.cos(2 * torch.pi * rows + 0.3)[:, None] + torch.sin(2 * torch.pi * columns)
+
+    resized = resize_in_kspace(wave(8, 9), size)
+    torch.testing.assert_close(resized, wave(size, size), atol=1e-12, rtol=0)
+    torch.testing.assert_close(resize_in_kspace(1j * wave(8, 9), size), 1j * wave(size, size), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

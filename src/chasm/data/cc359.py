@@ -17,11 +17,10 @@ from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
 from chasm.data.files import H5Files, h5_field, open_npy, reading, require_finite
-from chasm.data.proxy import crop_kspace
 from chasm.data.records import Case, CaseFacts, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
-from chasm.mri.fft import exchange_image_halves
+from chasm.mri.fft import exchange_image_halves, resize_in_kspace
 
 
 @register_dataset("cc359")
@@ -34,7 +33,8 @@ class CC359(KSpaceDataset):
         skip: the number of slices left out at either end of a volume, which show little but neck and air.
         combine: "rss" for the root-sum-of-squares magnitude, "coils" for complex images.
         seed: of the split, where folders do not decide it.
-        crop: keep this many central rows and columns of k-space: smaller images of the same field of view.
+        crop: keep this many central rows and columns of k-space: smaller images of the same field of view. Where the
+            image has fewer, zeros are added: larger images without more detail.
     """
 
     summary: ClassVar[str] = "CC359 brain: single-channel .npy or multi-channel .h5 volumes of hybrid k-space"
@@ -80,7 +80,7 @@ class CC359(KSpaceDataset):
         file = case.files[0]
         image = _image(_kspace(_open_volume(file, self._h5), k, file))
         if self.crop is not None:
-            image = crop_kspace(image, self.crop)
+            image = resize_in_kspace(image, self.crop)
         if self.combine == "rss":
             image = image.abs().square().sum(0, keepdim=True).sqrt()
         channels = "single" if file.suffix == ".npy" else "multi"

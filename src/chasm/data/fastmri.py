@@ -26,7 +26,7 @@ from chasm.data.scan import KSpaceScan
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
 from chasm.mri.coils import rss
-from chasm.mri.fft import ifft2c
+from chasm.mri.fft import ifft2c, resize_in_kspace
 
 STORED = {"rss": "reconstruction_rss", "esc": "reconstruction_esc"}  # target -> key of the stored images
 _KEYS = {**STORED, "kspace": "kspace"}
@@ -68,6 +68,8 @@ class FastMRI(KSpaceDataset):
         coils: "single" or "multi", where the download has folders of both.
         header: whether a file without an ISMRMRD header is an error. False takes the size of the image from the stored
             reconstruction, or from the k-space.
+        crop: keep this many central rows and columns of the k-space of the images: smaller images of the same field of
+            view. Where the image has fewer, zeros are added: larger images without more detail.
     """
 
     summary: ClassVar[str] = "fastMRI: single- and multi-coil .h5 volumes, reconstructions or raw k-space"
@@ -84,11 +86,12 @@ class FastMRI(KSpaceDataset):
         seed: int = 0,
         coils: str | None = None,
         header: bool = True,
+        crop: int | None = None,
     ) -> None:
         if target not in _KEYS:
             raise ValueError(f"unknown target {target!r}: {suggest(target, _KEYS)}")
         super().__init__(path, split, seed=seed, coils=coils)
-        self.target, self.needs_header = target, header
+        self.target, self.needs_header, self.crop = target, header, crop
         self._h5 = H5Files()
         acquisitions: dict[str, int] = {}
 
@@ -150,6 +153,8 @@ class FastMRI(KSpaceDataset):
             key = _KEYS[self.target]
             stored = h5_slice(self._field(file), k, file, key)
             image = torch.from_numpy(require_single(stored, file, f"{key} slice {k}"))[None]
+        if self.crop is not None:
+            image = resize_in_kspace(image, self.crop)
         return Slice(image, None, case.name, k, f"fastMRI {_KEYS[self.target]}")
 
     def raw_slice(self, i: int) -> RawSlice:

@@ -26,7 +26,7 @@ from chasm.data.files import reading, require_finite
 from chasm.data.limits import open_picture, read_npz
 from chasm.data.records import Case, CaseFacts, DataError, Slice, fault
 from chasm.data.survey import SliceSurvey
-from chasm.mri.fft import fft2c, ifft2c
+from chasm.mri.fft import ifft2c, resize_in_kspace
 from chasm.mri.phase import smooth_phase
 
 _RAW, _RAW_8CH = "raw_complex", "raw_8ch"
@@ -45,7 +45,8 @@ class Proxy(FileDataset):
         split: "train", "val", "test" or "all", as stored in the file.
         part: the name of a file without its suffix, or "raw_8ch"; or several of them, whose masks are then left out.
         also: parts that the training split has besides, and no other split. Photographs are grey among MRI.
-        crop: keep this many central rows and columns of k-space: smaller images of the same field of view.
+        crop: keep this many central rows and columns of k-space: smaller images of the same field of view. Where the
+            image has fewer, zeros are added: larger images without more detail.
         phase: make complex images of magnitudes, by a smooth phase that is drawn for each slice. Every fourth slice
             keeps phase zero, so that a network learns both.
     """
@@ -105,7 +106,7 @@ class Proxy(FileDataset):
         no_label = stack.masks is None or self.several
         label = None if no_label else torch.from_numpy(stack.masks[k].astype(np.int64))  # type: ignore[index]
         if self.crop is not None:
-            image, label = crop_kspace(image, self.crop), None if label is None else _nearest(label, self.crop)
+            image, label = resize_in_kspace(image, self.crop), None if label is None else _nearest(label, self.crop)
         if self.phase and not image.is_complex():
             seed = zlib.crc32(f"{case.name}/{k}".encode())
             H, W = image.shape[-2:]
@@ -134,23 +135,6 @@ class Proxy(FileDataset):
         return CaseFacts(shapes.pop(), len(rows), dtype, survey.low, survey.high, kind=part, digests=digests)
 
 
-def crop_kspace(image: Tensor, size: int) -> Tensor:
-    """The image (..., H, W) that a scan with the central size x size of its k-space would give, at the same intensity.
-
-    Complex images stay complex. Real ones become the magnitude of the result.
-
-    Raises:
-        DataError: the image is smaller than `size`.
-    """
-    H, W = image.shape[-2:]
-    if not 1 <= size <= min(H, W):
-        raise DataError(f"crop: expected a size from 1 to {min(H, W)} for images of {H}x{W}, got {size}")
-    top, left = H // 2 - size // 2, W // 2 - size // 2
-    k = fft2c(image.to(torch.complex64))[..., top : top + size, left : left + size]
-    small = ifft2c(k) * (size / (H * W) ** 0.5)
-    return small if image.is_complex() else small.abs().to(image.dtype)
-
-
 def _names(part: str | Sequence[str] | None) -> list[str]:
     return [] if part is None else [part] if isinstance(part, str) else list(part)
 
@@ -164,8 +148,8 @@ def _part(case: Case) -> str:
 
 
 def _nearest(label: Tensor, size: int) -> Tensor:
-    """The label at the positions that the pixels of a cropped image have in the full one."""
-    rows, columns = ((torch.arange(size) * n / size).round().long() for n in label.shape)
+    """The label at the positions that the pixels of a resized image have in the full one."""
+    rows, columns = ((torch.arange(size) * n / size).round().long().clamp(max=n - 1) for n in label.shape)
     return label[rows][:, columns]
 
 

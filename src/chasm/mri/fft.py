@@ -39,6 +39,34 @@ def ifft2c(k: Tensor) -> Tensor:
         return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
 
 
+def resize_in_kspace(image: Tensor, size: int) -> Tensor:
+    """Return the image (..., size, size) of the same field of view and intensity.
+
+    The central part of k-space is kept, as in a scan of lower resolution. Beyond the k-space of the image there are
+    zeros, as in the interpolation that scanners do: more pixels, and no more detail.
+
+    Args:
+        image: (..., H, W). Complex images stay complex; real ones become the magnitude of the result.
+        size: the new height and width.
+
+    Raises:
+        ValueError: if the size is not positive.
+
+    >>> resize_in_kspace(torch.ones(1, 6, 5), 8).shape
+    torch.Size([1, 8, 8])
+    """
+    if size < 1:
+        raise ValueError(f"expected a positive height and width, got {size}")
+    k = fft2c(image)
+    for axis in _HW:
+        n = k.shape[axis]
+        before = size // 2 - n // 2  # the zero frequency is at index N // 2 of N
+        after = size - n - before
+        k = torch.nn.functional.pad(k, (before, after) if axis == -1 else (0, 0, before, after))  # negative: cut off
+    resized = ifft2c(k) * (size / (image.shape[-2] * image.shape[-1]) ** 0.5)
+    return resized if image.is_complex() else resized.abs().to(image.dtype)
+
+
 def exchange_image_halves(k: Tensor) -> Tensor:
     """Return the k-space of ifftshift(image) from the k-space of the image, both (..., H, W) and centred.
 
