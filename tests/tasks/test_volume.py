@@ -73,6 +73,48 @@ def test_a_mixer_with_three_axes_mixes_across_slices_and_one_with_two_does_not()
         assert not torch.equal(host(x), host(nudged))
 
 
+@pytest.mark.parametrize("kind", ["poisson-2d", "equispaced"])
+def test_the_host_puts_measured_points_back_and_keeps_its_own_elsewhere(kind: str) -> None:
+    torch.manual_seed(0)
+    options = {"in_channels": 18, "out_channels": 18, "size": 16, "width": 4, "depth": 1, "levels": [1]}
+    host = create_backbone("unet-3d", "chasm", data_consistency=True, **options)
+    batch = Volume(Sampling(kind, acceleration=3, center_fraction=0.2)).prepare(torch.rand(2, 9, 12, 16))
+    with torch.no_grad():
+        output = host(batch.input, **batch.physics)
+        host.data_consistency = False
+        free = host(batch.input, **batch.physics)
+    axes = (1, 3)
+    got, measured, own = (
+        torch.fft.fftshift(torch.fft.fftn(torch.fft.ifftshift(to_complex(x), axes), dim=axes, norm="ortho"), axes)
+        for x in (output, batch.input, free)
+    )
+    assert batch.mask is not None
+    kept = (batch.mask > 0).expand(got.shape)
+    assert 0.2 < kept.float().mean() < 0.5
+    torch.testing.assert_close(got[kept], measured[kept], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(got[~kept], own[~kept], atol=1e-5, rtol=1e-4)
+    assert (own - measured)[kept].abs().max() > 0.01  # so that there was something to put back
+    host.data_consistency = True
+    with torch.no_grad():
+        doubled = host(batch.input, batch.mask, measured=2 * measured)
+    assert (doubled - output).abs().max() > 0.1  # what is passed as measured counts, not the input
+
+
+def test_data_consistency_of_a_volume_says_what_it_needs() -> None:
+    options = {"in_channels": 12, "out_channels": 12, "size": 16, "width": 4, "depth": 1, "levels": [1]}
+    host, x = create_backbone("unet-3d", data_consistency=True, **options), torch.rand(1, 12, 16, 16)
+    with pytest.raises(ValueError, match="pass the sampling mask"):
+        host(x)
+    with pytest.raises(ValueError, match=r"mask must broadcast to \(1, 6, 16, 16\), got \(1, 5, 1, 16\)"):
+        host(x, torch.ones(1, 5, 1, 16))
+    with pytest.raises(ValueError, match="volumes have one coil"):
+        host(x, torch.ones(1, 6, 1, 16), maps=torch.ones(1, 6, 16, 16, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"measured must be complex \(1, 6, 16, 16\)"):
+        host(x, torch.ones(1, 6, 1, 16), measured=torch.ones(1, 1, 16, 16, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="components=2, got 1"):
+        create_backbone("unet-3d", in_channels=4, out_channels=4, components=1, data_consistency=True)
+
+
 def test_slices_and_components_must_fit_the_channels() -> None:
     with pytest.raises(ValueError, match="expected 2 channels for every slice"):
         create_backbone("unet-3d", in_channels=3, out_channels=3)
@@ -87,7 +129,7 @@ def test_nifti_volumes_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         volume = np.random.default_rng(i).uniform(size=(16, 18, 9)).astype(np.float32)
         nibabel.save(nibabel.Nifti1Image(volume, np.diag([1, 1, 3, 1])), tmp_path / "data" / f"case{i}.nii.gz")
     changes = ["data.name=folder", f"data.path={tmp_path / 'data'}", "data.depth=4", "train.steps=2", "train.batch=2"]
-    changes.append("backbone.options={width: 4, depth: 1, levels: [0]}")
+    changes.append("backbone.options={width: 4, depth: 1, levels: [0], data_consistency: true}")
     metrics = train(load_recipe("volume_x4", changes), tmp_path / "run", quiet=True)
     assert metrics["reference"]["name"] == "zero-filled"
     assert metrics["task"]["mask"]["size"] == [4, 16]

@@ -7,13 +7,18 @@ F is the centred Fourier transform and S are the coil sensitivities, 1 for a sin
 under autocast too.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from chasm.common.precision import full_precision
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
 from chasm.mri.real import dft2c, product
+
+NEEDS_MASK = "data consistency needs to know what was measured: pass the sampling mask as mask=..."
+PLANE = (-3, -1)  # slices and columns of a volume
 
 
 class Measurement(NamedTuple):
@@ -39,7 +44,7 @@ class Measurement(NamedTuple):
         """
         B, _, H, W = x.shape
         if mask is None:
-            raise ValueError("data consistency needs to know what was measured: pass the sampling mask as mask=...")
+            raise ValueError(NEEDS_MASK)
         if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], (W, H, 1, B), strict=False)):
             raise ValueError(f"mask must broadcast to ({B}, 1, {H}, {W}), got {tuple(mask.shape)}")
         if maps is not None and measured is None:
@@ -66,6 +71,52 @@ class Measurement(NamedTuple):
     def enforce(self, image: Tensor) -> Tensor:
         """Return the image (B, 2, H, W) with its k-space replaced where it was measured."""
         return self.reduce(torch.where(self.mask, self.kspace, self.expand(image)))
+
+
+class VolumeMeasurement(Measurement):
+    """What was measured of a volume, whose slices are pairs of channels (B, 2 D, H, W).
+
+    Lines run along H, and the mask keeps a part of the plane of slices and columns, so that k-space (B, D, H, W) is the
+    transform along D and W only. One coil.
+    """
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None) -> Self:
+        """Return the measurement that the arguments of a host describe.
+
+        Args:
+            x: the zero-filled volume (B, 2 D, H, W). Without `measured`, its k-space is taken as measured.
+            mask: nonzero where k-space was measured, broadcastable to (B, D, H, W).
+            maps: None, since volumes have one coil.
+            measured: k-space, complex (B, D, H, W).
+
+        Raises:
+            ValueError: with one line, when the mask is missing, there are maps, or a shape does not fit.
+        """
+        B, channels, H, W = x.shape
+        shape = (B, channels // 2, H, W)
+        if mask is None:
+            raise ValueError(NEEDS_MASK)
+        if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
+            raise ValueError(f"mask must broadcast to {shape}, got {tuple(mask.shape)}")
+        if maps is not None:
+            raise ValueError("volumes have one coil: leave maps out, and combine the coils first")
+        if measured is not None and (not measured.is_complex() or measured.shape != shape):
+            raise ValueError(f"measured must be complex {shape}, got {measured.dtype} {tuple(measured.shape)}")
+        kspace = _transform(to_complex(x), torch.fft.fftn) if measured is None else measured
+        return cls(mask > 0, kspace, None, (H, W))
+
+    def expand(self, image: Tensor) -> Tensor:
+        return _transform(to_complex(image), torch.fft.fftn)
+
+    def reduce(self, k: Tensor) -> Tensor:
+        return to_channels(_transform(k, torch.fft.ifftn))
+
+
+def _transform(x: Tensor, transform: Callable[..., Tensor]) -> Tensor:
+    """Apply a centred orthonormal transform along D and W of complex (B, D, H, W)."""
+    with full_precision(x):
+        return torch.fft.fftshift(transform(torch.fft.ifftshift(x, PLANE), dim=PLANE, norm="ortho"), PLANE)
 
 
 class RealMeasurement(Measurement):

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, register_backbone
+from chasm.backbones.measurement import VolumeMeasurement
 from chasm.backbones.unet import norm_act
 from chasm.mixers import MIXERS
 
@@ -73,10 +74,14 @@ class UNet3D(ImageBackbone):
         levels: those with a slot.
         components: channels of a slice, 2 for complex ones.
         global_residual: whether the input is added to the output; by default if their channels agree.
+        data_consistency: put the measured k-space back at the end, as `VolumeMeasurement` says. Without it, mask and
+            measured are ignored.
 
     Raises:
         ValueError: if the channels are not a whole number of slices.
     """
+
+    measurement = VolumeMeasurement
 
     def __init__(
         self,
@@ -91,8 +96,11 @@ class UNet3D(ImageBackbone):
         levels: Sequence[int] = (1, 2, 3),
         components: int = 2,
         global_residual: bool | None = None,
+        data_consistency: bool = False,
     ) -> None:
-        super().__init__(in_channels, out_channels, global_residual, data_consistency=False)
+        super().__init__(in_channels, out_channels, global_residual, data_consistency)
+        if data_consistency and components != 2:
+            raise ValueError(f"data consistency needs complex slices, components=2, got {components}")
         if in_channels % components or out_channels % (in_channels // components):
             raise ValueError(
                 f"expected {components} channels for every slice, and as many slices out as in, got "
