@@ -37,7 +37,7 @@ def test_show_prints_the_grid_beside_the_paper(chasm_study):
 
 def test_show_names_what_runs_in_the_place_of_the_papers(chasm_study):
     found = chasm_study("show", "basis", "--probe", 0, "--set", "backbone.name=unet", "--set", "data.name=folder")
-    assert "cc359-x8 in hifi-mamba: folder; unet" in found.output
+    assert "cc359-x8 in hifi-mamba: folder ×8; unet" in found.output
     assert "paper:" not in found.output
 
 

@@ -109,3 +109,13 @@ def test_a_slow_first_step_is_the_measurement(monkeypatch):
 
     assert module._time(work, torch.device("cpu"), 2.0) == 7.0
     assert len(steps) == 1
+
+
+def test_many_models_share_the_time(monkeypatch):
+    given = []
+    monkeypatch.setattr(module, "probe", lambda *args: given.append(args[-1]) or Probe(1.0, 0.3, 10))
+    estimate(make_plan("cc359"), limit=27)
+    assert given == [0.5] * 27
+    given.clear()
+    estimate(make_plan("basis"), limit=1000)
+    assert given == [2.0] * 5

@@ -63,7 +63,7 @@ def show(
     selection_steps: int = SELECTION_STEPS,
     out: Path = OUT,
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
-    limit: float = typer.Option(60.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
+    limit: float = typer.Option(20.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
 ) -> None:
     """Print the grid of runs with the paper's numbers, and its cost, estimated from a short measurement here."""
     require("train", "data")
@@ -82,6 +82,7 @@ def show(
     if study.kind == "cost":
         typer.echo(f"\n{counted(len(plan.runs), 'model')} to count; nothing is trained")
     elif limit > 0:
+        typer.echo(f"\ntiming the models for {limit:g} s (--probe 0 leaves it out)", err=True)
         _show_cost(plan, gpus, limit)
 
 

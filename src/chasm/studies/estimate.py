@@ -7,7 +7,6 @@ checkpoints are counted. Models that do not fit into the time limit get the mean
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -125,7 +124,7 @@ def _time(work: Callable[[], None], device: torch.device, seconds: float) -> flo
 
 
 def estimate(
-    plan: Plan, gpus: int = 1, limit: float = 60.0, device: torch.device | str | None = None, seconds: float = 2.0
+    plan: Plan, gpus: int = 1, limit: float = 20.0, device: torch.device | str | None = None, seconds: float = 2.0
 ) -> Estimate:
     """Probe the models of a plan, and add up the cost of its runs.
 
@@ -134,7 +133,7 @@ def estimate(
         gpus: number of devices that will run it.
         limit: seconds to probe all models.
         device: device to measure on; a GPU if there is one by default.
-        seconds: seconds to probe one model.
+        seconds: the most seconds to probe one model; fewer where many models share the limit.
 
     Returns:
         The estimate.
@@ -171,19 +170,21 @@ def _probes(
     wanted: dict[tuple[str, str, str], PlannedRun] = {}
     for cell in plan.runs:
         wanted.setdefault((cell.setting, cell.host, cell.arm), cell)
-    by_model: dict[Any, Probe] = {}  # settings that differ only in their mask share a model
+    by_model: dict[tuple[str, str, str, int, int], Probe] = {}  # settings that differ only in their mask share a model
+    models = {_model(cell, plan.scale) for cell in wanted.values()}
+    seconds = min(seconds, max(limit, 0) / (2 * len(models)))  # so that all have their turn: half of it is set-up
     found: dict[tuple[str, str, str], Probe] = {}
     late, started, longest = [], time.monotonic(), 0.0
     # CHASM and the baseline of each host come first: when time runs out, the others get their mean.
     for place, cell in sorted(wanted.items(), key=lambda item: item[0][2] not in ("chasm", "baseline")):
-        size, modalities = image_size(SETTINGS[cell.setting], plan.scale), _modalities(cell, plan.scale)
-        model = (cell.host, cell.arm, size, modalities, cell.config.task.name)
+        model = _model(cell, plan.scale)
         if model not in by_model:
             first_of_host = not any(k[1] == cell.host and k[0] == cell.setting for k in found)
             before = time.monotonic()
             if before - started + longest > limit and not first_of_host:
                 late.append((place, cell))
                 continue
+            *_, modalities, size = model
             by_model[model] = probe(cell.config, modalities, size, device, seconds)
             longest = max(longest, time.monotonic() - before)
         found[place] = by_model[model]
@@ -201,6 +202,12 @@ def _probes(
             "for a GPU, ask there"
         )
     return found
+
+
+def _model(cell: PlannedRun, scale: str) -> tuple[str, str, str, int, int]:
+    """Return what decides the cost of a model: host, arm and task, and the channels and size of a raw image."""
+    size = image_size(SETTINGS[cell.setting], scale)
+    return cell.host, cell.arm, cell.config.task.name, _modalities(cell, scale), size
 
 
 def _modalities(cell: PlannedRun, scale: str) -> int:

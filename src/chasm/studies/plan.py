@@ -13,6 +13,7 @@ from pathlib import Path
 from chasm.common.files import read_json, write_json
 from chasm.common.registry import suggest
 from chasm.mixers import MIXERS
+from chasm.studies import labels
 from chasm.studies.agreement import FACTORS
 from chasm.studies.budget import near_budget
 from chasm.studies.catalogue import Quotes, Study, get_study
@@ -104,7 +105,7 @@ class Plan:
         Args:
             setting: name of the setting.
         """
-        return _renamed(SETTINGS[setting].title, "data.name", [o for o in self.own_parts if not _is_of_host(o)])
+        return labels.setting_title(setting, self.overrides)
 
     def host_label(self, host: str) -> str:
         """Return what a host is called in reports: by what runs, where overrides put another in its place.
@@ -112,7 +113,7 @@ class Plan:
         Args:
             host: name of the host.
         """
-        return _renamed(HOSTS[host].label, "backbone.name", list(filter(_is_of_host, self.own_parts)))
+        return labels.host_label(host, self.overrides)
 
     @property
     def points(self) -> list[tuple[str, str, str, float | None, int]]:
@@ -200,17 +201,6 @@ def _from_here(override: str) -> str:
     """Return an override with a path that means the same in every folder."""
     key, _, value = override.partition("=")
     return f"{key}={Path(value).expanduser().absolute()}" if key == "data.path" and value else override
-
-
-def _is_of_host(override: str) -> bool:
-    return override.startswith("backbone")
-
-
-def _renamed(title: str, name_key: str, overrides: Sequence[str]) -> str:
-    """Return the title, or the name that an override sets, followed by the other overrides."""
-    names = [o.partition("=")[2] for o in overrides if o.partition("=")[0] == name_key]
-    others = [o for o in overrides if o.partition("=")[0] != name_key]
-    return ", ".join([*(names[-1:] or [title]), *others])
 
 
 def factor_text(value: str | float | None) -> str:
