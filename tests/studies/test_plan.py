@@ -87,10 +87,10 @@ def test_the_papers_protocol_at_full_scale():
 def test_grids_have_the_size_of_their_tables():
     count = {name: len(make_plan(name, "full").runs) for name in STUDIES}
     assert count == {
-        "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 64, "basis": 5, "axes": 5,
+        "cc359": 54, "fastmri": 18, "ade20k": 9, "imagenet": 9, "brats": 18, "random-mask": 128, "basis": 5, "axes": 5,
         "seeds": 24, "seeds-basis": 6, "flops": 27, "parameters": 9, "wrapper": 9, "budget": 24, "evidence": 26,
         "hifi": 14, "hifi-random": 56, "bins": 3, "readings": 7, "sampling": 72, "noise": 27, "hosts": 28, "health": 27,
-        "resolution": 9, "volume": 10,
+        "resolution": 18, "volume": 10,
     }  # fmt: skip
     tuned = make_plan("cc359", "full", "tuned")
     assert (len(tuned.points), len(tuned.runs), len(tuned.selection_runs)) == (54, 6, 6 * 8 * 4)
@@ -102,11 +102,29 @@ def test_other_data_or_another_host_takes_the_label_and_not_the_papers_numbers(t
     assert plain.setting_title("cc359-x8") == "CC359 ×8"
     plan = make_plan("cc359", overrides=["data.name=phantom", "backbone.name=mine", "backbone.options.width=8"])
     assert plan.quotes == {}
-    assert plan.setting_title("cc359-x8") == "phantom"
-    assert plan.host_label("vit") == "mine, backbone.options.width=8"
+    assert plan.setting_title("cc359-x8") == "phantom ×8"
+    assert plan.host_label("vit") == "mine, width 8"
     results = collect(make_plan("basis", overrides=["backbone.name=unet", "backbone.options={}"]), tmp_path)
-    assert results.hosts == {"hifi-mamba": "unet, backbone.options={}"}
+    assert results.hosts == {"hifi-mamba": "unet"}
     assert results.paper == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "overrides", "title"),
+    [
+        ("cc359-x8", ["data.options.part=tumour_lgg_flair", "data.options.crop=128"], "tumour lgg flair ×8, 128 x 128"),
+        ("cc359-x8-128", ["data.options.crop=64"], "CC359 ×8, 64 x 64"),
+        ("cc359-x8-random-2", ["task.options.sampling.kind=gaussian"], "CC359 ×8, gaussian mask"),
+        ("cc359-x8-random-2", ["task.options.sampling.acceleration=6"], "CC359 ×6, random mask 2"),
+        ("fastmri-x4", ["task.options.snr_db=20.0"], "fastMRI knee ×4, SNR 20 dB"),
+        ("fastmri-x4", ["task.options.masks=epoch"], "fastMRI knee ×4, masks drawn per epoch"),
+        ("cc359-volume-x4-poisson-2d", ["data.depth=6"], "CC359 volumes ×4, poisson-2d mask, 6 slices a volume"),
+        ("brats-x4", ["data.options.part=[a, b]", "data.options.phase=true"], "a b ×4, phase on"),
+    ],
+)  # fmt: skip
+def test_labels_say_what_ran_in_words(setting, overrides, title):
+    plan = replace(make_plan("cc359"), overrides=tuple(overrides))
+    assert plan.setting_title(setting) == title
 
 
 def test_a_run_shared_by_two_studies_is_one_run():
@@ -291,7 +309,7 @@ def test_a_study_of_ones_own_with_its_host_setting_and_arm(own_names, tmp_path):
 
 
 def test_the_resolution_study_trains_small_and_declares_where_it_is_tested():
-    tiny, full = make_plan("resolution"), make_plan("resolution", "full", paths={"cc359": "x"})
+    tiny, full = make_plan("resolution"), make_plan("resolution", "full", paths={"cc359": "x", "fastmri": "y"})
     assert sizes_of(tiny) == [64, 80]  # two and two and a half times 32, as 256 and 320 of 128
     assert sizes_of(full) == [256, 320]
     assert {run.config.data.options["crop"] for run in full.runs} == {128}

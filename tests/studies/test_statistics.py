@@ -147,6 +147,20 @@ def test_drop_of_a_gain():
     assert (low, high) == (-np.inf, np.inf)
 
 
+def test_several_masks_are_drawn_as_seeds_are():
+    """Crossed additive effects of masks, seeds and cases: the bootstrap variance is the sum of var / number."""
+    rng = np.random.default_rng(6)
+    masks, seeds, cases = rng.normal(size=4), rng.normal(size=3), rng.normal(size=30)
+    effects = masks[:, None, None] + seeds[:, None] + cases
+    expected = masks.var() / 4 + seeds.var() / 3 + cases.var() / 30
+    assert resampled(effects, draws=100_000).var() == pytest.approx(expected, rel=0.03)
+
+
+def test_several_masks_lose_an_exact_share_when_they_are_alike():
+    gain = 1 + 0.1 * np.random.default_rng(7).normal(size=(2, 50))
+    assert drop(gain, 0.25 * np.stack([gain] * 3)) == pytest.approx((75, 75, 75))
+
+
 def test_many_cases_are_drawn_in_blocks():
     d = np.random.default_rng(5).normal(size=(2, 700_000))
     means = resampled(d, draws=5)

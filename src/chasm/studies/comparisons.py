@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from chasm.studies.catalogue import Quotes
-from chasm.studies.factors import RIVALS, SETTINGS
+from chasm.studies.factors import RIVALS, SETTINGS, random_draws
 from chasm.studies.paper import FALSIFICATION
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, RunRecord
-from chasm.studies.statistics import DECIMALS, MAX_ERROR, difference, drop, holm
+from chasm.studies.statistics import DECIMALS, MAX_ERROR, difference, drop, holm, mean_difference
 
 FOCUS, BASE = "chasm", "baseline"
 SeedScores = dict[int, dict[str, float]]  # seed to test case to score
@@ -73,9 +73,10 @@ def compare(
 
 
 def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: bool = True) -> list[Falsification]:
-    """Return CHASM's gain over the strongest rival under a structured and a random mask, and what is lost of it.
+    """Return CHASM's gain over the strongest rival under a structured and random masks, and what is lost of it.
 
-    The strongest rival is the one with the highest test score, as in the paper, under each mask for itself.
+    The strongest rival is the one with the highest test score, as in the paper: one under the structured mask, and one
+    over all draws of the random mask.
 
     Args:
         rows: the arms that have finished runs.
@@ -83,34 +84,51 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: boo
         has_paper: whether the runs are those that the paper's numbers are about.
     """
     by_key = {run.key: run for run in runs}
-    by_arm = {(row.setting, row.host, row.arm): row for row in rows}
+    members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
     found = []
     for setting, host in dict.fromkeys(row.place for row in rows):
         metric = SETTINGS[setting].metrics[0]
-        rivals, sides = [], []
-        for mask in (setting, f"{setting}-random"):
-            others = [row for row in rows if row.place == (mask, host) and row.arm in RIVALS]
-            focus = by_arm.get((mask, host, FOCUS))
-            if focus is None or not others:
-                break
-            strongest = max(others, key=lambda row: row.scores[metric].mean)
-            members = [[by_key[key] for key in row.runs] for row in (focus, strongest)]
-            rivals.append(strongest.arm)
-            sides.append(paired_scores(members[0], members[1], metric))
-        if len(sides) < 2 or not all(ours for ours, _ in sides):
+        sides = [
+            _gain_over_the_strongest(rows, members, masks, host, metric) for masks in ([setting], random_draws(setting))
+        ]
+        if sides[0] is None or sides[1] is None:
             continue
-        structured, random = (
-            np.array([[a[case] - b[case] for case in sorted(a)] for a, b in zip(ours, theirs, strict=True)])
-            for ours, theirs in sides
-        )
-        if structured.shape != random.shape:
+        (rival, structured), (rival_random, random) = sides[0], sides[1]
+        if structured.shape[1:] != random.shape[1:]:
             continue  # seeds are still missing on one side
-        gains = [difference(ours, theirs, metric) for ours, theirs in sides]
+        gains = [mean_difference(d, metric) for d in (structured, random)]
         paper = FALSIFICATION.get(setting) if host == "hifi-mamba" and has_paper else None
         gain, gain_random = (Gain(d.mean, d.low, d.high, d.verdict) for d in gains)
-        lost = Drop(*drop(structured, random, digits=DECIMALS.get(metric, 2)))
-        found.append(Falsification(setting, host, metric, rivals[0], rivals[1], gain, gain_random, lost, paper))
+        lost = Drop(*drop(structured[0], random, digits=DECIMALS.get(metric, 2)))
+        names = (setting, host, metric, rival, rival_random)
+        found.append(Falsification(*names, gain, gain_random, lost, paper, draws=len(random)))
     return found
+
+
+def _gain_over_the_strongest(
+    rows: Sequence[ArmResult],
+    members: Mapping[tuple[str, str, str], Sequence[RunRecord]],
+    masks: Sequence[str],
+    host: str,
+    metric: str,
+) -> tuple[str, np.ndarray] | None:
+    """Return the strongest rival over all masks, and CHASM's gain over it, (masks, seeds, cases).
+
+    Masks without CHASM, or without any rival, are left out; None if nothing is left to compare.
+    """
+    means = {mask: {row.arm: row.scores[metric].mean for row in rows if row.place == (mask, host)} for mask in masks}
+    means = {mask: arms for mask, arms in means.items() if FOCUS in arms and any(rival in arms for rival in RIVALS)}
+    rivals = [rival for rival in RIVALS if means and all(rival in arms for arms in means.values())]
+    if not rivals:
+        return None
+    strongest = max(rivals, key=lambda rival: sum(arms[rival] for arms in means.values()))
+    pairs = [paired_scores(members[mask, host, FOCUS], members[mask, host, strongest], metric) for mask in means]
+    scored = [scores for ours, theirs in pairs for scores in (*ours, *theirs)]
+    if not scored or len({len(ours) for ours, _ in pairs}) > 1 or any(set(s) != set(scored[0]) for s in scored):
+        return None  # seeds or cases are still missing under one of the masks
+    cases = sorted(scored[0])
+    gains = [[[a[case] - b[case] for case in cases] for a, b in zip(*pair, strict=True)] for pair in pairs]
+    return strongest, np.array(gains)
 
 
 def paired_scores(

@@ -63,7 +63,7 @@ DATASETS = {
 }
 
 
-DRAWS = (1, 2, 3)  # of the random mask, for studies in which one draw is not enough
+DRAWS = (1, 2, 3)  # of the random mask, by seed: one draw may happen to be a good or a bad mask
 PATTERNS = ("equispaced-plain", "gaussian", "poisson-2d", "gaussian-2d", "radial-2d")  # beside equispaced and random
 
 
@@ -72,12 +72,14 @@ def _settings() -> list[Setting]:
     found = []
     for name in ("cc359", "fastmri"):
         for r in (4, 8):
-            for mask, tail in (("equispaced", ""), ("random", "-random")):
-                title = f"{DATASETS[name].title} ×{r}" + (", random mask" if tail else "")
-                found.append(Setting(f"{name}-x{r}{tail}", title, name, "reconstruction", image, r, mask))
-    for draw in DRAWS:
-        title = f"CC359 ×8, random mask {draw}"
-        found.append(Setting(f"cc359-x8-random-{draw}", title, "cc359", "reconstruction", image, 8, "random", draw))
+            plain, title = f"{name}-x{r}", f"{DATASETS[name].title} ×{r}"
+            found.append(Setting(plain, title, name, "reconstruction", image, r))
+            for draw in (None, *DRAWS):
+                tail, words = ("", "") if draw is None else (f"-{draw}", f" {draw}")
+                drawn = Setting(
+                    f"{plain}-random{tail}", f"{title}, random mask{words}", name, "reconstruction", image, r
+                )
+                found.append(replace(drawn, mask="random", draw=draw))
     for mask in PATTERNS:
         title = f"CC359 ×8, {mask} mask"
         found.append(Setting(f"cc359-x8-{mask}", title, "cc359", "reconstruction", image, 8, mask))
@@ -85,7 +87,9 @@ def _settings() -> list[Setting]:
         title = f"CC359 ×8, SNR {snr_db} dB"
         noisy = Setting(f"cc359-x8-snr{snr_db}", title, "cc359", "reconstruction", image, 8, snr_db=float(snr_db))
         found.append(noisy)
-    found.append(Setting("cc359-x8-128", "CC359 ×8, 128 x 128", "cc359", "reconstruction", image, 8, size=128))
+    for name in ("cc359", "fastmri"):
+        title = f"{DATASETS[name].title} ×8, 128 x 128"
+        found.append(Setting(f"{name}-x8-128", title, name, "reconstruction", image, 8, size=128))
     for mask in ("equispaced", "poisson-2d"):
         title = f"CC359 volumes ×4, {mask} mask"
         found.append(Setting(f"cc359-volume-x4-{mask}", title, "cc359", "volume", image, 4, mask, depth=8))
@@ -97,6 +101,15 @@ def _settings() -> list[Setting]:
 
 
 SETTINGS = {s.name: s for s in _settings()}
+
+
+def random_draws(setting: str) -> list[str]:
+    """Return the settings that differ from a structured one in a random mask only, one for every draw.
+
+    >>> random_draws("fastmri-x4")
+    ['fastmri-x4-random', 'fastmri-x4-random-1', 'fastmri-x4-random-2', 'fastmri-x4-random-3']
+    """
+    return [name for name in SETTINGS if name.partition("-random")[0] == setting != name]
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,9 @@ HOSTS = {
     "unet-high": Host(
         "U-Net, slots at high resolution", "unet", {"levels": [0, 1, 2]}, _TINY_UNET | {"levels": [0, 1, 2]}
     ),
-    "unet-3d": Host("3-D U-Net", "unet-3d", {}, _TINY_UNET | {"width": 8}),
+    "unet-3d": Host(
+        "3-D U-Net", "unet-3d", {"data_consistency": True}, _TINY_UNET | {"width": 8, "data_consistency": True}
+    ),
     "vit": Host(
         "ViT", "vit", {}, {"width": 32, "depth": 2, "heads": 4, "patch": 4, "head_width": 8, "slot_blocks": [1, 2]}
     ),

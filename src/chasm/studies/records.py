@@ -222,6 +222,7 @@ class Falsification:
     random: Gain
     drop: Drop
     paper: dict[str, float] | None = None
+    draws: int = 1  # of the random mask
 
 
 def data_kind(runs: Iterable[RunRecord]) -> str:

@@ -96,9 +96,21 @@ def difference(
     d = np.array(
         [[a[c] - b[c] for c in cases] for a, b in zip(ours, theirs, strict=True)], dtype=float
     )  # (seeds, cases)
+    return mean_difference(d, metric, draws=draws, seed=seed)
+
+
+def mean_difference(d: np.ndarray, metric: str | None = None, *, draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Return the mean of paired differences, with its interval.
+
+    Args:
+        d: differences, (seeds, cases) or (masks, seeds, cases).
+        metric: name of the score; a difference that prints as zero is then "level".
+        draws: number of bootstrap draws.
+        seed: of the draws.
+    """
     means = resampled(d, draws=draws, seed=seed)
     digits = None if metric is None else printed_digits(metric)
-    return Interval(float(d.mean()), *interval(means), len(cases), len(d), digits, two_sided(means))
+    return Interval(float(d.mean()), *interval(means), d.shape[-1], d.shape[-2], digits, two_sided(means))
 
 
 def two_sided(means: np.ndarray) -> float:
@@ -130,24 +142,34 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-    """Return bootstrap means: seeds and cases are both drawn with replacement.
+    """Return bootstrap means: seeds, cases and, where there are several, masks are drawn with replacement.
+
+    The draws of seeds and cases do not depend on the number of masks.
 
     Args:
-        d: differences, (seeds, cases).
+        d: differences, (seeds, cases) or (masks, seeds, cases).
         draws: number of draws.
         seed: of the draws.
 
     Returns:
         One mean per draw, (draws,).
     """
-    rng = np.random.default_rng(seed)
-    s, c = d.shape
+    d = d[None] if d.ndim == 2 else d
+    rng, mask_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    m, s, c = d.shape
     means = []
     for n in _blocks(draws, c):
-        weights = rng.multinomial(s, np.full(s, 1 / s), size=n) / s  # (n, seeds)
-        drawn = np.take_along_axis(weights @ d, rng.integers(c, size=(n, c)), axis=1)  # (n, cases)
+        weights = _shares(rng, s, n)  # (n, seeds)
+        per_case = np.einsum("nm,ns,msc->nc", _shares(mask_rng, m, n), weights, d)  # (n, cases)
+        drawn = np.take_along_axis(per_case, rng.integers(c, size=(n, c)), axis=1)
         means.append(drawn.mean(1))
     return np.concatenate(means)
+
+
+def _shares(rng: np.random.Generator, count: int, n: int) -> np.ndarray:
+    """Return how often each of `count` things is drawn when `count` are drawn with replacement, (n, count), sum 1."""
+    shares: np.ndarray = rng.multinomial(count, np.full(count, 1 / count), size=n) / count
+    return shares
 
 
 def _blocks(draws: int, cases: int) -> list[int]:
@@ -179,7 +201,7 @@ def drop(
 
     Args:
         structured: gains under the structured mask, (seeds, cases).
-        random: gains under the random mask for the same seeds and cases.
+        random: gains under one or several random masks for the same seeds and cases, ([masks,] seeds, cases).
         digits: digits after the point when a gain is printed.
         draws: number of bootstrap draws.
         seed: of the draws.

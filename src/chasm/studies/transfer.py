@@ -16,6 +16,7 @@ from chasm.train.run import load_run, open_split, score
 SIZE_OPTIONS = {
     "cc359": "crop",
     "embedded": "size",
+    "fastmri": "crop",
     "proxy": "crop",
     "images": "size",
 }  # dataset to the option that sets the size

@@ -38,7 +38,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["report", "paper", str(root / "a"), str(root / "b"), "-o", str(root / "out")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "35 finished runs" in result.output
+    assert "59 finished runs" in result.output
     return root / "out"
 
 

@@ -6,11 +6,12 @@ A dash stands for a run that is not there. Bold is the highest mean of a column,
 import math
 from collections.abc import Sequence
 
+from chasm.common.text import counted
 from chasm.mixers import MIXERS
 from chasm.studies import paper
 from chasm.studies.agreement import disagreements
 from chasm.studies.comparisons import falsify
-from chasm.studies.factors import ARMS, HOSTS, RIVALS, SETTINGS
+from chasm.studies.factors import ARMS, HOSTS, RIVALS, SETTINGS, random_draws
 from chasm.studies.gather import FoundRow, FoundRows
 from chasm.studies.paper import Quote
 from chasm.studies.records import Falsification, RunRecord, data_kind
@@ -147,7 +148,7 @@ def falsification(found: FoundRows) -> tuple[Table, list[Falsification]]:
     wanted = [
         found.get("random-mask", setting, HIFI, arm)
         for s in MRI
-        for setting in (s, f"{s}-random")
+        for setting in (s, *random_draws(s))
         for arm in (*RIVALS, "chasm")
     ]
     here = [row for row in wanted if row is not None]
@@ -167,7 +168,8 @@ def falsification(found: FoundRows) -> tuple[Table, list[Falsification]]:
             "Table 3 (a). CHASM's gain in PSNR over the strongest rival, under structured and random masks",
             ["Setting", SOURCE, "Struct.", "Random", "Drop"],
             rows,
-            "The strongest rival is the one with the highest test mean under each mask. †: the 95 % interval of the "
+            f"{_draws_text([*measured.values()])}The strongest rival is the one with the highest test mean, under the "
+            "structured mask and over all draws of the random one. †: the 95 % interval of the "
             "paired difference includes zero, or there are too few cases. Drop: one minus random over structured; "
             "it has no meaning where the structured gain is not above zero. Last line: mean of gains and of drops."
             + _note([run for row in here for run in row.runs]),
@@ -322,6 +324,14 @@ def _mean_falsified(measured: list[Falsification]) -> list[str]:
     structured, random = (sum(getattr(f, side).mean for f in measured) / len(MRI) for side in ("structured", "random"))
     drop = sum(f.drop.mean for f in measured) / len(MRI)
     return [_signed(structured), _signed(random), f"{drop:.1f} %" if math.isfinite(drop) else text.UNKNOWN]
+
+
+def _draws_text(measured: list[Falsification]) -> str:
+    counts = sorted({f.draws for f in measured})
+    if not counts:
+        return ""
+    words = f"{counts[0]} to {counts[-1]} draws" if len(counts) > 1 else counted(counts[0], "draw")
+    return f"Random: mean over {words} of the mask. "
 
 
 def _origin(columns: Sequence[_Column]) -> str:

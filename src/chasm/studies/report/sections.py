@@ -121,7 +121,8 @@ def falsification(results: Results) -> Section | None:
         place, paper = results.place_name(f.setting, f.host), f.paper or {}
         masks = (("structured", f.structured, f.rival), ("random", f.random, f.rival_random))
         for name, gain, rival in masks:
-            cells = [TableCell(place if name == "structured" else ""), TableCell(name)]
+            draws = f", {counted(f.draws, 'draw')}" if name == "random" else ""
+            cells = [TableCell(place if name == "structured" else ""), TableCell(name + draws)]
             cells += [TableCell(results.arms[rival].label), _gain_cell(gain, f.metric)]
             cells += [TableCell(_printed_gain(paper.get(name)), "paper")]
             is_last = name == "random"
@@ -132,7 +133,8 @@ def falsification(results: Results) -> Section | None:
         rows += _mean_rows(results.falsification, printed)
     columns = ["setting", "mask", "strongest rival", "CHASM's gain", "paper", "drop", "paper"]
     note = (
-        "Gain over the rival with the highest test mean, as in the paper: a choice in the rival's favour. Drop: one "
+        "Gain over the rival with the highest test mean, as in the paper: a choice in the rival's favour. Random: mean "
+        "over the draws of the mask, with one rival for all of them; its interval covers other draws, too. Drop: one "
         "minus random over structured; undefined where the structured gain is not above zero, and without an interval "
         "where its interval is not."
     )
