@@ -58,11 +58,13 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     driver.set_active(Card())
     JITFunction.run = compile_only
     from chasm import ops
+    from chasm.backbones.hifi.kernels import norm_triton
     from chasm.ops import basis
     from chasm.ops.forms.base import Passes
     from chasm.ops.forms.triton import Triton
     from chasm.ops.kernels import basis as basis_kernels
     from chasm.ops.kernels import circulant, layout_triton, local_triton, products, spectrum
+    from chasm.ops.selective_scan import kernels as scan
 
     for module in (basis_kernels, circulant, products):
         module.is_large_card = lambda x: capability == 90
@@ -87,6 +89,14 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     local_triton.backward(x, x, *weights)
     spectrum.scale_both(torch.zeros(2, 3, 40), torch.zeros(2, 3, 40), torch.zeros(3, 5), 4)
     layout_triton.copied(torch.zeros(2, 96, 64, 64), True)
+    what = "HiFi-Mamba"
+    x, weight = torch.zeros(2, 64, 240, dtype=torch.bfloat16), torch.zeros(240)
+    _, statistics = norm_triton.forward(x, weight, weight, 1e-5)
+    norm_triton.backward(x, x, weight, weight, statistics)
+    u, b = torch.zeros(1, 96, 128, dtype=torch.bfloat16), torch.zeros(1, 16, 128)
+    inputs = u, u, torch.zeros(96, 16), b, b, weight[:96], weight[:96], True
+    y, states = scan.forward(*inputs)
+    scan.backward(y, states, *inputs)
     if capability == 90:  # others take "triton" in its place
         what, x = "fused", torch.zeros(2, 96, 2, 256, dtype=torch.bfloat16)
         operators = [ops.AxisOperator(3, torch.eye(96), torch.ones(129, 96))]

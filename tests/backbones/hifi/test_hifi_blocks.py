@@ -133,7 +133,8 @@ def test_block_follows_the_paper(options):
     scanned = ssm_by_hand(block.ssm, norm(block.norm_low, low), norm(block.norm_high, high))
     y = block.gate(torch.cat([block.ib_1(high), scanned], 1))
     filters = low_pass_filters(options.get("lowpass", "binomial"), x)
-    torch.testing.assert_close(block(x, filters)[0], y)
+    torch.testing.assert_close(block(x, filters, is_added=False)[0], y)
+    torch.testing.assert_close(block.eval()(x, filters)[0], x + y)
 
 
 def test_drop_path_keeps_the_mean_and_whole_samples():
@@ -192,7 +193,7 @@ def test_v2_block_follows_the_paper():
     high = block.ib_0(w * residual + (1 - w) * high)
     low = block.ssm(block.norm_low(low), block.norm_high(high))
     y, balance = block.moe(block.merge(torch.cat([g, block.ib_1(high), low], 1)))
-    out, loss = block(x, low_pass_filters("binomial", x))
+    out, loss = block(x, low_pass_filters("binomial", x), is_added=False)
     torch.testing.assert_close(out, block.gate(y), rtol=1e-12, atol=1e-12)
     assert loss == balance
     assert MoEBlock(BlockOptions(), 0.0).log_gamma.exp().item() == pytest.approx(2)

@@ -61,12 +61,15 @@ class ChannelGate(nn.Module):
 class DropPath(nn.Module):
     """Drop the whole branch of a sample at the given rate, in training only."""
 
+    rate: Tensor  # a tensor, so that blocks with different rates share one compiled graph
+
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.rate = rate
+        self.is_active = rate > 0
+        self.register_buffer("rate", torch.tensor(rate), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.rate == 0 or not self.training:
+        if not (self.is_active and self.training):
             return x
         keep = torch.rand(x.shape[0], 1, 1, 1, device=x.device) >= self.rate
         return x * (keep / (1 - self.rate)).to(x.dtype)
@@ -97,9 +100,9 @@ class BlockOptions:
 
 
 class HiFiBlock(nn.Module):
-    """Maps x (B, C, H, W) with even H and W to Y of the equations above, and to a balance loss, which is zero here.
+    """Maps x (B, C, H, W) with even H and W to x + drop_path(Y), and to a balance loss, which is zero here.
 
-    The host adds Y to x through `drop_path`, so that a slot can come between.
+    A host that puts a slot between asks for Y alone.
 
     Args:
         options: of the block.
@@ -135,5 +138,15 @@ class HiFiBlock(nn.Module):
         high = self.ib_0(self.fuse(high, t - low))
         return torch.cat([self.ib_1(high), self.ssm(self.norm_low(low), self.norm_high(high))], 1)
 
-    def forward(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    def branch(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+        """Return Y of the equations above, and the balance loss.
+
+        Args:
+            x: features.
+            filters: those of `low_pass_filters` for this size.
+        """
         return self.gate(self.streams(x, filters)), x.new_zeros((), dtype=torch.float32)
+
+    def forward(self, x: Tensor, filters: Filters, is_added: bool = True) -> tuple[Tensor, Tensor]:
+        y, balance = self.branch(x, filters)
+        return (x + self.drop_path(y) if is_added else y), balance

@@ -101,7 +101,7 @@ class MoEBlock(HiFiBlock):
         w = torch.sigmoid(self.log_gamma.exp() * cosine)
         return w * residual + (1 - w) * high
 
-    def forward(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    def branch(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
         g = self.squeeze_excite(self.norm(x))
         y, balance = self.moe(self.merge(torch.cat([g, self.streams(g, filters)], 1)))
         return self.gate(y), balance

@@ -84,8 +84,11 @@ class Group(nn.Module):
         balance = []
         block: Any
         for block, slot in zip(self.blocks, inside, strict=True):
-            y, loss = call(block, x, filters)
-            x = x + block.drop_path(y if slot is None else self.in_slot(slot, y))
+            if slot is None:
+                x, loss = call(block, x, filters)
+            else:
+                y, loss = call(block, x, filters, False)
+                x = x + block.drop_path(self.in_slot(slot, y))
             balance.append(loss)
         x = x if last is None else self.in_slot(last, x)
         return x + call(self.consistency, x, measurement), torch.stack(balance).mean()

@@ -83,8 +83,7 @@ def norm_gelu_backward(
     from chasm.backbones.hifi.kernels import norm_triton
 
     g, x = g.to(x.dtype).contiguous(), x.contiguous()
-    gx, gw, gb = norm_triton.backward(g, x, weight.contiguous(), bias.contiguous(), statistics)
-    return gx, gw.to(weight.dtype), gb.to(bias.dtype)
+    return norm_triton.backward(g, x, weight.contiguous(), bias.contiguous(), statistics)
 
 
 @norm_gelu_backward.register_fake

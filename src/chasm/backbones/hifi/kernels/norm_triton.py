@@ -5,7 +5,8 @@
                _apply_kernel       y = gelu(n), n = w xhat + b, xhat = (x - m) r
     backward   _sums_kernel        with h = g gelu'(n): sums of h and of h xhat over a part, by channel
                _total_kernel       parts -> sums over a sample, by channel
-               _gradient_kernel    gx = r (w h - mean of w h - xhat * mean of w h xhat), means over a sample
+               _gradient_kernel    gx = r (w h - mean of w h - xhat * mean of w h xhat), means over a sample;
+                                   one program adds up the samples for the gradients of weight and bias
 
 x is contiguous (B, P, C): P positions with their C channels. A part is a run of positions of one sample. A program
 walks along one part, ROWS positions at a time.
@@ -142,16 +143,26 @@ def _total_kernel(sums_ptr, by_sample_ptr, C, parts, ROWS: tl.constexpr, BLOCK_C
 
 @triton.jit
 def _gradient_kernel(
-    g_ptr, x_ptr, stats_ptr, weight_ptr, bias_ptr, means_ptr, gx_ptr, P, C, parts, B,
+    g_ptr, x_ptr, stats_ptr, weight_ptr, bias_ptr, sums_ptr, gx_ptr, gw_ptr, gb_ptr, P, C, parts, B,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """means (2, B): of w h and of w h xhat over a sample."""
+    """sums (2, B, C): of h and of h xhat over a sample."""
     b, first, end = _part(P, parts, ROWS)
     row, c = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_C)[None, :]
     mean, rstd = tl.load(stats_ptr + 2 * b), tl.load(stats_ptr + 2 * b + 1)
     w = tl.load(weight_ptr + c, mask=c < C, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + c, mask=c < C, other=0.0).to(tl.float32)
-    constant, slope = tl.load(means_ptr + b), tl.load(means_ptr + B + b)
+    total = tl.load(sums_ptr + b * C + c, mask=c < C, other=0.0)
+    along = tl.load(sums_ptr + (B + b) * C + c, mask=c < C, other=0.0)
+    numbers = (P * C).to(tl.float32)
+    constant, slope = tl.sum(w * total) / numbers, tl.sum(w * along) / numbers
+    if tl.program_id(0) == 0:
+        total, along = tl.zeros([1, BLOCK_C], tl.float32), tl.zeros([1, BLOCK_C], tl.float32)
+        for i in range(B):
+            total += tl.load(sums_ptr + i * C + c, mask=c < C, other=0.0)
+            along += tl.load(sums_ptr + (B + i) * C + c, mask=c < C, other=0.0)
+        tl.store(gb_ptr + c, total.to(gb_ptr.dtype.element_ty), mask=c < C)
+        tl.store(gw_ptr + c, along.to(gw_ptr.dtype.element_ty), mask=c < C)
     start = tl.cast(b, tl.int64) * P * C
     for at in range(first, end, ROWS):
         here, live = start + (at + row) * C + c, (at + row < end) & (c < C)
@@ -181,7 +192,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias; those of parameters in float32. All tensors are contiguous.
+    """Return the gradients of x, weight and bias. All tensors are contiguous.
 
     Args:
         g: gradient of y.
@@ -193,15 +204,15 @@ def backward(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Ten
     B, P, C = x.shape
     grid, parts, blocks = _launch(B, P, C)
     sums = torch.empty(2, B, parts, C, device=x.device, dtype=torch.float32)
-    by_sample, gx = sums.new_empty(2, B, C), torch.empty_like(x)
+    by_sample = sums.new_empty(2, B, C)
+    gx, gw, gb = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     with torch.cuda.device_of(x):
         _sums_kernel[grid](g, x, statistics, weight, bias, sums, P, C, parts, **blocks)
         _total_kernel[2 * B, triton.cdiv(C, TOTAL_BLOCK)](
             sums, by_sample, C, parts, ROWS=TOTAL_BLOCK, BLOCK_C=TOTAL_BLOCK
         )
-        means = torch.mv(by_sample.flatten(0, 1), weight.float()) / (P * C)
-        _gradient_kernel[grid](g, x, statistics, weight, bias, means, gx, P, C, parts, B, **blocks)
-    return gx, by_sample[1].sum(0), by_sample[0].sum(0)
+        _gradient_kernel[grid](g, x, statistics, weight, bias, by_sample, gx, gw, gb, P, C, parts, B, **blocks)
+    return gx, gw, gb
 
 
 def _launch(B: int, P: int, C: int) -> tuple[tuple[int], int, dict[str, int]]:
