@@ -253,7 +253,7 @@ def test_options_that_make_no_sense_say_so():
         ({"content": "brian"}, "did you mean 'brain'"),
         ({"contrast": "t3"}, "unknown contrast 't3'"),
         ({"split": "trian"}, "did you mean 'train'"),
-        ({"size": 8}, "at least 16"),
+        ({"size": 8}, "16 to 2048"),
         ({"cases": 0}, "at least 1"),
         ({"seed": -1}, "seed -1"),
         ({"content": "photos", "size": 512}, "choose a size below"),

@@ -21,6 +21,8 @@ from chasm.data.records import Case, DataError, Slice, fault, in_split
 from chasm.data.splits import ranked_split
 
 CONTENTS = ("brain", "tumour", "photos")
+MAX_SIZE = 2048  # pixels; a slice of that size takes seconds and half a GiB to draw
+MAX_SLICES = 100_000
 # Files of every scikit-image wheel, so that nothing is downloaded. The two views of one motorcycle are one case.
 _PHOTOS = {
     "astronaut": ("train", "astronaut.png"),
@@ -75,10 +77,12 @@ class Embedded(SliceDataset):
             if value not in known:
                 raise ValueError(f"unknown {word} {value!r}: {suggest(value, known)}")
         self.shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        if min(self.shape) < 16:
-            raise ValueError(f"size {size}: expected at least 16 pixels each way")
+        if not 16 <= min(self.shape) <= max(self.shape) <= MAX_SIZE:
+            raise ValueError(f"size {size}: expected 16 to {MAX_SIZE} pixels each way")
         if cases < 1 or slices < 1 or seed < 0:
             raise ValueError(f"cases {cases}, slices {slices}, seed {seed}: expected at least 1, 1 and 0")
+        if cases * slices > MAX_SLICES:
+            raise ValueError(f"cases {cases}, slices {slices}: expected at most {MAX_SLICES} slices in all")
         self.split, self.content, self.contrast, self.slices, self.seed = split, content, contrast, slices, seed
         self.domain = "photo" if content == "photos" else "mri"
         if content == "photos":

@@ -19,6 +19,8 @@ from chasm.tasks import Task, create_task
 from chasm.tasks.base import TASKS
 from chasm.train.yaml_text import parse_yaml, read_yaml, write_yaml
 
+MAX_OPTION = 2**14  # of a whole number among the options of a backbone or a mixer
+
 
 class Strict(BaseModel):
     """A record that refuses unknown keys and does not change."""
@@ -65,8 +67,8 @@ class Training(Strict):
     """How a run trains. Give either ``steps`` or ``epochs``."""
 
     steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0)
-    batch: int = Field(8, ge=1)
+    epochs: float | None = Field(None, gt=0, le=1e9)
+    batch: int = Field(8, ge=1, le=2**16)
     accumulate: int = Field(1, ge=1)  # micro-batches per step; `batch` is the number of slices of the whole step
     lr: float = Field(5e-4, gt=0)
     spectral_multiplier: float = Field(1.0, gt=0)  # times lr: the step size of spectral parameters
@@ -86,7 +88,7 @@ class Training(Strict):
     val_every: int | None = Field(None, ge=1)  # steps between validations; by default twenty validations per run
     save_every: int = Field(500, ge=1)
     log_every: int = Field(20, ge=1)
-    workers: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0, le=256)
     resident: bool = True  # keep the prepared set on the device when it fits
 
     @model_validator(mode="after")
@@ -117,6 +119,16 @@ class RunConfig(Strict):
         if not is_folder_name(name):
             raise ValueError("expected a name that a folder can have, without / and \\")
         return name
+
+    @field_validator("backbone", "mixer")
+    @classmethod
+    def _buildable(cls, part: Part) -> Part:
+        """Refuse numbers of layers, channels, .. that no network has: counting up to them takes memory by itself."""
+        for option, value in part.options.items():
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int) and number > MAX_OPTION:
+                    raise ValueError(f"option {option!r}: a network has at most {MAX_OPTION}")
+        return part
 
     @model_validator(mode="after")
     def _graph_or_recomputation(self) -> "RunConfig":

@@ -23,6 +23,7 @@ from chasm.mixers import MIXERS
 from chasm.models import check_model, find_model
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
+from chasm.train.size import build_within_limits
 
 # A run that receives one of these signals saves and stops. Schedulers send SIGTERM, SIGUSR1 (before a requeue) or
 # SIGHUP, a lost terminal sends SIGHUP. Windows has the first two.
@@ -106,23 +107,27 @@ def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Mod
         The model, on the CPU.
 
     Raises:
-        ValueError: if an option is unknown.
+        ValueError: if an option is unknown, or the network is larger than `chasm.train.size` allows.
     """
     _check_options(MIXERS, config.mixer, ("channels", "size", "device", "dtype"))
     _check_options(BACKBONES, config.backbone, ("mixer", "mixer_options", "in_channels", "out_channels", "size"))
-    torch.manual_seed(config.seed)
     into, out = task.channels(shape[0])
     options: dict[str, Any] = {"size": shape[-2:]}
     if "global_residual" in BACKBONES.options(config.backbone.name):
         options["global_residual"] = task.residual  # segmentation may have equal channel counts too
-    return create_backbone(
-        config.backbone.name,
-        mixer=config.mixer.name,
-        mixer_options=config.mixer.options,
-        in_channels=into,
-        out_channels=out,
-        **{**options, **config.backbone.options},
-    )
+
+    def build() -> nn.Module:
+        torch.manual_seed(config.seed)
+        return create_backbone(
+            config.backbone.name,
+            mixer=config.mixer.name,
+            mixer_options=config.mixer.options,
+            in_channels=into,
+            out_channels=out,
+            **{**options, **config.backbone.options},
+        )
+
+    return build_within_limits(build)
 
 
 def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> None:

@@ -164,10 +164,12 @@ class HiFiMamba(Backbone):
         self.lowpass = options.lowpass
         self.blocks_per_group, self.slot_per, self.checkpoint = blocks, slot_per, checkpoint
         self.embed = PatchEmbed(width, patch)
-        rates = [options.drop_path * i / max(1, groups * blocks - 1) for i in range(groups * blocks)]
+
+        def block(i: int) -> HiFiBlock:
+            return self.block(options, options.drop_path * i / max(1, groups * blocks - 1))
+
         self.groups = nn.ModuleList(
-            Group([self.block(options, rate) for rate in rates[g * blocks : (g + 1) * blocks]], width, patch)
-            for g in range(groups)
+            Group([block(g * blocks + i) for i in range(blocks)], width, patch) for g in range(groups)
         )
         self.norm = ChannelNorm(width)
         self.head = ToImage(width, patch)

@@ -1,0 +1,73 @@
+"""The size of a network is limited while it is built: a few words of a recipe can ask for more than memory holds."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from chasm.data.limits import LIMIT_VARIABLE, max_bytes
+
+MAX_MODULES = 10_000  # the default HiFi-MambaV2, the largest host, has 1,029
+
+
+class NetworkTooLargeError(ValueError):
+    """A network would have more weights or more modules than the limits allow."""
+
+
+def build_within_limits(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network, after a trial on the meta device, where weights take no memory.
+
+    Args:
+        build: returns the network.
+
+    Raises:
+        NetworkTooLargeError: with one line, if the weights take more memory than `chasm.data.limits.max_bytes`, or if
+            there are more than MAX_MODULES modules.
+    """
+    try:
+        with torch.device("meta"), warnings.catch_warnings(), _limits():
+            warnings.simplefilter("ignore")  # the second time they are shown
+            build()
+    except NetworkTooLargeError:
+        raise
+    except Exception:  # a wrong option fails again below; a class that cannot be built on meta is limited there
+        pass
+    with _limits():
+        return build()
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Raise NetworkTooLargeError as soon as what is built in the block is too large."""
+    limit, size, modules = max_bytes(), 0, 0
+
+    def weigh(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal size
+        size += 0 if tensor is None else tensor.nbytes
+        if size > limit:
+            raise NetworkTooLargeError(
+                f"the network has more than {limit / 2**30:.3g} GiB of weights: choose smaller options of backbone and "
+                f"mixer, or set {LIMIT_VARIABLE} higher"
+            )
+
+    def count(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > MAX_MODULES:
+            raise NetworkTooLargeError(
+                f"the network has more than {MAX_MODULES} modules: choose smaller options of backbone and mixer"
+            )
+
+    handles = [
+        hooks.register_module_parameter_registration_hook(weigh),
+        hooks.register_module_buffer_registration_hook(weigh),
+        hooks.register_module_module_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
