@@ -1,13 +1,11 @@
 """Runs without training, whose output is known, and the command."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
@@ -18,9 +16,12 @@ from chasm.data.embedded import Embedded
 from chasm.mri import create_mask
 from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
+from chasm.train.weights import TrainingImages, save_weights
 
 
-def make_run(folder: Path, size: int = 16, weights: str = "zero", seed: int = 0, **task: Any) -> Path:
+def make_run(
+    folder: Path, size: int = 16, weights: str = "zero", seed: int = 0, training_data: Any = None, **task: Any
+) -> Path:
     """A run folder without training. Zero weights leave y = x: the reconstruction is then the zero-filled image."""
     options = {"sampling": {"kind": "equispaced", "acceleration": 4}, **task}
     recipe = {
@@ -35,8 +36,7 @@ def make_run(folder: Path, size: int = 16, weights: str = "zero", seed: int = 0,
     state = {k: torch.zeros_like(v) if weights == "zero" else v for k, v in model.state_dict().items()}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump(config))
-    (folder / "environment.json").write_text(json.dumps({"image_shape": [1, size, size]}))
-    save_file(state, folder / "weights.safetensors")
+    save_weights(folder / "weights.safetensors", state, TrainingImages((1, size, size), training_data or {}))
     return folder
 
 

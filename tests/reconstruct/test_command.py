@@ -1,6 +1,7 @@
 """The command: what it says, and errors in one line."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
@@ -17,8 +18,10 @@ from runs import call, make_run
 from chasm.data.folder import Folder
 from chasm.reconstruct import reconstruct
 from chasm.reconstruct.slices import Reconstructor
+from chasm.train import train
 from chasm.train.config import dump, load_recipe
 from chasm.train.run import build_model
+from chasm.train.weights import TrainingImages, save_weights
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -69,7 +72,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     other = make_run(tmp_path / "other")
     recipe = load_recipe({"task": {"name": "superres"}, "train": {"steps": 1}})
     (other / "config.yaml").write_text(dump(recipe))
-    save_file(build_model(recipe, recipe.task.create(), (1, 16, 16)).state_dict(), other / "weights.safetensors")
+    state = build_model(recipe, recipe.task.create(), (1, 16, 16)).state_dict()
+    save_weights(other / "weights.safetensors", state, TrainingImages((1, 16, 16)))
     np.save(tmp_path / "scalar.npy", np.float32(1))
     writers.write_fastmri(tmp_path / "number.h5", slices=2)
     with h5py.File(tmp_path / "number.h5", "a") as f:
@@ -114,19 +118,46 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_three_files_of_a_run_are_enough(tmp_path: Path) -> None:
+def test_two_files_of_a_run_are_enough(tmp_path: Path) -> None:
     """docs/reconstruct.md promises that; without one of them, the line names it."""
-    run, needed = make_run(tmp_path / "run"), ["config.yaml", "environment.json", "weights.safetensors"]
-    assert sorted(file.name for file in run.iterdir()) == needed
-    moved = run.rename(tmp_path / "elsewhere")
-    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 1, 16, 16))
-    assert call(tmp_path / "scan.npy", "--run", moved, "-o", tmp_path / "out.h5").exit_code == 0
+    recipe = {
+        "data": {"name": "embedded", "options": {"size": 16, "cases": 10, "slices": 2}},
+        "backbone": {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [0]}},
+        "train": {"steps": 1, "batch": 2},
+    }
+    train(load_recipe(recipe), tmp_path / "run", quiet=True)
+    needed = ["config.yaml", "weights.safetensors"]
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in needed:
+        shutil.copy(tmp_path / "run" / name, moved)
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 1, 24, 24))
+    outputs = []
+    for run in (tmp_path / "run", moved):
+        found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.npy")
+        assert (
+            "unlike the training data, so expect less of the run: 24 x 24 pixels (trained on 16 x 16)" in found.output
+        )
+        outputs.append(np.load(tmp_path / "out.npy"))
+    np.testing.assert_array_equal(*outputs)
     for name in needed:
         kept = (moved / name).rename(tmp_path / name)
         found = call(tmp_path / "scan.npy", "--run", moved, "-o", tmp_path / "out.h5")
         assert found.exit_code == 3
         assert name in found.output
         kept.rename(moved / name)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_weights_that_do_not_say_their_image_size_need_the_environment(tmp_path: Path) -> None:
+    """Runs of earlier versions have it there."""
+    run = make_run(tmp_path / "run")
+    save_file(load_file(run / "weights.safetensors"), run / "weights.safetensors")
+    np.save(tmp_path / "scan.npy", writers.blob(np.random.default_rng(0), 1, 16, 16))
+    found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.h5")
+    assert "does not say its image size: copy environment.json of the run, too" in found.output
+    (run / "environment.json").write_text('{"image_shape": [1, 16, 16]}')
+    assert call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.h5").exit_code == 0
 
 
 @pytest.mark.usefixtures("no_picture")

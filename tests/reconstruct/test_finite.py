@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from runs import call, make_run, writers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from chasm.data import DataError, open_dataset
 from chasm.data.check import check
 from chasm.train import evaluate
+from chasm.train.weights import save_weights, training_images
 
 
 def files_of(folder: Path) -> list[str]:
@@ -52,7 +53,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     weights = load_file(run / "weights.safetensors")
     name = next(iter(weights))
     weights[name].view(-1)[0] = torch.nan
-    save_file(weights, run / "weights.safetensors")
+    save_weights(run / "weights.safetensors", weights, training_images(run))
     before = files_of(tmp_path)
     found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.nii", "--device", "cpu")
     assert found.exit_code == 3

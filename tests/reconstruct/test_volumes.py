@@ -102,6 +102,7 @@ def test_an_input_is_never_written_over(tmp_path: Path, way: str) -> None:
         out = tmp_path / "mask.h5"
     elif way == "run":
         kept, out = run / "environment.json", run / "environment.h5"
+        kept.write_text("{}")
     before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
     lost = "chasm did not write this file" if way == "record" else "is .*--out"
     with pytest.raises(ValueError, match=rf"{kept.name if way != 'hard link' else 'other.h5'}: {lost}"):

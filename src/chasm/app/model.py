@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -51,7 +52,7 @@ def write_model(run: Run, folder: Path) -> None:
         raise ValueError(f"{run.folder}: the page runs reconstructions of one image and super-resolution, not this run")
     assert isinstance(run.model, Backbone)
     folder.mkdir(parents=True, exist_ok=True)
-    shape = read_json(run.folder / "environment.json")["image_shape"]
+    shape = run.images.shape
     write_bytes(folder / "model.onnx", graph_of(run))
     write_bytes(folder / WEIGHTS, weights_as_bytes(ForPage(run.model).state_dict()))
     about: dict[str, Any] = {"name": config.task.name}
@@ -60,10 +61,9 @@ def write_model(run: Run, folder: Path) -> None:
         about |= {"complex": task.complex, "kind": sampling.kind, "acceleration": sampling.acceleration}  # type: ignore[attr-defined]
     else:
         about["factor"] = task.factor  # type: ignore[attr-defined]
-    record = run.folder / RECORD
     example, content = _example(config.task.name, shape[1:])
     page = {
-        "name": record.parent.name if not record.is_file() else read_json(record)["name"],
+        "name": run.name,
         "task": about,
         "size": shape[1:],
         "card": _card(run),
@@ -81,7 +81,7 @@ def graph_key(run: Run) -> str:
         run: of a reconstruction or super-resolution.
     """
     config = run.config.model_dump(mode="json")
-    shape = read_json(run.folder / "environment.json")["image_shape"]
+    shape = run.images.shape
     tensors = {name: list(value.shape) for name, value in run.model.state_dict().items()}
     facts = [FORMAT, config["backbone"], config["mixer"], config["task"]["name"], shape, tensors]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -115,7 +115,7 @@ def _make_graph(run: Run) -> bytes:
     model = run.model
     assert isinstance(model, Backbone)
     is_scan = run.config.task.name == "reconstruction"
-    _, height, width = read_json(run.folder / "environment.json")["image_shape"]
+    _, height, width = run.images.shape
     # Not the size of the run: tables made for it have a shortcut there, which a file for all sizes must not keep.
     sizes = [(height + 16, width + 32), (height, width)]
     examples = [_inputs(model.in_channels, H, W, is_scan) for H, W in sizes]
@@ -199,7 +199,7 @@ def _digits(values: Any) -> list[list[float]]:
     return rows
 
 
-def _example(task: str, size: list[int]) -> tuple[str, bytes]:
+def _example(task: str, size: Sequence[int]) -> tuple[str, bytes]:
     """A drawn image, so that a person can try the page without data: the name of its file, and its content."""
     buffer = io.BytesIO()
     if task == "superres":

@@ -1,7 +1,6 @@
 """Turn a finished run into a model folder: weights, config, a record with checksums and scores, and a card."""
 
 import gzip
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from chasm.app.model import graph_key, graph_of
-from chasm.common.files import is_folder_name, read_json, write_atomic, write_bytes, write_json, write_text
+from chasm.common.files import is_folder_name, read_json, write_bytes, write_json, write_text
 from chasm.common.precision import tf32
 from chasm.data.terms import Terms, terms_of
 from chasm.models import GRAPH, RECORD, sha256
@@ -22,6 +22,7 @@ from chasm.train import Run, RunConfig, load_recipe, load_run
 from chasm.train.config import dump
 from chasm.train.evaluation import measure
 from chasm.train.run import open_split, resident
+from chasm.train.weights import WEIGHTS, save_weights
 
 FORMAT = 1
 ENVIRONMENT = (
@@ -90,12 +91,11 @@ def pack(
     folder = Path(out if out is not None else name).expanduser()
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
         raise ValueError(f"{folder}: holds other files: give the name of a new folder")
-    shape = environment["image_shape"]
+    shape = list(finished.images.shape)
     write_text(folder / "config.yaml", dump(_without_paths(finished.config, name)))
-    weights = finished.folder / "weights.safetensors"
-    write_atomic(folder / "weights.safetensors", lambda p: shutil.copyfile(weights, p))
+    save_weights(folder / WEIGHTS, load_file(finished.folder / WEIGHTS), finished.images)
     write_json(folder / "environment.json", {k: environment[k] for k in ENVIRONMENT if k in environment})
-    hashed = ["config.yaml", "weights.safetensors"]
+    hashed = ["config.yaml", WEIGHTS]
     (folder / GRAPH).unlink(missing_ok=True)
     if page:
         write_bytes(folder / GRAPH, gzip.compress(graph_of(finished), mtime=0))

@@ -7,7 +7,7 @@ from chasm.data.files import crop_or_pad
 from chasm.mri import ifft2c
 from chasm.reconstruct.inputs import Scan
 from chasm.train import Run
-from chasm.train.run import brightness
+from chasm.train.weights import brightness
 
 MAX_OTHER_ACCELERATION = 1.1  # times that of the training
 MAX_OTHER_BRIGHTNESS = 1.5  # times the brightest, or darkest, slice of the training
@@ -23,7 +23,7 @@ def unlike_training(scan: Scan, run: Run) -> str:
     image, acceleration = _middle(scan, run)
     coils, height, width = image.shape
     found = []
-    trained = run.training_data
+    trained = run.images.description
     trained_height, trained_width = height, width
     if trained:
         trained_coils, trained_height, trained_width = trained["shape"]

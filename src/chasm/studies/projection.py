@@ -6,15 +6,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from chasm.common.files import read_json, write_json, write_text
+from chasm.common.files import write_json, write_text
 from chasm.common.precision import tf32
 from chasm.mixers.chasm import CHASM
 from chasm.studies.statistics import Interval, difference
 from chasm.surgery.harmonise import harmonise
-from chasm.train.checkpoints import holds_work, refuse_other_files, save_tensors
+from chasm.train.checkpoints import holds_work, refuse_other_files
 from chasm.train.config import Part, RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples, split_of
 from chasm.train.run import Run, environment, load_run, score
+from chasm.train.weights import WEIGHTS, save_weights
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,10 @@ def project_run(
         before = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
         assert before is not None
         harmonise_slots(run.model)
-        shape = read_json(run.folder / "environment.json")["image_shape"]
-        facts = environment(config, device, shape) | {"training_data": run.training_data}
+        facts = environment(config, device, run.images.shape) | {"training_data": run.images.description}
         write_json(out / "environment.json", facts)
         write_text(out / "config.yaml", dump(config))
-        save_tensors(out / "weights.safetensors", run.model.state_dict())
+        save_weights(out / WEIGHTS, run.model.state_dict(), run.images)
         harmonised = load_run(out, device)  # as everyone else will read it
         save_examples(harmonised, data, device)
         metrics = measure(harmonised, data, device)

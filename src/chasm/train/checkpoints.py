@@ -17,12 +17,13 @@ Tensors = dict[str, Tensor]
 RUN_FILES = ("config.yaml", "weights.safetensors", "log.csv", "log.jsonl", "nonfinite.jsonl", "examples.npz")
 
 
-def save_tensors(path: Path, tensors: Tensors) -> None:
+def save_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
     """Write tensors to a safetensors file, atomically.
 
     Args:
         path: file to write; its folder is created.
         tensors: tensors by name, from any device.
+        metadata: for the header. One entry at most gives the same file every time.
 
     Raises:
         OSError: if the file cannot be written.
@@ -31,7 +32,7 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
 
     def write(partial: Path) -> None:
         mode = partial.stat().st_mode  # the umask decides, as for every other file; safetensors would set 0600
-        save_file(flat, partial)
+        save_file(flat, partial, metadata)
         partial.chmod(mode)
 
     write_atomic(path, write)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from chasm.backbones.base import Backbone
 from chasm.backbones.measurement import RealMeasurement
-from chasm.common.files import read_json
 from chasm.mri import Operator, create_mask, estimate_maps, fft2c, mask_from_array, to_channels, to_complex
 from chasm.mri.real import estimate_maps as estimate_real_maps
 from chasm.surgery.free_size import free_size
@@ -116,7 +115,7 @@ def export_run(
     """
     require_runtime(Path(path))
     trained = load_run(run)
-    shape = read_json(trained.folder / "environment.json")["image_shape"]
+    shape = trained.images.shape
     coils = (shape[0] if getattr(trained.task, "complex", False) else 1) if coils is None else coils
     subject = _subject(trained, coils, size)
     H, W = size or (max(n, MIN_SIZE) for n in shape[1:])

@@ -23,7 +23,7 @@ from chasm.common.precision import tf32
 from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
 from chasm.train.augment import flips_of_step, vary
-from chasm.train.checkpoints import Checkpoints, holds_work, refuse_other_files, save_tensors
+from chasm.train.checkpoints import Checkpoints, holds_work, refuse_other_files
 from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
 from chasm.train.fingerprint import CODE, compare, fingerprint
@@ -36,8 +36,6 @@ from chasm.train.run import (
     batches,
     build_model,
     check_disjoint,
-    check_weights,
-    describe_training_data,
     environment,
     load_run,
     open_split,
@@ -49,6 +47,7 @@ from chasm.train.snapshot import restore, snapshot, tensors_of
 from chasm.train.start import load_start, update_average
 from chasm.train.step import add_gradients
 from chasm.train.trackers import Trackers, check_trackers
+from chasm.train.weights import WEIGHTS, TrainingImages, check_weights, describe_training_data, save_weights
 
 
 def train(
@@ -138,7 +137,7 @@ class Trainer:
         self.step, self.seconds = 0, 0.0
         self.best: dict[str, Any] = {"step": -1, "score": None, "values": {}}  # the score is None if it is NaN
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
-        self.weights = folder / "weights.safetensors"  # the best on validation so far
+        self.weights = folder / WEIGHTS  # the best on validation so far
         self.log = Log(folder, writes=self.main)
         self.guard = NonFiniteGuard(folder, t.on_nonfinite, writes=self.main, say=self.progress.say)
         self.lock: Lock | None = None  # of the folder, in the main process
@@ -147,6 +146,7 @@ class Trainer:
         self.tracker_names = trackers
         # Reading the data takes longest, so it comes last: mistakes in the config are found first.
         self.data = {split: resident(config, data, self.device) for split, data in self.data.items()}
+        self.images = TrainingImages(self.shape, describe_training_data(self.data["train"]))
 
     def run(self) -> dict[str, Any]:
         """Train to the end and return the metrics."""
@@ -316,7 +316,7 @@ class Trainer:
         if self.best["step"] < 0 or (value is not None and (best is None or value > best)):
             self.best = {"step": self.step, "score": value, "values": values}
             if self.main:
-                save_tensors(self.weights, self._weights())
+                save_weights(self.weights, self._weights(), self.images)
 
     # --- saving and resuming ----------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class Trainer:
         """Continue from the newest checkpoint that is whole, if there is one."""
         newest = self.checkpoints.newest()
         if newest is None:
-            for name in ("weights.safetensors", "nonfinite.jsonl"):  # left by a run without a checkpoint
+            for name in (WEIGHTS, "nonfinite.jsonl"):  # left by a run without a checkpoint
                 (self.folder / name).unlink(missing_ok=True)
             if self.t.start is not None:
                 self.environment["start"] = load_start(self.model, self.t.start)
@@ -349,7 +349,7 @@ class Trainer:
         self.step, self.best, self.seconds = record["step"], record["best"], record["seconds"]
         self.log.rows = record["log"]
         if self.main and self.best["step"] > 0:  # the file may come from a later step
-            save_tensors(self.weights, tensors_of("best.", tensors))
+            save_weights(self.weights, tensors_of("best.", tensors), self.images)
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
     def _require_place(self) -> None:
@@ -384,7 +384,7 @@ class Trainer:
     def _write_environment(self) -> None:
         """Record where the run started, and where it was resumed if the machine or the code changed."""
         path = self.folder / "environment.json"
-        now = self.environment | {"training_data": describe_training_data(self.data["train"])}
+        now = self.environment | {"training_data": self.images.description}
         if self.step > 0 and path.is_file():
             first = read_json(path)
             last = (first.get("resumed") or [first])[-1]

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from chasm.backbones import create_backbone
@@ -20,10 +19,11 @@ from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
 from chasm.data import Batch, DataError, Resident, SliceDataset, Volumes, collate, open_dataset
 from chasm.mixers import MIXERS
-from chasm.models import check_model, find_model
+from chasm.models import RECORD, check_model, find_model
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
 from chasm.train.size import build_within_limits
+from chasm.train.weights import WEIGHTS, TrainingImages, training_images
 
 # A run that receives one of these signals saves and stops. Schedulers send SIGTERM, SIGUSR1 (before a requeue) or
 # SIGHUP, a lost terminal sends SIGHUP. Windows has the first two.
@@ -40,13 +40,27 @@ def heeded_signals() -> list[signal.Signals]:
 
 @dataclass
 class Run:
-    """A model ready to use, with the task and config it was trained under, and what it knows of its training data."""
+    """A model ready to use, with the task and config it was trained under, and the images it was trained on.
+
+    Attributes:
+        model: in eval mode.
+        task: it was trained for.
+        config: of the training.
+        folder: of the run.
+        images: it was trained on; of a method without training, none.
+    """
 
     model: nn.Module
     task: Task
     config: RunConfig
     folder: Path
-    training_data: dict[str, Any] = field(default_factory=dict)  # as `describe_training_data` returned it
+    images: TrainingImages = field(default_factory=TrainingImages)
+
+    @property
+    def name(self) -> str:
+        """The name of a model as its record says it; of a run, that of its folder."""
+        record = self.folder / RECORD
+        return str(read_json(record)["name"]) if record.is_file() else self.folder.name
 
 
 def open_split(config: RunConfig, split: str) -> SliceDataset:
@@ -263,20 +277,15 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     """
     folder = find_model(folder)
     check_model(folder)
-    weights = folder / "weights.safetensors"
+    weights = folder / WEIGHTS
     for needed in (folder / "config.yaml", weights):
         if not needed.is_file():
             raise FileNotFoundError(f"{needed}: not there: give the folder of a run that has validated at least once")
     config = load_recipe(folder / "config.yaml")
     task = config.task.create()
-    # (M, H, W) of the raw images the run was built for
-    facts = read_json(folder / "environment.json")
-    shape = facts.get("image_shape")
-    if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape)):
-        raise ValueError(f"{folder / 'environment.json'}: image_shape: expected three numbers, got {shape!r}")
+    images = training_images(folder)
     with torch.random.fork_rng(devices=[]):  # building the model seeds the generator
-        model = build_model(config, task, tuple(shape))
-    check_weights(folder)
+        model = build_model(config, task, images.shape)
     try:
         stored = load_file(weights)
         for name, value in stored.items():
@@ -285,7 +294,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
         model.load_state_dict(stored)
     except RuntimeError as e:  # torch's message has many lines
         raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
-    return Run(model.to(device).eval(), task, config, folder, _training_data(facts, folder))
+    return Run(model.to(device).eval(), task, config, folder, images)
 
 
 def load_model(name: str | Path, device: torch.device | str = "cpu") -> nn.Module:
@@ -308,76 +317,8 @@ def load_model(name: str | Path, device: torch.device | str = "cpu") -> nn.Modul
     return load_run(name, device).model
 
 
-def check_weights(folder: Path) -> None:
-    """Check that the weights of a run are there and not cut short. Reads only the header of the file.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        ValueError: if they cannot be read.
-    """
-    weights = folder / "weights.safetensors"
-    try:
-        with safe_open(weights, "pt"):
-            return
-    except (SafetensorError, OSError) as e:
-        raise ValueError(
-            f"{weights}: cannot be read ({_first_line(e)}): remove {folder / 'metrics.json'} and train again: "
-            "the last checkpoint has them too"
-        ) from None
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def describe_training_data(data: SliceDataset, slices: int = 32) -> dict[str, Any]:
-    """Return what a later reconstruction compares its input with.
-
-    Args:
-        data: the training split.
-        slices: how many are looked at, spread over the split.
-
-    Returns:
-        "shape" (M, H, W), "complex", and "brightness": the smallest and largest mean of a slice, as a fraction of its
-        maximum. (The scale itself does not matter: every slice is scaled before it reaches the model.)
-    """
-    rows = torch.linspace(0, len(data) - 1, min(slices, len(data))).round().int().tolist()
-    images = [data[row].image for row in rows]
-    found = [value for image in images if (value := brightness(image)) is not None]
-    return {
-        "shape": list(images[0].shape),
-        "complex": images[0].is_complex(),
-        "brightness": [min(found), max(found)] if found else None,
-    }
-
-
-def _training_data(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what `describe_training_data` recorded; {} for a run that recorded nothing."""
-    found = facts.get("training_data")
-    if not found:
-        return {}
-
-    def numbers(values: Any, n: int) -> bool:
-        return isinstance(values, list) and len(values) == n and all(isinstance(v, int | float) for v in values)
-
-    if not (
-        isinstance(found, dict)
-        and numbers(found.get("shape"), 3)
-        and isinstance(found.get("complex"), bool)
-        and (found.get("brightness") is None or numbers(found["brightness"], 2))
-    ):
-        problem = "training_data: expected shape (three numbers), complex and brightness (two numbers)"
-        raise ValueError(f"{folder / 'environment.json'}: {problem}, got {found!r:.80}")
-    return found
-
-
-def brightness(image: Tensor) -> float | None:
-    """Return the mean of the magnitude of (M, H, W), all M combined, as a fraction of its maximum; None if blank."""
-    magnitude = image.abs().float().square().sum(0).sqrt()
-    top = float(magnitude.max())
-    return float(magnitude.mean()) / top if top > 0 else None
 
 
 def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""The weights of a run. The header of their file says which images the run was built for and trained on."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from chasm.common.files import read_json
+from chasm.data import SliceDataset
+from chasm.train.checkpoints import Tensors, save_tensors
+
+WEIGHTS = "weights.safetensors"
+HEADER = "chasm"  # the entry of the file's metadata, as JSON
+ENVIRONMENT = "environment.json"  # says the same, and is read for weights that were saved without a header
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """The images that a run was trained on.
+
+    Attributes:
+        shape: of a raw image, (M, H, W), which the model was built for; () if there is none.
+        description: what `describe_training_data` returned; {} if nothing was recorded.
+    """
+
+    shape: tuple[int, ...] = ()
+    description: dict[str, Any] = field(default_factory=dict)
+
+    def header(self) -> dict[str, str]:
+        """Return the metadata of a file of weights."""
+        return {HEADER: json.dumps({"image_shape": list(self.shape), "training_data": self.description})}
+
+
+def save_weights(path: Path, tensors: Tensors, images: TrainingImages) -> None:
+    """Write the weights of a run, atomically. With the config beside them they are all that is needed to use the run.
+
+    Args:
+        path: file to write; its folder is created.
+        tensors: by name, from any device.
+        images: that the run was trained on.
+    """
+    save_tensors(path, tensors, images.header())
+
+
+def check_weights(folder: Path) -> dict[str, str]:
+    """Check that the weights of a run are there and not cut short. Reads only the header of the file.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The metadata of the file.
+
+    Raises:
+        ValueError: if they cannot be read.
+    """
+    weights = folder / WEIGHTS
+    try:
+        with safe_open(weights, "pt") as f:
+            return dict(f.metadata() or {})
+    except (SafetensorError, OSError) as e:
+        why = str(e).partition("\n")[0] or type(e).__name__
+        advice = f"remove {folder / 'metrics.json'} and train again: the last checkpoint has them too"
+        raise ValueError(f"{weights}: cannot be read ({why}): {advice}") from None
+
+
+def training_images(folder: Path) -> TrainingImages:
+    """Return which images a run was trained on: from the header of its weights, or else from environment.json.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ValueError: with one line, if neither says it, or not as training writes it.
+    """
+    file, found = folder / WEIGHTS, check_weights(folder).get(HEADER)
+    if found is None:
+        file = folder / ENVIRONMENT
+        if not file.is_file():
+            raise ValueError(f"{folder / WEIGHTS}: does not say its image size: copy {ENVIRONMENT} of the run, too")
+        facts = read_json(file)
+    else:
+        try:
+            facts = json.loads(found)
+        except ValueError:
+            facts = None
+    if not isinstance(facts, dict):
+        raise ValueError(f"{file}: the header is not one that training writes: copy the file again")
+    shape = facts.get("image_shape")
+    if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape)):
+        raise ValueError(f"{file}: image_shape: expected three numbers, got {shape!r:.80}")
+    return TrainingImages(tuple(shape), _description(facts.get("training_data"), file))
+
+
+def _description(found: Any, file: Path) -> dict[str, Any]:
+    def numbers(values: Any, n: int) -> bool:
+        return isinstance(values, list) and len(values) == n and all(isinstance(v, int | float) for v in values)
+
+    if not found:
+        return {}
+    if not (
+        isinstance(found, dict)
+        and numbers(found.get("shape"), 3)
+        and isinstance(found.get("complex"), bool)
+        and (found.get("brightness") is None or numbers(found["brightness"], 2))
+    ):
+        problem = "training_data: expected shape (three numbers), complex and brightness (two numbers)"
+        raise ValueError(f"{file}: {problem}, got {found!r:.80}")
+    return found
+
+
+def describe_training_data(data: SliceDataset, slices: int = 32) -> dict[str, Any]:
+    """Return what a later reconstruction compares its input with.
+
+    Args:
+        data: the training split.
+        slices: how many are looked at, spread over the split.
+
+    Returns:
+        "shape" (M, H, W), "complex", and "brightness": the smallest and largest mean of a slice, as a fraction of its
+        maximum. (The scale itself does not matter: every slice is scaled before it reaches the model.)
+    """
+    count = min(slices, len(data))
+    rows = [round(i * (len(data) - 1) / max(count - 1, 1)) for i in range(count)]
+    images = [data[row].image for row in rows]
+    found = [value for image in images if (value := brightness(image)) is not None]
+    return {
+        "shape": list(images[0].shape),
+        "complex": images[0].is_complex(),
+        "brightness": [min(found), max(found)] if found else None,
+    }
+
+
+def brightness(image: Tensor) -> float | None:
+    """Return the mean of the magnitude of (M, H, W), all M combined, as a fraction of its maximum; None if blank."""
+    magnitude = image.abs().float().square().sum(0).sqrt()
+    top = float(magnitude.max())
+    return float(magnitude.mean()) / top if top > 0 else None
