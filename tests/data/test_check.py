@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,6 +20,7 @@ from writers import (
 
 from chasm.data import DataError, open_dataset
 from chasm.data.check import check, verify, write_manifest
+from chasm.data.folder import Folder
 
 
 @pytest.fixture
@@ -138,6 +140,26 @@ def test_ten_exams_of_one_patient_are_one_patient(tmp_path: Path) -> None:
     assert list(report.cases) == ["train"]
     assert any("all 10 cases are of one patient" in note for note in report.notes)
     assert not any("one and the same" in line for line in report.notes + report.findings)  # a report names nobody
+
+
+@pytest.mark.parametrize("known_by", ["name", "sidecar", "clinical trial"])
+def test_subjects_are_known_by_more_than_a_patient_id(tmp_path: Path, known_by: str) -> None:
+    """Four scans of each of five: by BIDS names, the JSON file beside NIfTI, or DICOM's ClinicalTrialSubjectID."""
+    for i in range(20):
+        pixels = np.random.default_rng(i).integers(1, 4000, (1, 16, 16))
+        if known_by == "clinical trial":
+            subject = {"PatientID": "", "ClinicalTrialSubjectID": f"s{i % 5}", "SeriesInstanceUID": f"1.2.{i}"}
+            write_dicom(tmp_path / f"{i}" / "0.dcm", pixels[0], 0, **subject)
+            continue
+        name = f"sub-{i % 5}_ses-{i}_T1w" if known_by == "name" else f"scan{i}"
+        nibabel.save(nibabel.Nifti1Image(pixels.astype(np.float32), np.eye(4)), tmp_path / f"{name}.nii.gz")
+        if known_by == "sidecar":
+            (tmp_path / f"{name}.json").write_text(json.dumps({"EchoTime": 0.1, "SubjectID": i % 5 + 1}))
+    cases = Folder.find(tmp_path)[0]
+    subjects = {case.group: {c.split for c in cases if c.group == case.group} for case in cases}
+    assert len(subjects) == 5
+    assert all(len(splits) == 1 for splits in subjects.values())
+    assert check(tmp_path, "folder", plane="axial" if known_by != "clinical trial" else None).findings == []
 
 
 def test_one_dicom_patient_in_two_folders(tmp_path: Path) -> None:

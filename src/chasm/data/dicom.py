@@ -78,7 +78,8 @@ def read_header(file: Path) -> SeriesFile:
         if "Rows" in data:
             _require_fits(file, data)
             frames = [_frame(file, data, i) for i in range(int(data.get("NumberOfFrames") or 1))]
-    return SeriesFile(str(data.get("SeriesInstanceUID") or ""), patient_name(data.get("PatientID")), frames)
+    patient = patient_name(data.get("PatientID") or data.get("ClinicalTrialSubjectID"))
+    return SeriesFile(str(data.get("SeriesInstanceUID") or ""), patient, frames)
 
 
 def header_or_none(file: Path) -> SeriesFile | None:

@@ -2,9 +2,10 @@
 
 A file is a case, and so is each volume of a DICOM series (`chasm.data.dicom`). Other files in a sub-folder together are
 one case (a stack of PNGs), in the order of the numbers in their names. All cases of a patient share a split: the
-patient is the PatientID of DICOM, or else the first sub-folder. Splits come from folders named train, val and test; or
-from a text file with a case and its split on each line; or else 70/10/20 by hash. Arrays are (H, W) or (slices, H, W),
-real or complex; an .npz holds `image` and may hold `label`.
+patient is the PatientID of DICOM or of the JSON file beside NIfTI, the sub-LABEL of a BIDS name, or else the first
+sub-folder. Splits come from folders named train, val and test; or from a text file with a case and its split on each
+line; or else 70/10/20 by hash. Arrays are (H, W) or (slices, H, W), real or complex; an .npz holds `image` and may hold
+`label`.
 """
 
 from pathlib import Path
@@ -27,7 +28,7 @@ from chasm.data.formats import (
     is_single_image,
     load_images,
 )
-from chasm.data.nifti import open_nifti
+from chasm.data.nifti import open_nifti, patient_of_nifti
 from chasm.data.records import Case, CaseFacts, Geometry, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders, splits_from_list
 from chasm.data.survey import SliceSurvey
@@ -177,6 +178,8 @@ def _cases_in(folder: Path, role: str) -> list[Case]:
         shared = sum(parent == other for other, _ in groups) > 1
         name = first.name if parent == "." else f"{parent}/{first.name}" if shared else parent
         patient = headers[first].patient if first in headers else ""
+        if format_of(first) == ".nii":
+            patient = patient_of_nifti(first)
         for volume, (own, frames) in volumes.items():
             whole = f"{prefix}{name}/{volume}" if volume else prefix + name
             cases.append(Case(whole, role, own, patient or prefix + name.split("/")[0], frames))

@@ -5,17 +5,19 @@ with the largest voxels, because the two finest axes are those of the acquired p
 gives sagittal slices. Volumes with equal voxels give axial slices, and `plane` overrides all of this.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chasm.common.files import read_json
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.files import reading
 from chasm.data.limits import open_nifti_file
-from chasm.data.records import SOMEWHERE, Geometry, fault
+from chasm.data.records import SOMEWHERE, Geometry, fault, patient_name
 
 # plane -> the axes (right, front, up = 0, 1, 2) of its columns, of its rows counted from below, and of its slices
 PLANES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
@@ -104,3 +106,23 @@ def _acquired_plane(lengths: list[int], sizes: np.ndarray) -> str:
     coarsest = 2 if sizes[2] > 0.999 * sizes.max() else int(sizes.argmax())
     axis = single[0] if len(single) == 1 else coarsest
     return next(plane for plane, axes in PLANES.items() if axes[2] == axis)
+
+
+def patient_of_nifti(file: Path) -> str:
+    """Return a name for the patient: by the JSON file beside a NIfTI file, or by ``sub-LABEL`` in its name (BIDS).
+
+    Args:
+        file: the NIfTI file, of which nothing is read.
+
+    >>> patient_of_nifti(Path("sub-07_ses-2_T1w.nii.gz")), patient_of_nifti(Path("scan.nii"))
+    ('sub-07', '')
+    """
+    stem = file.name.removesuffix(".gz").rpartition(".")[0]
+    sidecar = file.with_name(f"{stem}.json")
+    try:
+        facts = read_json(sidecar)
+    except (OSError, ValueError):  # there is none, or it is something else
+        facts = {}
+    known = next((facts[key] for key in ("PatientID", "SubjectID") if facts.get(key)), None)
+    label = re.match(r"sub-[A-Za-z0-9]+(?=_|$)", stem)
+    return patient_name(known) or (label.group() if label else "")
