@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from chasm.backbones import VarNet, create_backbone
 from chasm.backbones.measurement import Measurement
+from chasm.backbones.varnet import centre_columns
+from chasm.data.embedded import Embedded
 from chasm.mri import Sampling, rss
 from chasm.mri.fft import ifft2c, to_complex
 from chasm.surgery.count import count_parameters
@@ -104,6 +106,98 @@ def public_varnet(model: VarNet, kspace: Tensor, mask: Tensor, maps: Tensor) -> 
     return coils.square().sum(-1).sum(1).sqrt()
 
 
+def public_sensitivities(model: VarNet, kspace: Tensor, mask: Tensor) -> Tensor:
+    """Masked k-space (B, Q, H, W, 2) -> maps of that shape, from the symmetric centre of the mask (B, 1, 1, W)."""
+    low = mask[:, 0, 0].to(torch.int8)
+    middle = low.shape[1] // 2
+    left, right = torch.argmin(low[:, :middle].flip(1), dim=1), torch.argmin(low[:, middle:], dim=1)
+    count = torch.max(2 * torch.min(left, right), torch.ones_like(left))
+    first = torch.div(low.shape[1] - count + 1, 2, rounding_mode="trunc")
+    kept = torch.zeros_like(kspace)
+    for i, (begin, n) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+        kept[i, :, :, begin : begin + n] = kspace[i, :, :, begin : begin + n]
+    own = "sensitivity_net.refinement.unet."
+    weights = {k.removeprefix(own): v for k, v in model.state_dict().items() if k.startswith(own)}
+    images = centred(kept, torch.fft.ifft2)
+    maps = public_refinement(weights, images.flatten(0, 1).unsqueeze(1)).unflatten(0, images.shape[:2]).squeeze(2)
+    return maps / maps.square().sum(-1).sum(1, keepdim=True).sqrt().unsqueeze(-1)
+
+
+@torch.no_grad()
+def test_learned_sensitivities_equal_those_of_the_public_network() -> None:
+    """Two slices have masks of their own. The output is that image, with the phase that belongs to the given maps."""
+    model, given = build(sensitivities="learned", sensitivity_width=3).double(), coil_maps(3)
+    mask = columns().repeat(2, 1, 1, 1)
+    mask[1, ..., 14:22], mask[1, ..., 13] = True, False
+    kspace = torch.where(mask, torch.randn(2, 3, *SIZE, dtype=torch.complex128), 0)
+    maps = public_sensitivities(model, torch.view_as_real(kspace), mask)
+    learned = model.learned_maps(kspace, mask)
+    torch.testing.assert_close(torch.view_as_real(learned), maps, rtol=1e-9, atol=1e-9)
+    zero_filled = torch.randn(2, 2, *SIZE, dtype=torch.float64)
+    own = to_complex(model(zero_filled, mask=mask, maps=learned, measured=kspace))
+    expected = public_varnet(model, torch.view_as_real(kspace), mask, maps)
+    coils = ifft2c(model.restore(Measurement(mask, kspace, learned, SIZE)))
+    torch.testing.assert_close(rss(coils)[:, 0], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(own, (learned.conj() * coils).sum(1, keepdim=True))
+
+    found = to_complex(model(zero_filled, mask=mask, maps=given, measured=kspace))
+    torch.testing.assert_close(found.abs(), own.abs())
+    turned = own * torch.polar(torch.ones_like(own.real), (given.conj() * learned).sum(1, keepdim=True).angle())
+    torch.testing.assert_close(found, turned)
+
+
+@torch.no_grad()
+def test_learned_sensitivities_see_the_centre_only() -> None:
+    model, mask = build(sensitivities="learned"), columns()
+    kspace = torch.randn(1, 3, *SIZE, dtype=torch.complex64)
+    other = torch.where(centre_columns(mask), kspace, torch.randn_like(kspace))
+    first, second = (model.learned_maps(k, mask) for k in (kspace, other))
+    assert torch.equal(first, second)
+    assert centre_columns(torch.ones(1, 1, 1, 7, dtype=torch.bool)).all()
+    with pytest.raises(ValueError, match="are given, not learned"):
+        build().learned_maps(kspace, mask)
+
+
+def test_learned_sensitivities_are_not_used_for_one_coil() -> None:
+    plain, learned = build(), build(sensitivities="learned")
+    learned.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(1, 2, *SIZE)
+    assert torch.equal(plain(x, mask=columns()), learned(x, mask=columns()))
+
+
+def test_a_network_learns_sensitivities() -> None:
+    """Trained on images only, the maps of heads it has not seen come close to the true ones, but for their phase."""
+    task = Reconstruction(Sampling(acceleration=3, center_fraction=0.2), complex=True)
+    data = Embedded("train", size=SIZE, cases=20, slices=1)
+    y, x = torch.meshgrid(*(torch.linspace(-1, 1, n) for n in SIZE), indexing="ij")
+    angles = torch.arange(4) * torch.pi / 2
+    true = torch.stack([torch.exp(-((x - a.cos()) ** 2 + (y - a.sin()) ** 2) + 1j * (a + 2 * x)) for a in angles])
+    true = true / rss(true[None])[0]
+    images = torch.stack([data[i].image * true for i in range(10)])
+    seen, unseen = task.prepare(images[:8]), task.prepare(images[8:])
+    model = build(sensitivities="learned", cascades=2, width=4, depth=2, levels=()).train()
+
+    @torch.no_grad()
+    def agreement() -> float:
+        assert unseen.measured is not None
+        assert unseen.mask is not None
+        learned = model.learned_maps(unseen.measured, unseen.mask)
+        cosine, weight = (learned.conj() * true).sum(1, keepdim=True).abs(), unseen.target.square()
+        return float((cosine * weight).sum() / weight.sum())
+
+    before, losses = agreement(), []
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = task.loss(model(seen.input, **seen.physics), seen)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+    assert before < 0.72
+    assert agreement() > 0.8
+
+
 @pytest.mark.parametrize("coils", [1, 3])
 def test_equals_the_public_network_with_the_same_weights(coils: int) -> None:
     model, mask, maps = build().double(), columns(), coil_maps(coils)
@@ -135,6 +229,7 @@ def test_parameters() -> None:
     up = sum(4 * 2 * c * c + 9 * 2 * c * c + 9 * c * c for c in widths[:-1])
     unet = down + up + 2 * 18 + 2
     assert count_parameters(create_backbone("varnet"))[0] == 12 * unet + 11 == 29_452_067
+    assert count_parameters(create_backbone("varnet", sensitivities="learned"))[0] - 29_452_067 == 484_898
 
 
 def test_unmeasured_entries_do_not_count() -> None:
@@ -210,7 +305,12 @@ def test_multi_coil_batches_of_the_task_train() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"in_channels": 8}, "8 -> 2: use the unet"), ({"cascades": 0}, "1 or more"), ({"levels": (5,)}, "0 to 4")],
+    [
+        ({"in_channels": 8}, "8 -> 2: use the unet"),
+        ({"cascades": 0}, "1 or more"),
+        ({"levels": (5,)}, "0 to 4"),
+        ({"sensitivities": "espirit"}, "unknown sensitivities 'espirit': .*given, learned"),
+    ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -72,6 +72,32 @@ class Measurement(NamedTuple):
         """Return the image (B, 2, H, W) with its k-space replaced where it was measured."""
         return self.reduce(torch.where(self.mask, self.kspace, self.expand(image)))
 
+    def coil_images(self, columns: Tensor) -> Tensor:
+        """Return the images (B, M, 2, H, W) of the measured k-space of every coil in some columns only.
+
+        Args:
+            columns: True for those, broadcastable to the mask.
+        """
+        return torch.view_as_real(ifft2c(torch.where(columns & self.mask, self.kspace, 0))).movedim(-1, 2)
+
+    def with_maps(self, maps: Tensor) -> "Measurement":
+        """Return the measurement with other sensitivities, real (B, M, 2, H, W)."""
+        return self._replace(maps=torch.complex(maps[:, :, 0], maps[:, :, 1]))
+
+    def rephased(self, image: Tensor, own: "Measurement") -> Tensor:
+        """Return an image (B, 2, H, W) that belongs to other sensitivities, with the phase that belongs to these.
+
+        Both explain the same coil images: S x = S' x', so that x has the phase of sum_coils conj(S) S' x'.
+
+        Args:
+            image: the image.
+            own: has the sensitivities it belongs to.
+        """
+        assert self.maps is not None
+        assert own.maps is not None
+        turn = (self.maps.conj() * own.maps).sum(1, keepdim=True)
+        return to_channels(to_complex(image) * torch.where(turn == 0, 1, turn / _or_one(turn.abs())))
+
 
 class VolumeMeasurement(Measurement):
     """What was measured of a volume, whose slices are pairs of channels (B, 2 D, H, W).
@@ -150,3 +176,22 @@ class RealMeasurement(Measurement):
         if self.maps is not None:
             im = product(self.maps, im, conjugate=True).sum(1, keepdim=True)
         return im.flatten(1, 2)
+
+    def coil_images(self, columns: Tensor) -> Tensor:
+        return dft2c(self.kspace * (columns & self.mask).unsqueeze(2), inverse=True)
+
+    def with_maps(self, maps: Tensor) -> "RealMeasurement":
+        return self._replace(maps=maps)
+
+    def rephased(self, image: Tensor, own: Measurement) -> Tensor:
+        assert self.maps is not None
+        assert own.maps is not None
+        turn = product(self.maps, own.maps, conjugate=True).sum(1, keepdim=True)
+        size = turn.square().sum(2, keepdim=True).sqrt()
+        one = torch.stack([torch.ones_like(size[:, :, 0]), torch.zeros_like(size[:, :, 0])], 2)
+        return product(torch.where(size == 0, one, turn / _or_one(size)), image.unflatten(1, (-1, 2))).flatten(1, 2)
+
+
+def _or_one(size: Tensor) -> Tensor:
+    """Return magnitudes with ones in place of zeros, to divide by."""
+    return torch.where(size == 0, 1, size)

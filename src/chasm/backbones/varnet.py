@@ -8,13 +8,19 @@ and imaginary part apart; the U-Net of the fastMRI baseline without shortcut and
 on both sides to a multiple of 16. Twelve cascades of width 18 and depth 4. The slots are those of the U-Net host, in
 every cascade.
 
-Readings: sensitivities come with the measurement (`chasm.mri.estimate_maps` in the tasks); the public code learns them
-with one more network. Its last step, the root-sum-of-squares of the coils, is a sum weighted by the sensitivities here,
-which keeps the phase. Its eta_0 has no effect, because K_0 is what was measured, and is left out.
-29,452,067 parameters.
+With ``sensitivities="learned"``, as in the public code, S is made by one more U-Net of width 8, which sees the
+fully sampled centre of each coil: S = V(F^-1(centre)) / root-sum-of-squares over coils. Without, it comes with the
+measurement (`chasm.mri.estimate_maps` in the tasks).
+
+Readings: the last step of the public code, the root-sum-of-squares of the coils, is a sum weighted by the sensitivities
+here, which keeps the phase. That of an image with learned sensitivities is given for those of the measurement, because
+whoever asks knows only them. One coil has the sensitivity 1. Its eta_0 has no effect, because K_0 is what was measured,
+and is left out. If no column is missing, the centre is all of k-space (the public code then takes one column).
+29,452,067 parameters, and 484,898 for the sensitivities.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,8 +30,10 @@ from torch import Tensor, nn
 from chasm.backbones.base import Backbone, Size, make_slots, padded_size, register_backbone
 from chasm.backbones.measurement import Measurement
 from chasm.backbones.unet import UNet
+from chasm.common.registry import suggest
 
 MULTIPLE = 16  # divides padded sizes, whatever the depth
+SENSITIVITIES = ("given", "learned")
 MIN_STD = 1e-6  # times the root mean square of the image: keeps an imaginary part of rounding errors small
 
 
@@ -40,7 +48,7 @@ class Refinement(nn.Module):
         """Return the size of the padded images that the U-Net gets."""
         return padded_size(size, max(MULTIPLE, self.unet.multiple), self.unet.smallest)
 
-    def forward(self, image: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
+    def forward(self, image: Tensor, slots: Mapping[str, nn.Module] = MappingProxyType({})) -> Tensor:
         H, W = image.shape[-2:]
         mean = image.mean((2, 3), keepdim=True)
         rms = torch.linalg.vector_norm(image, dim=(1, 2, 3), keepdim=True) / (2 * H * W) ** 0.5
@@ -50,6 +58,46 @@ class Refinement(nn.Module):
         x = F.pad((image - mean) / std, (left, width - W - left, top, height - H - top))
         x = self.unet.layers(x, slots)[..., top : top + H, left : left + W]
         return std * x + mean
+
+
+class SensitivityNet(nn.Module):
+    """Makes coil sensitivities (B, M, 2, H, W) from the fully sampled centre of k-space.
+
+    Args:
+        unet: looks at the image of one coil at a time.
+    """
+
+    def __init__(self, unet: UNet) -> None:
+        super().__init__()
+        self.refinement = Refinement(unet)
+
+    def forward(self, measurement: Measurement) -> Tensor:
+        coils = measurement.coil_images(centre_columns(measurement.mask))
+        maps = self.refinement(coils.flatten(0, 1)).unflatten(0, coils.shape[:2])
+        total = maps.square().sum((1, 2), keepdim=True)
+        return torch.where(total == 0, 0, maps * torch.where(total == 0, 1, total).rsqrt())
+
+
+def centre_columns(mask: Tensor) -> Tensor:
+    """Return True for the columns (..., 1, W) of the block around the middle that was measured without a gap.
+
+    It has as many columns to the left of W // 2 as from there to the right.
+
+    Args:
+        mask: True where k-space was measured, (..., H or 1, W); the middle row counts.
+
+    >>> centre_columns(torch.tensor([[True, False, True, True, True, True, False, True]])).int()
+    tensor([[0, 0, 1, 1, 1, 1, 0, 0]], dtype=torch.int32)
+    """
+    row = mask[..., mask.shape[-2] // 2, :].to(torch.int64)
+    at = torch.arange(row.shape[-1], device=mask.device)
+    width = torch.ones_like(at).sum()  # as a tensor: an exported program may run at another size
+    middle = width // 2
+    right = torch.where(at >= middle, row, 1).cumprod(-1).where(at >= middle, 0).sum(-1, keepdim=True)
+    left = torch.where(at < middle, row, 1).flip(-1).cumprod(-1).flip(-1).where(at < middle, 0).sum(-1, keepdim=True)
+    count = torch.where(row.sum(-1, keepdim=True) == width, width, (2 * torch.minimum(left, right)).clamp_min(1))
+    first = (width - count + 1) // 2
+    return ((at >= first) & (at < first + count)).unsqueeze(-2)
 
 
 @register_backbone("varnet")
@@ -66,6 +114,10 @@ class VarNet(Backbone):
         width: channels at the first level of each U-Net; some mixers need a multiple of 4, as FFC does.
         depth: poolings of each U-Net.
         levels: those of each U-Net with a slot.
+        sensitivities: "given" with the measurement, or "learned": several coils have sensitivities that a network
+            makes from the centre of their k-space.
+        sensitivity_width: channels at the first level of that network.
+        sensitivity_depth: its poolings.
     """
 
     def __init__(
@@ -80,9 +132,14 @@ class VarNet(Backbone):
         width: int = 18,
         depth: int = 4,
         levels: Sequence[int] = (2, 3, 4),
+        sensitivities: str = "given",
+        sensitivity_width: int = 8,
+        sensitivity_depth: int = 4,
     ) -> None:
         super().__init__(in_channels, out_channels)
         self._require_complex_images()
+        if sensitivities not in SENSITIVITIES:
+            raise ValueError(f"unknown sensitivities {sensitivities!r}: {suggest(sensitivities, SENSITIVITIES)}")
         if cascades < 1:
             raise ValueError(f"VarNet needs 1 or more cascades, got {cascades}")
         plain: dict[str, Any] = {"dec_shortcut": False, "global_residual": False}
@@ -103,6 +160,10 @@ class VarNet(Backbone):
                 for level in levels
             },
         )
+        self.sensitivity_net: SensitivityNet | None = None
+        if sensitivities == "learned":
+            shape: dict[str, Any] = {"width": sensitivity_width, "depth": sensitivity_depth, "levels": ()}
+            self.sensitivity_net = SensitivityNet(UNet(None, size=size, **shape, **plain))
 
     def _place(self, cascade: int, level: int) -> int:
         return 100 * cascade + level
@@ -119,12 +180,30 @@ class VarNet(Backbone):
         """
         for refinement in self.refinements:
             refinement.compile(*args, **kwargs)
+        if self.sensitivity_net is not None:
+            self.sensitivity_net.refinement.compile(*args, **kwargs)
 
     def run(
         self, x: Tensor, mask: Tensor | None, maps: Tensor | None, measured: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         measurement = self.measurement.of(x, mask, maps, measured)
-        return measurement.reduce(self.restore(measurement)), x.new_zeros(())
+        if self.sensitivity_net is None or maps is None:
+            return measurement.reduce(self.restore(measurement)), x.new_zeros(())
+        own = measurement.with_maps(self.sensitivity_net(measurement))
+        return measurement.rephased(own.reduce(self.restore(own)), own), x.new_zeros(())
+
+    def learned_maps(self, measured: Tensor, mask: Tensor) -> Tensor:
+        """Return the sensitivities, complex (B, M, H, W), that a host with ``sensitivities="learned"`` makes.
+
+        Args:
+            measured: k-space of every coil, complex (B, M, H, W).
+            mask: nonzero where it was measured.
+        """
+        if self.sensitivity_net is None:
+            raise ValueError('sensitivities are given, not learned: build the host with sensitivities="learned"')
+        measurement = Measurement(mask > 0, measured, None, (measured.shape[-2], measured.shape[-1]))
+        maps = self.sensitivity_net(measurement)  # (B, M, 2, H, W)
+        return torch.complex(maps[:, :, 0], maps[:, :, 1])
 
     def restore(self, measurement: Measurement) -> Tensor:
         """Return the k-space of every coil after all cascades: complex (B, M, H, W)."""
