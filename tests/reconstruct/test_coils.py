@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,10 +14,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 import writers
 from runs import brains, call, coil_images, columns, make_run
 
+from chasm.backbones import VarNet
 from chasm.data import KSpaceScan, write_scan
 from chasm.data.bart import write_cfl
 from chasm.mri import Operator, compression_matrix, espirit_maps, fft2c, rss
 from chasm.reconstruct import reconstruct
+from chasm.train.config import dump, load_recipe
+from chasm.train.run import build_model
+from chasm.train.weights import TrainingImages, save_weights
 
 pytestmark = pytest.mark.usefixtures("no_picture")
 
@@ -171,3 +176,30 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
         assert found.exit_code == 3, found.output
         assert expected in found.output
         assert len(found.output.strip().splitlines()) == 1
+
+
+@torch.no_grad()
+def test_a_run_with_learned_sensitivities_is_measured_by_them(tmp_path: Path) -> None:
+    """How far its image is from the measurement is told by the sensitivities that the image belongs to."""
+    options = {"cascades": 2, "width": 2, "depth": 1, "levels": [], "sensitivities": "learned"}
+    recipe = {
+        "task": {"options": {"complex": True}},
+        "backbone": {"name": "varnet", "options": options},
+        "train": {"steps": 1},
+    }
+    config = load_recipe(recipe)
+    model, run = build_model(config, config.task.create(), (6, 48, 40)).eval(), tmp_path / "run"
+    assert isinstance(model, VarNet)
+    save_weights(run / "weights.safetensors", model.state_dict(), TrainingImages((6, 48, 40)))
+    (run / "config.yaml").write_text(dump(config))
+    mask = half(40)
+    k = (writers.centred_fft(coil_images()) * mask).astype(np.complex64)
+    write_scan(KSpaceScan(k, (48, 40), mask=mask), tmp_path / "scan.mrd")
+    more: dict[str, Any] = {"complex": True, "uncertainty": 2}
+    found = reconstruct(tmp_path / "scan.mrd", run, tmp_path / "out.npy", **more).volumes[0].consistency
+    image = torch.from_numpy(np.load(tmp_path / "out.npy"))[:, None]
+    y, columns_ = torch.from_numpy(k), torch.from_numpy(mask).float()[None, None, None]
+    residual = Operator(columns_, model.learned_maps(y, columns_)).forward(image) - y
+    assert found.residual == pytest.approx(float(residual.norm() / y.norm()), rel=1e-3)
+    with_others = reconstruct(tmp_path / "scan.mrd", run, tmp_path / "out.npy", maps="espirit").volumes[0].consistency
+    assert with_others.residual != pytest.approx(found.residual, rel=0.01)

@@ -6,11 +6,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import yaml
 from runs import brains, call, make_run
 
 from chasm.data import open_dataset
 from chasm.reconstruct import reconstruct
 from chasm.train import load_recipe, train
+from chasm.train.config import dump
 
 pytestmark = pytest.mark.usefixtures("no_picture")
 
@@ -49,11 +51,16 @@ def test_runs_that_do_not_go_together_are_one_line(tmp_path: Path) -> None:
     a, b = (make_run(tmp_path / name, weights="random", seed=i, complex=True) for i, name in enumerate("ab"))
     other = make_run(tmp_path / "c", complex=True, sampling={"kind": "random", "acceleration": 4})
     magnitudes = make_run(tmp_path / "d")
+    cut = make_run(tmp_path / "e", complex=True)
+    recipe = yaml.safe_load((cut / "config.yaml").read_text())
+    config = load_recipe(recipe, ["data.name=folder", "data.options.plane=sagittal", "data.path=x"])
+    (cut / "config.yaml").write_text(dump(config))
     for words, expected in (
         ((a, a), "given twice"),
         ((a, "tv"), "several runs are an ensemble of networks, and tv is none"),
         ((a, other), f"trained with another sampling than {a}"),
         ((a, magnitudes), f"trained with another complex than {a}"),
+        ((a, cut), f"trained with another data.options.plane than {a}"),
     ):
         found = call(tmp_path / "scan.npy", "--run", words[0], "--run", words[1], "-o", tmp_path / "out.h5")
         assert found.exit_code == 3

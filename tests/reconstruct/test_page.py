@@ -17,6 +17,7 @@ import writers
 from runs import brains, call, columns, make_run
 
 from chasm.data import Geometry, KSpaceScan, write_scan
+from chasm.models import shipped_models
 from chasm.reconstruct import page
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -90,3 +91,16 @@ def test_several_volumes_and_large_ones(tmp_path: Path, monkeypatch: pytest.Monk
     shown = content(tmp_path / "see-out-b.html")
     assert [s["index"] for s in shown["slices"]] == [0, 2]
     assert "the page shows 2 of 4 slices, so that it stays small" in shown["notes"]
+    assert call(tmp_path / "a.npy", tmp_path / "b.npy", *words[:-1], tmp_path / "out.html").exit_code == 0
+    assert sorted(file.name for file in tmp_path.glob("out*.html")) == ["out-a.html", "out-b.html"]
+
+
+def test_a_shipped_model_is_called_by_its_name(tmp_path: Path) -> None:
+    """And not by the folder that it is installed in."""
+    np.save(tmp_path / "scan.npy", brains(1))
+    found = call(
+        tmp_path / "scan.npy", "--run", "brain-x4", "-o", tmp_path / "out.h5", "--report", tmp_path / "see.html"
+    )
+    assert found.exit_code == 0, found.output
+    assert ["Run", "brain-x4"] in content(tmp_path / "see.html")["facts"]
+    assert str(shipped_models()["brain-x4"]) not in (tmp_path / "see.html").read_text()

@@ -13,7 +13,7 @@ from runs import brains, call, columns, make_run
 
 from chasm.data import KSpaceScan, open_dataset, write_scan
 from chasm.reconstruct import reconstruct
-from chasm.train.run import describe_training_data
+from chasm.train.weights import describe_training_data
 
 pytestmark = pytest.mark.usefixtures("no_picture")
 SIZE = (64, 64)
@@ -71,6 +71,18 @@ def test_it_is_printed_and_recorded(tmp_path: Path) -> None:
     assert len(record["slices"]) == 2
 
 
+def test_full_data_that_is_undersampled_keeps_its_noise_scan(tmp_path: Path) -> None:
+    rng, sigma = np.random.default_rng(0), 0.1
+    k = writers.centred_fft(brains(1, SIZE) / np.abs(brains(1, SIZE)).max())[:, None] + sigma * noise(rng, 1, 1, *SIZE)
+    samples = (sigma * noise(rng, 1, 20_000)).astype(np.complex64)
+    write_scan(KSpaceScan(k.astype(np.complex64), SIZE, noise=samples, noise_level=sigma), tmp_path / "scan.mrd")
+    run = make_run(tmp_path / "run", SIZE[0], complex=True)
+    found = call(tmp_path / "scan.mrd", "--run", run, "-o", tmp_path / "out.h5")
+    assert "x the noise, which is 0.1 (the noise scan), and " in found.output
+    found = call(tmp_path / "scan.mrd", "--run", "zero-filled", "-o", tmp_path / "out.h5")
+    assert f"sampling: as measured: all {SIZE[1]} columns\n" in found.output
+
+
 def test_a_trained_run_reports_it_too(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", np.abs(brains(2, SIZE)))
     run = make_run(tmp_path / "run")
@@ -82,13 +94,10 @@ def test_a_trained_run_reports_it_too(tmp_path: Path) -> None:
 
 
 def test_data_unlike_the_training_data_is_said_in_one_line(tmp_path: Path) -> None:
-    run, like = make_run(tmp_path / "run", SIZE[0], complex=True), brains(1, SIZE)
+    like = brains(1, SIZE)
     usual = float(np.abs(like).mean() / np.abs(like).max())
-    facts = {
-        "image_shape": [1, *SIZE],
-        "training_data": {"shape": [1, *SIZE], "complex": True, "brightness": [usual / 2, 2 * usual]},
-    }
-    (run / "environment.json").write_text(json.dumps(facts))
+    facts = {"shape": [1, *SIZE], "complex": True, "brightness": [usual / 2, 2 * usual]}
+    run = make_run(tmp_path / "run", SIZE[0], training_data=facts, complex=True)
 
     def notes(image: np.ndarray, *words: object) -> list[str]:
         np.save(tmp_path / "scan.npy", image)
@@ -110,12 +119,11 @@ def test_data_unlike_the_training_data_is_said_in_one_line(tmp_path: Path) -> No
     "facts", [[1], {"shape": [1, 64]}, {"shape": [1, 64, 64], "complex": True, "brightness": ["a", 1]}]
 )
 def test_facts_that_no_training_wrote_are_one_line(tmp_path: Path, facts: object) -> None:
-    run = make_run(tmp_path / "run", SIZE[0], complex=True)
-    (run / "environment.json").write_text(json.dumps({"image_shape": [1, *SIZE], "training_data": facts}))
+    run = make_run(tmp_path / "run", SIZE[0], training_data=facts, complex=True)
     np.save(tmp_path / "scan.npy", brains(1, SIZE))
     found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.h5")
     assert found.exit_code == 3
-    assert "environment.json: training_data: expected shape" in found.output
+    assert "weights.safetensors: training_data: expected shape" in found.output
     assert len(found.output.strip().splitlines()) == 1
 
 

@@ -134,13 +134,13 @@ def write_case(
         page.write(
             files.page,
             case=case,
-            subtitle=f"{work.run.folder.name} · {scan.read_as}",
+            subtitle=f"{work.run.name} · {scan.read_as}",
             consistency=consistency,
             uncertainty=uncertainty,
             scores=scores,
             reference=reference,
             facts=[
-                ("Run", str(work.run.folder)),
+                ("Run", work.run.name),
                 ("Read as", scan.read_as),
                 ("Sampling", work.sampling),
                 *([("Scores", f"{protocol.name}: {protocol.meaning}")] if scores else []),
@@ -152,7 +152,7 @@ def write_case(
     record = {
         "case": case,
         "slices": len(rows),
-        "run": work.run.folder.name,
+        "run": work.run.name,
         "read as": scan.read_as,
         "sampling": work.sampling,
         "protocol": protocol.name,
@@ -171,7 +171,7 @@ def write_case(
 
 
 def _series(work: Reconstructor, case: str, rows: list[int], files: OutputFiles, geometry: Geometry | None) -> Series:
-    name = work.run.folder.name
+    name = work.run.name
     made = f"Reconstructed by chasm {chasm.__version__}, {name}, from {work.scan.read_as}; {work.sampling}"
     source = dicom_attributes(work.scan.data.locate(rows[0])[0].files[0]) if files.is_dicom else {}
     return Series(case, f"chasm {name}", made, source, geometry or Geometry(np.eye(4), SOMEWHERE))

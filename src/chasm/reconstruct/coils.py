@@ -52,7 +52,12 @@ class CoilModel:
     @property
     def is_default(self) -> bool:
         """True if nothing else was asked for than what training does."""
-        return self.method == METHODS[0] and self.compress is None
+        return self.is_lowres and self.compress is None
+
+    @property
+    def is_lowres(self) -> bool:
+        """True for the default maps, in whose place a network may put maps that it learned."""
+        return self.method == METHODS[0]
 
     def compressed(self, y: Tensor, mask: Mask) -> Tensor:
         """Return k-space (1, Q, H, W) with the coils that are asked for."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chasm.reconstruct.inputs import reader_options
 from chasm.train import Run
 from chasm.train.classical import Classical
 
@@ -46,15 +47,17 @@ def combine(runs: Sequence[Run]) -> Run:
             raise ValueError(f"several runs are an ensemble of networks, and {run.folder} is none: give it by itself")
         if [other.folder.resolve() for other in runs].count(run.folder.resolve()) > 1:
             raise ValueError(f"{run.folder}: given twice: an ensemble is of different runs")
-        here, there = (_conditions(r.task) for r in (run, first))
+        here, there = (_conditions(r) for r in (run, first))
         for name in here:
             if here[name] != there[name]:
                 problem = f"trained with another {name} than {first.folder}"
                 raise ValueError(f"{run.folder}: {problem}: the runs of an ensemble share it")
-    names = " + ".join(run.folder.name for run in runs)
+    names = " + ".join(run.name for run in runs)
     return replace(first, model=Ensemble([run.model for run in runs]).eval(), folder=Path(names))
 
 
-def _conditions(task: Any) -> dict[str, Any]:
-    """What the runs of an ensemble must have in common."""
-    return {"sampling": task.sampling, "complex": task.complex, "protocol": task.protocol.name}
+def _conditions(run: Run) -> dict[str, Any]:
+    """What the runs of an ensemble must have in common: how they are scored, and how a scan is read for them."""
+    task: Any = run.task
+    shared = {"sampling": task.sampling, "complex": task.complex, "protocol": task.protocol.name}
+    return shared | {f"data.options.{name}": value for name, value in reader_options(run).items()}

@@ -17,6 +17,7 @@ from chasm.data.formats import FORMATS, is_readable
 from chasm.data.kspace import HDF5, kspace_format
 from chasm.mri import Mask, mask_from_array
 from chasm.reconstruct.columns import filled_columns, measured_columns
+from chasm.train import Run
 
 MIN_SCORED = 7  # pixels each way: the window of SSIM
 ONE_COIL = (
@@ -50,8 +51,16 @@ class Scan:
     @property
     def sampling(self) -> str:
         """The measured columns, in words."""
-        chosen = sorted({str(mask) for mask in self.masks.values()} or {str(self.measured)})
+        assert self.measured is not None
+        masks = list(self.masks.values()) or [self.measured]
+        chosen = sorted({f"all {m.width} columns" if m.lines == m.width else str(m) for m in masks})
         return chosen[0] if len(chosen) == 1 else f"{chosen[0]}; other columns in other volumes"
+
+    def noise(self, row: int) -> float | None:
+        """Return the noise of one sample of a slice, if a noise scan tells it."""
+        if not isinstance(self.data, KSpace):
+            return None
+        return self.data.scan(self.data.locate(row)[0]).noise_level
 
     def raw(self, row: int) -> tuple[RawSlice, Mask]:
         """Read the k-space of one slice of undersampled data, and its measured columns.
@@ -119,6 +128,21 @@ def open_scan(
     several = f"{cases} cases, " if cases > 1 else ""
     scan.read_as += f" ({several}{counted(len(scan.data), 'slice')}, {h} x {w})"
     return scan
+
+
+def reader_options(run: Run) -> dict[str, Any]:
+    """Return the data options of a run that a scan is read with, too; None for those it does not have.
+
+    Args:
+        run: trained, or a method without training.
+    """
+    data = run.config.data
+    cut = ("plane", "volume") if data.name == "folder" else ()
+    return {
+        "target": data.options.get("target", "rss"),
+        "phase": bool(data.options.get("phase")),
+        **{name: data.options.get(name) if name in cut else None for name in ("plane", "volume")},
+    }
 
 
 def _format(path: Path) -> str:

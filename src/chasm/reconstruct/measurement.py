@@ -7,7 +7,7 @@ from torch import Tensor
 
 from chasm.mri import Mask, Operator, fft2c, rss, to_channels, to_complex
 from chasm.mri.noise import edge_noise
-from chasm.reconstruct.trust import FROM_EDGE
+from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN
 from chasm.tasks import TaskBatch
 
 
@@ -56,12 +56,13 @@ class Measurement:
         return replace(self, input=to_channels(operator.adjoint(y)), operator=operator, y=y)
 
 
-def from_batch(batch: TaskBatch, columns: Mask) -> Measurement:
+def from_batch(batch: TaskBatch, columns: Mask, noise: float | None = None) -> Measurement:
     """Return what a batch says was measured.
 
     Args:
         batch: of one slice.
         columns: the measured columns.
+        noise: of one sample, if a noise scan tells it; else it is taken from the edge of k-space.
     """
     assert batch.mask is not None
     assert batch.low is not None
@@ -69,5 +70,5 @@ def from_batch(batch: TaskBatch, columns: Mask) -> Measurement:
     # of one coil the zero-filled image holds all that was measured
     y = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
     operator = Operator(batch.mask, batch.maps)
-    noise = edge_noise(y * batch.scale)
-    return Measurement(batch.input, operator, y, batch.low, batch.scale, noise, FROM_EDGE, columns)
+    found, source = (edge_noise(y * batch.scale), FROM_EDGE) if noise is None else (noise, FROM_SCAN)
+    return Measurement(batch.input, operator, y, batch.low, batch.scale, found, source, columns)

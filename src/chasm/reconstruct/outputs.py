@@ -114,17 +114,20 @@ def plan_pages(report: Path, outputs: Mapping[str, OutputFiles], several: bool) 
     """Return the files with a page for every case.
 
     Args:
-        report: the name of the page. With several cases, the name of the volume of each is added to it.
+        report: the name of the page. With several cases, the name of the volume of each is added to it, or used
+            instead if it begins with that name.
         outputs: case -> its files.
         several: whether there are other inputs, too.
     """
     if report.suffix.lower() not in PAGE_SUFFIXES:
         raise ValueError(f"{report}: expected a name that ends in .html")
-    several = several or len(outputs) > 1
-    return {
-        case: replace(files, page=report.with_stem(f"{report.stem}-{files.stem}") if several else report)
+    if not several and len(outputs) == 1:
+        return {case: replace(files, page=report) for case, files in outputs.items()}
+    stems = {
+        case: files.stem if files.stem.startswith(f"{report.stem}-") else f"{report.stem}-{files.stem}"
         for case, files in outputs.items()
     }
+    return {case: replace(files, page=report.with_stem(stems[case])) for case, files in outputs.items()}
 
 
 def name_outputs(out: Path, inputs: Mapping[Path, str]) -> list[Path]:

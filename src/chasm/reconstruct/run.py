@@ -29,7 +29,7 @@ from chasm.reconstruct.cases import Volume, write_case
 from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.enlarge import Enlarged
 from chasm.reconstruct.ensemble import combine
-from chasm.reconstruct.inputs import Scan, open_scan
+from chasm.reconstruct.inputs import Scan, open_scan, reader_options
 from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
 from chasm.reconstruct.settings import Settings, is_method, load, usable_device, with_task
@@ -171,17 +171,15 @@ def reconstruct_each(
 def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
     """Open a scan, and return it with the run; a method without training takes complex images and magnitudes."""
     magnitudes = not getattr(run.task, "complex", False)
-    data = run.config.data
-    target = data.options.get("target", "rss")
-    trained_on = {k: v for k, v in data.options.items() if k in ("plane", "volume") and data.name == "folder"}
+    trained_on = reader_options(run)
     scan = open_scan(
         path,
         phase=not magnitudes,
-        target=target,
+        target=trained_on["target"],
         kind=settings.kind,
         mask=settings.mask_file,
         options=settings.options,
-        images=trained_on,
+        images={name: trained_on[name] for name in ("plane", "volume") if trained_on[name] is not None},
         whole=is_method(run) and settings.mask is None and settings.acceleration is None,
     )
     if scan.measured is not None and settings.acceleration is not None:
@@ -189,7 +187,7 @@ def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
     if scan.measured is None and not magnitudes and not scan.data[len(scan.data) // 2].image.is_complex():
         if is_method(run):
             return scan, with_task(run, complex=False)
-        if not data.options.get("phase"):  # which leaves some slices at phase zero
+        if not trained_on["phase"]:  # which leaves some slices at phase zero
             raise ValueError(
                 f"{path}: magnitudes, and the run was trained on complex images: give those, or another run"
             )

@@ -46,6 +46,8 @@ class Reconstructor:
         self, scan: Scan, run: Run, device: torch.device, coils: CoilModel | None = None, draws: int = 0
     ) -> None:
         self.scan, self.run, self.device, self.coils = scan, run, device, coils or CoilModel()
+        # its residual and its uncertainty are about the image that belongs to these sensitivities
+        self._learns_maps = self.coils.is_lowres and getattr(run.model, "sensitivity_net", None) is not None
         self._uncertainty: CalibratedMap | None = Bootstrap(self._apply, draws) if draws else None
         if isinstance(run.model, Ensemble):
             self._uncertainty = Disagreement([partial(self._apply, model=member) for member in run.model.members])
@@ -76,9 +78,10 @@ class Reconstructor:
         if task.complex:  # type: ignore[attr-defined]
             image = image.to(torch.complex64)
         batch = task.prepare(image, None, [s.case])
-        if not self.coils.is_default:
+        if not self.coils.is_default or (batch.measured is not None and self._learns_maps):
             batch = self._with_coils(batch, s.index)
-        measurement = from_batch(batch, task.sampling.mask(image.shape[-1]))  # type: ignore[attr-defined]
+        noise = self.scan.noise(row) if task.complex else None  # type: ignore[attr-defined]
+        measurement = from_batch(batch, task.sampling.mask(image.shape[-1]), noise)  # type: ignore[attr-defined]
         output = self._apply(measurement)
         for meter, x in zip(meters, (output, batch.input), strict=True):
             meter.add(task.scores(to_channels(measurement.combined(to_complex(x))), batch), [s.case])
@@ -98,6 +101,9 @@ class Reconstructor:
         doubt = self.coils.doubt(mask)
         if doubt and doubt not in self.scan.notes:
             self.scan.notes.append(doubt)
+        if self._learns_maps:
+            learned: Tensor = self.run.model.learned_maps(y, mask.tensor(self.device))  # type: ignore[operator]
+            return learned
         return self.coils.maps(y, mask, index)
 
     def _measured(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
