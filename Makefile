@@ -75,4 +75,4 @@ wheel: .venv/.ready
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache \
-	  docs/api/objects docs/gallery docs/generated docs/repository docs/_static/pictures-data.js
+	  docs/api/objects docs/gallery docs/commands docs/generated docs/repository docs/_static/pictures-data.js

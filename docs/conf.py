@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # for the package `site_tools` and the module `libraries`
 
-from site_tools import generate, links  # noqa: E402
+from site_tools import fold, generate, links, signatures  # noqa: E402
 
 import chasm  # noqa: E402
 from libraries import library  # noqa: E402
@@ -83,7 +83,7 @@ html_copy_source = False
 html_theme_options = {
     "logo": {"text": "chasm"},
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 8,
     "show_prev_next": True,
     "secondary_sidebar_items": {  # code wants the width
         "**": ["page-toc"],
@@ -100,6 +100,8 @@ copybutton_prompt_is_regexp = True
 
 
 def setup(app: Any) -> None:
-    """Draw what pages show, and let links to files elsewhere in the repository lead to their copies on the site."""
+    """Write the generated pages, and connect what changes pages while Sphinx reads and writes them."""
     generate.write_all(HERE)
     app.connect("source-read", links.rewrite)
+    app.connect("autodoc-process-signature", signatures.of_init)
+    app.connect("doctree-resolved", fold.long_tables)

@@ -9,6 +9,7 @@ weights of the network around it.
 
 import tempfile
 
+import matplotlib.pyplot as plt
 import torch
 
 import chasm
@@ -40,6 +41,21 @@ class Strips(Mixer):
 
 print(chasm.list_mixers())
 print(chasm.create_mixer("strips", channels=8, taps=5))
+
+# %%
+# How far does it reach? One bright pixel shows it.
+
+figure, axes = plt.subplots(1, 3, figsize=(8, 2.9), layout="constrained")
+pixel = torch.zeros(1, 8, 33, 33)
+pixel[:, :, 16, 16] = 1
+for axis, taps in zip(axes, (3, 7, 15), strict=True):
+    mixer = chasm.create_mixer("strips", channels=8, taps=taps)
+    with torch.no_grad():
+        reached = (mixer(pixel) - mixer(torch.zeros_like(pixel))).square().sum(1).sqrt()[0]
+    axis.imshow(reached, cmap="magma")
+    axis.set_title(f"{taps} taps")
+    axis.set_axis_off()
+plt.show()
 
 # %%
 # In a file ``mine.py`` the same class is used by every command: ``chasm --with mine.py train demo

@@ -7,6 +7,7 @@ network is a small vision transformer, built as torchvision builds its own: an a
 MLP, each behind a norm.
 """
 
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -62,6 +63,24 @@ print(mixed(images).shape)
 for name, model in (("attention everywhere", vit), ("CHASM in two layers", mixed)):
     cost = chasm.count(model, images[:1])
     print(f"{name:22} {cost.params:8,} parameters {cost.total / 1e6:7.1f} million multiply-adds")
+
+# %%
+# The difference grows with the image: attention compares every token with every other one. The picture
+# shows one layer on grids from 8 x 8 to 64 x 64.
+
+sides = (8, 16, 32, 64)
+costs = {"attention": [], "CHASM": []}
+for side in sides:
+    tokens = torch.randn(1, side * side, 48)
+    layer = chasm.swap(vit.layers[0], "self_attention", "chasm", example=tokens, size=side)
+    costs["attention"].append(chasm.count(vit.layers[0], tokens).total / 1e6)
+    costs["CHASM"].append(chasm.count(layer, tokens).total / 1e6)
+figure, axis = plt.subplots(figsize=(6, 3.5), layout="constrained")
+for name, values in costs.items():
+    axis.plot([side * side for side in sides], values, "o-", label=name)
+axis.set(xlabel="tokens", ylabel="million multiply-adds of one layer", xscale="log", yscale="log")
+axis.legend()
+plt.show()
 
 # %%
 # Any other mixer is one word away, and a type selects as well as a name does.

@@ -34,6 +34,7 @@ function oneGain(box) {
   const slider = box.querySelector("input");
   const [input, output] = box.querySelectorAll("canvas");
   const chart = box.querySelector("svg");
+  const buttons = box.querySelectorAll("button");
   const angle = (t) => (2 * Math.PI * t) / n;
   const cosines = Array.from({ length: n }, (_, t) => Math.cos(angle(t)));
 
@@ -60,21 +61,25 @@ function oneGain(box) {
     box.querySelector("output").textContent = `k = ${cut}`;
     paint(output, filtered(gains), n);
     chart.replaceChildren();
-    element(chart, "line", { x1: 8, x2: 208, y1: 180, y2: 180, class: "axis-line" });
-    const unit = 150 / Math.max(...gains);
+    element(chart, "line", { x1: 8, x2: 208, y1: 192, y2: 192, class: "axis-line" });
+    const unit = 168 / Math.max(...gains);
     gains.forEach((gain, k) => {
       const height = unit * gain;
       const chosen = kind !== "keep" && k === cut ? "bar chosen" : "bar";
-      element(chart, "rect", { x: 9 + 4 * k, y: 180 - height, width: 3, height, class: chosen });
+      element(chart, "rect", { x: 9 + 4 * k, y: 192 - height, width: 3, height, class: chosen });
     });
-    element(chart, "text", { x: 8, y: 196 }, "slow");
-    element(chart, "text", { x: 208, y: 196, "text-anchor": "end" }, "fast changes down the image");
+    element(chart, "line", { x1: 8, x2: 208, y1: 192 - unit, y2: 192 - unit, class: "one-line" });
+    element(chart, "text", { x: 208, y: 188 - unit, "text-anchor": "end" }, "gain 1");
+    element(chart, "text", { x: 8, y: 208 }, "slow waves");
+    element(chart, "text", { x: 208, y: 208, "text-anchor": "end" }, "fast waves");
+    buttons.forEach((button) => button.setAttribute("aria-pressed", button.dataset.kind === kind));
+    slider.disabled = kind === "keep";
   }
 
   paint(input, brain, n);
   slider.max = K - 1;
   slider.addEventListener("input", draw);
-  box.querySelectorAll("button").forEach((button) =>
+  buttons.forEach((button) =>
     button.addEventListener("click", () => {
       kind = button.dataset.kind;
       draw();
@@ -97,8 +102,8 @@ function sharedBasis(box) {
     const group = element(svg, "g", { transform: `translate(100 100) rotate(${-angle})` });
     element(group, "ellipse", { rx: a, ry: b, class: kind });
     if (kind === "shape") {
-      element(group, "line", { x1: -a, x2: a, y1: 0, y2: 0, class: "direction" });
-      element(group, "line", { x1: 0, x2: 0, y1: -b, y2: b, class: "direction" });
+      element(group, "line", { x1: -a, x2: a, y1: 0, y2: 0, class: "direction first" });
+      element(group, "line", { x1: 0, x2: 0, y1: -b, y2: b, class: "direction second" });
     }
   }
 
@@ -109,6 +114,12 @@ function sharedBasis(box) {
     return [a * c * c + b * s * s, (a - b) * c * s, a * s * s + b * c * c].map((value) => value.toFixed(2));
   }
 
+  function cell(value) {
+    const made = document.createElement("span");
+    made.textContent = value;
+    return made;
+  }
+
   function draw() {
     const k = Number(slider.value);
     box.querySelector("output").textContent = `k = ${k}`;
@@ -117,7 +128,7 @@ function sharedBasis(box) {
       for (let other = 0; other < K; other++) shape(svg, other, angles[i](other), "ghost");
       shape(svg, k, angles[i](k), "shape");
       const [p, q, r] = matrix(k, angles[i](k));
-      box.querySelectorAll(".matrix")[i].textContent = `M(${k}) = [ ${p}, ${q} ; ${q}, ${r} ]`;
+      box.querySelectorAll(".matrix")[i].replaceChildren(...[p, q, q, r].map(cell));
     });
   }
 

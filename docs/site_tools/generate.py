@@ -77,7 +77,10 @@ def write_all(docs: Path) -> None:
     generated = docs / "generated"
     generated.mkdir(exist_ok=True)
     write_if_changed(generated / "mixers.md", mixer_tables())
-    write_if_changed(generated / "commands.md", commands.commands_page())
+    write_if_changed(generated / "commands.md", commands.overview())
+    (docs / "commands").mkdir(exist_ok=True)
+    for name, text in commands.command_pages().items():
+        write_if_changed(docs / "commands" / f"{name}.md", text)
     write_if_changed(generated / "measured.md", measured())
     write_if_changed(generated / "promises.md", promises(docs.parent / "tests"))
     write_if_changed(docs / "_static" / "pictures-data.js", pictures.as_script())
@@ -93,7 +96,7 @@ def mixer_tables() -> str:
     """Return the tables of `chasm mixers --markdown`, each below a heading."""
     command = [sys.executable, "-m", "chasm", "mixers", "--markdown"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    title, cost, taxonomy, notes, legend = printed.strip().split("\n\n")
+    title, cost, taxonomy, notes, legend = printed.replace("*", "\\*").strip().split("\n\n")
     legend = "\n\n".join(legend.splitlines())
     return f"### Cost\n\n{title}\n\n{cost}\n\n{legend}\n\n### Taxonomy\n\n{taxonomy}\n\n### Notes\n\n{notes}\n"
 

@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+import chasm
 from chasm.backbones.base import BACKBONES
 from chasm.cli.app import app
 from chasm.mixers import MIXERS
@@ -21,15 +23,25 @@ PAGES = sorted(DOCS.glob("*.md"))
 FENCE = re.compile(r"^```(python|bash)\n(.*?)^```", re.M | re.S)
 
 
-@pytest.fixture(scope="module")
-def tools() -> SimpleNamespace:
-    """The modules that the build uses, which are no package of ours."""
+def site_tools(*names: str) -> SimpleNamespace:
+    """Modules that the build of the site uses, which are no package of ours."""
     sys.path.insert(0, str(DOCS))
     try:
-        from site_tools import check, commands, generate, links, pictures
+        return SimpleNamespace(**{name: import_module(f"site_tools.{name}") for name in names})
     finally:
         sys.path.remove(str(DOCS))
-    return SimpleNamespace(check=check, commands=commands, generate=generate, links=links, pictures=pictures)
+
+
+@pytest.fixture(scope="module")
+def tools() -> SimpleNamespace:
+    return site_tools("check", "commands", "generate", "links", "pictures")
+
+
+@pytest.fixture(scope="module")
+def sphinx_tools() -> SimpleNamespace:
+    """Those that import Sphinx, which `make docs` installs and `make test` does not."""
+    pytest.importorskip("sphinx")
+    return site_tools("fold", "signatures")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -69,11 +81,41 @@ def test_every_example_has_its_place_in_the_gallery(tools: SimpleNamespace) -> N
 
 
 def test_the_reference_of_commands_has_their_options(tools: SimpleNamespace) -> None:
-    text = tools.commands.commands_page()
-    section = text.partition("## `chasm study run`\n")[2].partition("\n## ")[0]
+    pages = tools.commands.command_pages()
+    assert set(pages) >= {"train", "study", "reconstruct"}
+    section = pages["study"].partition("## chasm study run\n")[2].partition("\n## ")[0]
     assert "| `--protocol` |" in section
     assert "Default: tiny." in section
-    assert "130 interrupted" in text
+    overview = tools.commands.overview()
+    assert "130 interrupted" in overview
+    assert "| [`chasm train`](commands/train.md) | Train from a recipe. |" in overview
+
+
+def test_long_tables_of_results_are_folded(sphinx_tools: SimpleNamespace) -> None:
+    from docutils import nodes, utils
+
+    def page_with(rows: int) -> Any:
+        tree = utils.new_document("page")
+        head = nodes.thead("", nodes.row("", nodes.entry("", nodes.paragraph(text="a < b"))))
+        body = nodes.tbody("", *(nodes.row("", nodes.entry("", nodes.paragraph(text=str(i)))) for i in range(rows)))
+        tree += nodes.table("", nodes.tgroup("", head, body, cols=1))
+        return tree
+
+    folded, short, elsewhere = page_with(16), page_with(15), page_with(16)
+    sphinx_tools.fold.long_tables(None, folded, "results/evidence/tuned")
+    sphinx_tools.fold.long_tables(None, short, "results/evidence/tuned")
+    sphinx_tools.fold.long_tables(None, elsewhere, "api/index")
+    assert [type(node).__name__ for node in folded] == ["raw", "table", "raw"]
+    assert folded[0].astext() == '<details class="long-table"><summary>16 rows: a &lt; b</summary>'
+    assert len(short) == len(elsewhere) == 1
+
+
+def test_classes_show_the_arguments_of_init(sphinx_tools: SimpleNamespace) -> None:
+    shown = sphinx_tools.signatures.of_init(
+        None, "class", "chasm.CHASM", chasm.CHASM, None, "(*args: Any, **kwargs: Any)", None
+    )
+    assert shown[0].startswith("(channels: int, *, size: int | tuple[int, ...] | None = None, ")
+    assert sphinx_tools.signatures.of_init(None, "function", "chasm.swap", chasm.swap, None, "(*args)", None) is None
 
 
 def test_promises_count_their_tests(tools: SimpleNamespace) -> None:

@@ -225,7 +225,7 @@ def _tokens_without_example(name: str, size: Grid | None, ndim: int | None) -> F
         return FixedGrid(size)
     if ndim == 1:
         return SequenceGrid()
-    raise ValueError(f"cannot tell the grid of the tokens at {name!r}: pass swap() size=(H, W), or an example=")
+    raise ValueError(f"cannot tell the grid of the tokens at {name!r}: pass size=(H, W) or (D, H, W), or an example=")
 
 
 def _tokens_of(
@@ -251,7 +251,8 @@ def _tokens_of(
     found = grid_from_maps([m for m in maps if ndim in (None, len(m[1]))], N, prefix)
     if found is None:
         raise ValueError(
-            f"cannot tell the grid of the {N} tokens at {name!r}: pass swap() size=(H, W), or ndim=1 for a sequence"
+            f"cannot tell the grid of the {N} tokens at {name!r}: pass size=(H, W) or (D, H, W) to swap(), "
+            "or ndim=1 for a sequence"
         )
     return sources.setdefault(found[0], MapGrid()), found[1]
 
