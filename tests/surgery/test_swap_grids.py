@@ -102,7 +102,7 @@ def test_the_grid_of_tokens_is_what_the_call_says(how):
 
 def test_a_grid_that_cannot_be_known_is_asked_for():
     x = torch.randn(1, 16, 8)
-    with pytest.raises(ValueError, match=r"grid of the 16 tokens at .layers.0.self_attn.: pass size=\(H, W\) or \(D, H, W\)"):
+    with pytest.raises(ValueError, match=r"the 16 tokens at .layers.0.self_attn.: pass size=\(H, W\) or \(D, H, W\)"):
         swap(encoder(batch_first=True), nn.MultiheadAttention, "gfnet", example=x)
     with pytest.raises(ValueError, match="cannot tell the grid of the tokens"):
         swap(encoder(batch_first=True), nn.MultiheadAttention, "gfnet")
