@@ -24,19 +24,26 @@ from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, r
 
 
 class ConvBlock(nn.Module):
-    """Two 3x3 convolutions, each followed by `norm_act`.
+    """Two convolutions of 3 positions per axis, each followed by `norm_act`.
 
     Args:
         in_channels: channels of the input.
         out_channels: channels of the output.
         shortcut: add a 1x1 convolution of the input to the output.
+        conv: `nn.Conv2d` or `nn.Conv3d`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, shortcut: bool = False) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        shortcut: bool = False,
+        conv: type[nn.Conv2d] | type[nn.Conv3d] = nn.Conv2d,
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(in_channels, out_channels, 1, bias=False) if shortcut else None
+        self.conv1 = conv(in_channels, out_channels, 3, padding=1, bias=False)
+        self.conv2 = conv(out_channels, out_channels, 3, padding=1, bias=False)
+        self.shortcut = conv(in_channels, out_channels, 1, bias=False) if shortcut else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = norm_act(self.conv2(norm_act(self.conv1(x))))
@@ -48,8 +55,83 @@ def norm_act(x: Tensor) -> Tensor:
     return F.leaky_relu(F.instance_norm(x), 0.2)
 
 
+class LevelsBackbone(ImageBackbone):
+    """The levels of a U-Net, for images and volumes. Level l has width * 2^l channels at size / 2^l.
+
+    A subclass calls `make_levels`, makes its slots, and calls `layers`.
+
+    Attributes:
+        conv: the class of convolutions.
+        transposed: the class of transposed convolutions.
+        pool: averages over windows.
+        window: what one pooling reduces to one position.
+    """
+
+    conv: Any = nn.Conv2d
+    transposed: Any = nn.ConvTranspose2d
+    pool: Any = staticmethod(F.avg_pool2d)
+    window: tuple[int, ...] = (2, 2)
+
+    def make_levels(
+        self,
+        in_channels: int,
+        out_channels: int,
+        width: int,
+        depth: int,
+        levels: Sequence[int],
+        shortcut: bool = False,
+    ) -> list[int]:
+        """Make the blocks of all levels.
+
+        Args:
+            in_channels: channels that `layers` gets.
+            out_channels: channels that `layers` returns.
+            width: channels at level 0.
+            depth: number of poolings.
+            levels: those with a slot.
+            shortcut: a 1x1 shortcut around every decoder block.
+
+        Returns:
+            The channels of each level.
+
+        Raises:
+            ValueError: if a slot is in a level that does not exist.
+        """
+        if unknown := [level for level in levels if level not in range(depth + 1)]:
+            raise ValueError(f"levels of a U-Net of depth {depth} are 0 to {depth}, got {unknown}")
+        self.multiple = 2**depth
+        self.smallest = 2 * self.multiple  # InstanceNorm needs more than one position in the bottleneck
+        conv, window = self.conv, self.window
+        widths = [width * 2**level for level in range(depth + 1)]
+        up = list(reversed(widths[:-1]))
+        inputs = zip([in_channels, *widths[:-1]], widths, strict=True)
+        self.down = nn.ModuleList(ConvBlock(a, b, conv=conv) for a, b in inputs)
+        self.expand = nn.ModuleList(self.transposed(2 * c, c, window, stride=window, bias=False) for c in up)
+        self.up = nn.ModuleList(ConvBlock(2 * c, c, shortcut, conv) for c in up)
+        self.head = conv(width, out_channels, 1)
+        return widths
+
+    def layers(self, x: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
+        """Return the output of all layers.
+
+        Args:
+            x: (B, in_channels, H, W) or (B, in_channels, D, H, W), where `multiple` divides H and W.
+            slots: mixers by the name of their level.
+        """
+        skips: list[Tensor] = []
+        for level, block in enumerate(self.down):
+            x = block(self.pool(x, self.window) if level else x)  # (B, width 2^l, H / 2^l, W / 2^l) at level l
+            if str(level) in slots:
+                x = x + slots[str(level)](x)  # InstanceNorm has normalised x
+            skips.append(x)
+        x = skips.pop()
+        for expand, block in zip(self.expand, self.up, strict=True):
+            x = block(torch.cat([norm_act(expand(x)), skips.pop()], 1))
+        return self.head(x)
+
+
 @register_backbone("unet")
-class UNet(ImageBackbone):
+class UNet(LevelsBackbone):
     """U-Net with slots. Level l has width * 2^l channels at size / 2^l; level `depth` is the bottleneck.
 
     Args:
@@ -82,38 +164,10 @@ class UNet(ImageBackbone):
         data_consistency: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels, global_residual, data_consistency)
-        if unknown := [level for level in levels if level not in range(depth + 1)]:
-            raise ValueError(f"levels of a U-Net of depth {depth} are 0 to {depth}, got {unknown}")
-        self.multiple = 2**depth
-        self.smallest = 2 * self.multiple  # InstanceNorm needs more than one position in the bottleneck
-        widths = [width * 2**level for level in range(depth + 1)]
-        up = list(reversed(widths[:-1]))
-        self.down = nn.ModuleList(ConvBlock(a, b) for a, b in zip([in_channels, *widths[:-1]], widths, strict=True))
-        self.expand = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2, bias=False) for c in up)
-        self.up = nn.ModuleList(ConvBlock(2 * c, c, dec_shortcut) for c in up)
-        self.head = nn.Conv2d(width, out_channels, 1)
-
+        widths = self.make_levels(in_channels, out_channels, width, depth, levels, dec_shortcut)
         H, W = padded_size(size, self.multiple, self.smallest)
         places = {level: (widths[level], (H >> level, W >> level)) for level in levels}
         self.slots = make_slots(mixer, mixer_options, places)
 
     def net(self, x: Tensor) -> Tensor:
         return self.layers(x, dict(self.slots.items()))
-
-    def layers(self, x: Tensor, slots: Mapping[str, nn.Module]) -> Tensor:
-        """Return the output of all layers.
-
-        Args:
-            x: (B, in_channels, H, W), where `multiple` divides H and W.
-            slots: mixers by the name of their level.
-        """
-        skips: list[Tensor] = []
-        for level, block in enumerate(self.down):
-            x = block(F.avg_pool2d(x, 2) if level else x)  # (B, width 2^l, H / 2^l, W / 2^l) at level l
-            if str(level) in slots:
-                x = x + slots[str(level)](x)  # InstanceNorm has normalised x
-            skips.append(x)
-        x = skips.pop()
-        for expand, block in zip(self.expand, self.up, strict=True):
-            x = block(torch.cat([norm_act(expand(x)), skips.pop()], 1))
-        return self.head(x)

@@ -13,33 +13,13 @@ Readings: slices are never pooled, since a block has few of them. Slots have thr
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, register_backbone
+from chasm.backbones.base import Size, make_slots, padded_size, register_backbone
 from chasm.backbones.measurement import VolumeMeasurement
-from chasm.backbones.unet import norm_act
+from chasm.backbones.unet import LevelsBackbone
 from chasm.mixers import MIXERS
-
-_PLANE = (1, 2, 2)  # pooling within slices
-
-
-class ConvBlock3D(nn.Module):
-    """Two 3x3x3 convolutions, each followed by `norm_act`.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv3d(in_channels, out_channels, 3, padding=1, bias=False)
-        self.conv2 = nn.Conv3d(out_channels, out_channels, 3, padding=1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return norm_act(self.conv2(norm_act(self.conv1(x))))
 
 
 class SliceBySlice(nn.Module):
@@ -60,7 +40,7 @@ class SliceBySlice(nn.Module):
 
 
 @register_backbone("unet-3d")
-class UNet3D(ImageBackbone):
+class UNet3D(LevelsBackbone):
     """Level l has width * 2^l channels at (D, H / 2^l, W / 2^l); level `depth` is the bottleneck.
 
     Args:
@@ -82,6 +62,10 @@ class UNet3D(ImageBackbone):
     """
 
     measurement = VolumeMeasurement
+    conv = nn.Conv3d
+    transposed = nn.ConvTranspose3d
+    pool = staticmethod(F.avg_pool3d)
+    window = (1, 2, 2)  # slices are never pooled
 
     def __init__(
         self,
@@ -106,18 +90,8 @@ class UNet3D(ImageBackbone):
                 f"expected {components} channels for every slice, and as many slices out as in, got "
                 f"in_channels={in_channels} and out_channels={out_channels}: set components"
             )
-        if unknown := [level for level in levels if level not in range(depth + 1)]:
-            raise ValueError(f"levels of a U-Net of depth {depth} are 0 to {depth}, got {unknown}")
         self.slices = in_channels // components
-        self.multiple = 2**depth
-        self.smallest = 2 * self.multiple  # InstanceNorm needs more than one position in the bottleneck
-        widths = [width * 2**level for level in range(depth + 1)]
-        up = list(reversed(widths[:-1]))
-        self.down = nn.ModuleList(ConvBlock3D(a, b) for a, b in zip([components, *widths[:-1]], widths, strict=True))
-        self.expand = nn.ModuleList(nn.ConvTranspose3d(2 * c, c, _PLANE, stride=_PLANE, bias=False) for c in up)
-        self.up = nn.ModuleList(ConvBlock3D(2 * c, c) for c in up)
-        self.head = nn.Conv3d(width, out_channels // self.slices, 1)
-
+        widths = self.make_levels(components, out_channels // self.slices, width, depth, levels)
         H, W = padded_size(size, self.multiple, self.smallest)
         options = dict(mixer_options or {})
         has_axes = mixer is not None and "ndim" in MIXERS.options(mixer)
@@ -130,13 +104,4 @@ class UNet3D(ImageBackbone):
 
     def net(self, x: Tensor) -> Tensor:
         x = x.unflatten(1, (self.slices, -1)).transpose(1, 2)  # (B, components, D, H, W)
-        skips: list[Tensor] = []
-        for level, block in enumerate(self.down):
-            x = block(F.avg_pool3d(x, _PLANE) if level else x)  # (B, width 2^l, D, H / 2^l, W / 2^l) at level l
-            if str(level) in self.slots:
-                x = x + self.slots[str(level)](x)  # InstanceNorm has normalised x
-            skips.append(x)
-        x = skips.pop()
-        for expand, block in zip(self.expand, self.up, strict=True):
-            x = block(torch.cat([norm_act(expand(x)), skips.pop()], 1))
-        return self.head(x).transpose(1, 2).flatten(1, 2)
+        return self.layers(x, dict(self.slots.items())).transpose(1, 2).flatten(1, 2)
