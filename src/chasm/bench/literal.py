@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, interpolate, softplus
 
 import chasm
-from chasm.common.precision import full_precision
+from chasm.common.precision import full_precision, upcast
 from chasm.ops import reference
 
 
@@ -23,7 +23,7 @@ class LiteralBlock(torch.nn.Module):
     def core(self, x: Tensor) -> Tensor:
         """Return the spectral core of x, (B, C, H, W)."""
         with full_precision(x):  # cuFFT has no bfloat16, so the core runs in float32 under autocast too
-            z = x.to(torch.promote_types(x.dtype, torch.float32))
+            z = upcast(x)
             for dim, axis in ((2, "ch"), (3, "cw")):
                 theta, gain_table, _ = self.mixer.axis_parameters(axis)
                 assert theta is not None

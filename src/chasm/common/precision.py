@@ -20,6 +20,15 @@ def full_precision(x: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(x.device.type, enabled=False)
 
 
+def upcast(x: Tensor) -> Tensor:
+    """Return x in float32, or in float64 if it has that dtype.
+
+    >>> upcast(torch.zeros(1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype in which autocast would run products of x; None if it is off or ignores x (float64, meta).
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from chasm.common.precision import full_precision as full_precision
+from chasm.common.precision import upcast as upcast
 from chasm.common.registry import is_count
 from chasm.common.tracing import is_traced
 
@@ -33,21 +34,18 @@ def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def wide(x: Tensor) -> Tensor:
-    """Return x in float32, or in float64 if it is that: the dtype the transforms run in."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def as_complex(pairs: Tensor) -> Tensor:
     """(..., 2) real -> (...) complex, of a parameter stored in any real dtype."""
-    return torch.view_as_complex(wide(pairs).contiguous())  # a model moved to channels-last takes its parameters along
+    return torch.view_as_complex(
+        upcast(pairs).contiguous()
+    )  # parameters may be channels-last
 
 
 def rfft2(x: Tensor, norm: str) -> Tensor:
     """(..., H, W) real -> (..., H, W//2+1) complex."""
     if not x.is_cuda or is_traced():  # by torch.compile, torch.func, ...
-        return torch.fft.rfft2(wide(x), norm=norm)
-    X: Tensor = _Spectrum.apply(wide(x), norm)
+        return torch.fft.rfft2(upcast(x), norm=norm)
+    X: Tensor = _Spectrum.apply(upcast(x), norm)
     return X
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chasm.common.cost import paper_products
-from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, wide
+from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -94,7 +94,7 @@ class AFNO(Mixer):
         n, b, K = self.blocks, C // self.blocks, W // 2 + 1
         with full_precision(x):
             scale = (H * W) ** -0.5  # of orthonormal transforms, taken to the small factors
-            w1, b1, w2, b2 = wide(self.w1) * scale, wide(self.b1), wide(self.w2) * scale, wide(self.b2) * scale
+            w1, b1, w2, b2 = upcast(self.w1) * scale, upcast(self.b1), upcast(self.w2) * scale, upcast(self.b2) * scale
             X = torch.view_as_real(rfft2(x, "backward"))  # (B, C, H, K, 2)
             X = X.reshape(B, n, b, H * K, 2).movedim(-1, 2).reshape(B, n, 2 * b, H * K)
             X = F.relu(_complex_affine(X, w1, b1))

@@ -98,8 +98,8 @@ def _map(channels: int, size: tuple[int, int] = SIZE, batch: int = 2, dtype: tor
     return torch.randn(batch, channels, *size, dtype=dtype, generator=generator)
 
 
-def _demand(kept: Any, otherwise: str) -> None:
-    if not kept:
+def _demand(holds: Any, otherwise: str) -> None:
+    if not holds:
         raise _BrokenPromiseError(otherwise)
 
 
@@ -198,9 +198,9 @@ def _gradient(make: Callable[..., Mixer], channels: int) -> None:
 
 def _determinism(make: Callable[..., Mixer], channels: int) -> None:
     x = _map(channels)
-    mixer, again = make().eval(), make().eval()
+    mixer, twin = make().eval(), make().eval()
     _demand(torch.equal(mixer(x), mixer(x)), "in eval mode two calls differ")
-    _demand(torch.equal(mixer(x), again(x)), "two mixers of one seed differ: draw initial values from torch only")
+    _demand(torch.equal(mixer(x), twin(x)), "two mixers of one seed differ: draw initial values from torch only")
 
 
 def _state_dict(make: Callable[..., Mixer], channels: int) -> None:

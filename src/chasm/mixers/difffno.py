@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from chasm.mixers._spectral import full_precision, is_empty, wide
+from chasm.mixers._spectral import full_precision, is_empty, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.mixers.fno_d import SpectralConv
 
@@ -55,7 +55,7 @@ class GalerkinAttention(nn.Module):
             bias: (heads, 1, d).
         """
         std, mean = torch.std_mean(t, -1, keepdim=True)  # unbiased, and eps is added to the deviation
-        return torch.addcmul(wide(bias), (t - mean) / (std + 1e-5), wide(weight))
+        return torch.addcmul(upcast(bias), (t - mean) / (std + 1e-5), upcast(weight))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v, each (B, heads, N, d).
@@ -65,7 +65,7 @@ class GalerkinAttention(nn.Module):
         """
         B, C, H, W = x.shape
         # channels are head-major: inside a head q, then k, then v
-        qkv = F.conv2d(wide(x), wide(self.qkv.weight)).reshape(B, self.heads, 3, C // self.heads, H * W)
+        qkv = F.conv2d(upcast(x), upcast(self.qkv.weight)).reshape(B, self.heads, 3, C // self.heads, H * W)
         q, k, v = (t.mT for t in qkv.unbind(2))
         return q, self.normalise(k, self.k_weight, self.k_bias), self.normalise(v, self.v_weight, self.v_bias)
 
@@ -125,7 +125,7 @@ class DiffFNO(Mixer):
 
     def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the FNO branch and the attention branch make of x."""
-        a = F.gelu(self.spectral(x, 1 + wide(self.rho)).to(x.dtype) + self.bypass(x))
+        a = F.gelu(self.spectral(x, 1 + upcast(self.rho)).to(x.dtype) + self.bypass(x))
         b = self.attention(x)
         return a.to(x.dtype), b + x if self.residual else b
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from chasm.common.precision import autocast_dtype
 from chasm.common.tracing import is_traced
-from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, wide
+from chasm.mixers._spectral import full_precision, irfft2, is_empty, rfft2, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -46,7 +46,7 @@ class FourierUnit(nn.Module):
             X = torch.view_as_real(rfft2(x, "ortho")).movedim(-1, 2)  # (B, C, 2, H, K)
             X = X.reshape(B, 2 * C, H, -1)  # c0.re, c0.im, c1.re, ...
             X = F.relu(self.norm(self.conv(X.to(self.conv.weight.dtype))))
-            re, im = wide(X).reshape(B, C, 2, H, -1).unbind(2)
+            re, im = upcast(X).reshape(B, C, 2, H, -1).unbind(2)
             return irfft2(torch.complex(re, im), (H, W), "ortho").to(x.dtype)
 
 

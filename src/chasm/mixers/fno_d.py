@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chasm.common.tracing import is_exporting
-from chasm.mixers._spectral import as_complex, check_pair, full_precision, irfft2, is_empty, wide
+from chasm.mixers._spectral import as_complex, check_pair, full_precision, irfft2, is_empty, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -62,9 +62,9 @@ class SpectralConv(nn.Module):
                 return self._in_pairs(x, gains, top, bottom, columns)
             r_pos, r_neg = as_complex(self.r_pos), as_complex(self.r_neg)
             if gains is not None:
-                r_pos, r_neg = r_pos * wide(gains[0]), r_neg * wide(gains[1])
+                r_pos, r_neg = r_pos * upcast(gains[0]), r_neg * upcast(gains[1])
             # Only the kept columns go through the transform along H.
-            X = torch.fft.fft(torch.fft.rfft(wide(x))[..., :columns], dim=-2)
+            X = torch.fft.fft(torch.fft.rfft(upcast(x))[..., :columns], dim=-2)
             low = torch.einsum("bihw,iohw->bohw", X[:, :, :top], r_pos[:, :, :top, :columns])
             high = torch.einsum("bihw,iohw->bohw", X[:, :, H - bottom :], r_neg[:, :, m1 - bottom :, :columns])
             middle = low.new_zeros(*low.shape[:2], H - top - bottom, columns)
@@ -76,10 +76,10 @@ class SpectralConv(nn.Module):
         ONNX can transform complex numbers, but it cannot slice, pad or mix them.
         """
         H, W = x.shape[-2:]
-        pos, neg = wide(self.r_pos), wide(self.r_neg)  # (c_in, c_out, m1, m2, 2)
+        pos, neg = upcast(self.r_pos), upcast(self.r_neg)  # (c_in, c_out, m1, m2, 2)
         if gains is not None:
-            pos, neg = pos * wide(gains[0])[..., None], neg * wide(gains[1])[..., None]
-        kept = torch.view_as_real(torch.fft.rfft(wide(x)))[..., :columns, :]
+            pos, neg = pos * upcast(gains[0])[..., None], neg * upcast(gains[1])[..., None]
+        kept = torch.view_as_real(torch.fft.rfft(upcast(x)))[..., :columns, :]
         X = torch.view_as_real(torch.fft.fft(as_complex(kept), dim=-2))
         low = _mix_pairs(X[:, :, :top], pos[:, :, :top, :columns])
         high = _mix_pairs(X[:, :, H - bottom :], neg[:, :, self.modes[0] - bottom :, :columns])
@@ -99,7 +99,7 @@ def deform_map(x: Tensor, offsets: Tensor) -> Tensor:
     """Sample x at each pixel plus its offset (B, 2, H, W), channel 0 along W: bilinear, border reflected."""
     H, W = x.shape[-2:]
     with full_precision(x):
-        x, offsets = wide(x), wide(offsets)
+        x, offsets = upcast(x), upcast(offsets)
         column = torch.arange(W, device=x.device) + offsets[:, 0]  # (B, H, W), in pixels
         row = torch.arange(H, device=x.device)[:, None] + offsets[:, 1]
         grid = torch.stack((column * 2 / max(W - 1, 1) - 1, row * 2 / max(H - 1, 1) - 1), -1)  # [-1, 1] spans the map
@@ -157,7 +157,7 @@ class FNOD(Mixer):
         assert self.offset is not None
         assert self.offset.bias is not None
         with full_precision(x):
-            return F.conv2d(wide(x), wide(self.offset.weight), wide(self.offset.bias), padding=1)
+            return F.conv2d(upcast(x), upcast(self.offset.weight), upcast(self.offset.bias), padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         if is_empty(x, self.channels):

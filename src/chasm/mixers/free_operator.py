@@ -18,7 +18,7 @@ from torch.nn.functional import gelu
 
 from chasm.common.registry import suggest
 from chasm.mixers._options import bins_per_axis
-from chasm.mixers._spectral import full_precision, is_empty, wide
+from chasm.mixers._spectral import full_precision, is_empty, upcast
 from chasm.mixers._wrapper import Pointwise2d
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.mixers.chasm import STEP_SCALE, stepped
@@ -86,7 +86,7 @@ class FreeOperator(Mixer):
         if is_empty(x, self.channels):
             return x
         with full_precision(x):
-            z = wide(x)
+            z = upcast(x)
             for dim, M in enumerate(self.matrices(*x.shape[2:]), 2):
                 z = matrix_per_frequency(z, M, dim)
         y = self.fuse(gelu(self.refine(z.to(x.dtype))))

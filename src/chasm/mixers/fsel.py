@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from chasm.common.cost import counted_as
 from chasm.common.registry import suggest
 from chasm.common.tracing import has_hooks
-from chasm.mixers._spectral import full_precision, is_empty, rfft2, wide
+from chasm.mixers._spectral import full_precision, is_empty, rfft2, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -66,11 +66,11 @@ def gated(gate: nn.Sequential, Z: Tensor, width: int) -> Tensor:
     """
     if has_hooks(gate):
         weights: Tensor = gate(whole(Z.real, width).to(gate[0].weight.dtype))  # type: ignore[arg-type]
-        return wide(weights)[..., : Z.shape[-1]] * Z
+        return upcast(weights)[..., : Z.shape[-1]] * Z
     squeeze, norm, relu, expand, sigmoid = gate
     hidden = squeeze(Z.real.to(squeeze.weight.dtype))  # type: ignore[arg-type]
     hidden = norm(whole(hidden, width))[..., : Z.shape[-1]]  # the statistics are those of all bins
-    return wide(sigmoid(expand(relu(hidden)))) * Z
+    return upcast(sigmoid(expand(relu(hidden)))) * Z
 
 
 def channel_weights(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def channel_weights(q: Tensor, k: Tensor, tau: Tensor) -> Tensor:
     with counted_as("matmul", macs=q.numel() * C // len(tau)):  # those inside heads
         products = (q.mT @ k).sum(1)  # row by row of the map: few long sums would leave most of a GPU idle
     q_norm, k_norm = (torch.linalg.vector_norm(t, dim=(1, 2)).clamp_min(1e-12) for t in (q, k))
-    scores = products / (q_norm[:, :, None] * k_norm[:, None]) * wide(tau)[head, 0]
+    scores = products / (q_norm[:, :, None] * k_norm[:, None]) * upcast(tau)[head, 0]
     return scores.masked_fill(head[:, None] != head, -torch.inf).softmax(-1)
 
 
@@ -147,7 +147,7 @@ class FrequencyAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with full_precision(x):
-            maps = wide(x)
+            maps = upcast(x)
             rows, maps = maps.movedim(1, -1), maps.contiguous()
             y = torch.cat((self.attended(maps, rows), self.local(maps)), 1).to(x.dtype)
         return self.project(y)
@@ -202,7 +202,7 @@ class SpatialAttention(nn.Module):
         self.project = nn.Conv2d(2 * channels, channels, 1, bias=False, **like)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (wide(branch(x)).movedim(1, -1) for branch in (self.q, self.k, self.v))  # (B, H, W, C)
+        q, k, v = (upcast(branch(x)).movedim(1, -1) for branch in (self.q, self.k, self.v))  # (B, H, W, C)
         with full_precision(x):  # the norms sum over every position
             y = weighted_channels(v, channel_weights(q, k, self.tau), self.heads)
         return self.project(torch.cat((y.movedim(-1, 1).to(x.dtype), self.local(x)), 1))
@@ -234,7 +234,7 @@ class EntangledFFN(nn.Module):
         with full_precision(x):
             f = gated(self.gate_in, rfft2(x, self.norm), W)
             f = whole(f.abs(), W)  # a spectrum, used as a map
-        d = wide(self.depthwise(x))
+        d = upcast(self.depthwise(x))
         c = torch.cat((F.gelu(f) * f, F.gelu(d) * d), 1)  # (B, 2C, H, W)
         with full_precision(x):
             f = gated(self.gate_cat, rfft2(c, self.norm), W)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from chasm.common.cost import counted_as
 from chasm.common.tracing import is_traced
-from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, wide
+from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -111,7 +111,7 @@ def spectrum_factors(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
         mode: how the filter is resized where its size is another, see `resize_filter`.
     """
     H, W = size
-    pairs = wide(pairs) / (H * W)
+    pairs = upcast(pairs) / (H * W)
     if pairs.shape[:2] != (H, W // 2 + 1):
         pairs = resize_filter(pairs, (H, W // 2 + 1), mode)
     return hermitian_edges(pairs, W).permute(2, 0, 1, 3)
@@ -129,8 +129,8 @@ def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
     with full_precision(x):
         K = as_complex(spectrum_factors(pairs, (H, W), mode))  # (C, H, W//2+1)
         if is_traced():  # by torch.compile, torch.func, ...
-            return torch.fft.irfft2(torch.fft.rfft2(wide(x)) * K, (H, W), norm="forward").to(x.dtype)
-        y: Tensor = _CircularConvolution.apply(wide(x), K)[0]
+            return torch.fft.irfft2(torch.fft.rfft2(upcast(x)) * K, (H, W), norm="forward").to(x.dtype)
+        y: Tensor = _CircularConvolution.apply(upcast(x), K)[0]
         return y.to(x.dtype)
 
 

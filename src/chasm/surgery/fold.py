@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from chasm import ops
-from chasm.common.precision import autocast_dtype, float64_device
+from chasm.common.precision import autocast_dtype, float64_device, upcast
 from chasm.common.tracing import is_exporting, is_transformed
 from chasm.mixers import GFNet, SpectFormer
 from chasm.mixers._cache import Cache
@@ -146,12 +146,12 @@ class FoldedCHASM(nn.Module):
             chains = [Chain(form, dtype, _operators(branch, self.gain)) for branch in self.branches]
             return [ops.prepare(chain, x.shape) for chain in chains]
 
-        key, found = (form, dtype, x.device), None
-        if torch.compiler.is_compiling():  # what an eager call left here; buffers of a folded model are constants
-            found = self._cache.entries.get(key)
-            return found or [Chain(form, dtype, _operators(branch, self.gain)) for branch in self.branches]
-        found = self._cache.get(key, list(self.branches.buffers()), make)
-        return found
+        key = (form, dtype, x.device)
+        if torch.compiler.is_compiling():  # an eager call may have filled the cache; buffers here are constants
+            cached = self._cache.entries.get(key)
+            return cached or [Chain(form, dtype, _operators(branch, self.gain)) for branch in self.branches]
+        chains: list[Chain] = self._cache.get(key, list(self.branches.buffers()), make)
+        return chains
 
     def _apply(self, fn: Any, recurse: bool = True) -> "FoldedCHASM":
         self._cache.clear()
@@ -175,19 +175,15 @@ def _products(operators: list[AxisOperator], size: tuple[int, ...]) -> list[nn.M
 
 def _operators(branch: Any, gain: str) -> list[AxisOperator]:
     """The operators that `_products` were made from, in float32 or wider."""
-    found: list[AxisOperator] = []
-    mats = [_wide(step.weight).flatten(1) for step in branch if isinstance(step, _ChannelProduct)]
+    operators: list[AxisOperator] = []
+    mats = [upcast(step.weight).flatten(1) for step in branch if isinstance(step, _ChannelProduct)]
     U = mats[0].mT if mats else None
     for j, step in enumerate(s for s in branch if isinstance(s, _CirculantProduct)):
         if U is not None and j > 0:
             U = U @ mats[j].mT  # A_j = U_{j+1}^T U_j
-        gains = torch.fft.rfft(_wide(step.T[:, :, 0])).mT
-        found.append(AxisOperator(step.dim, U, gains if gain == "complex" else gains.real))
-    return found
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
+        gains = torch.fft.rfft(upcast(step.T[:, :, 0])).mT
+        operators.append(AxisOperator(step.dim, U, gains if gain == "complex" else gains.real))
+    return operators
 
 
 def _circulant(gains: Tensor, n: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from chasm.common.precision import float64_device
 from chasm.common.tracing import is_transformed
 from chasm.mixers import GFNet, SpectFormer
-from chasm.mixers._spectral import as_complex, full_precision, wide
+from chasm.mixers._spectral import as_complex, full_precision, upcast
 from chasm.mixers.gfnet import spectrum_factors
 
 
@@ -45,7 +45,7 @@ class FoldedFilter(nn.Module):
             return x.clone()
         y = x if self.enter is None else self.enter(x)
         with full_precision(y):
-            z = wide(y)
+            z = upcast(y)
             filtered = self._by_products(z) if is_transformed(x) else self._by_transforms(z)
         y = filtered.to(y.dtype)
         return y if self.leave is None else self.leave(y)

@@ -150,7 +150,7 @@ def _warn_if_blind(model: nn.Module, example: Any) -> None:
     """Warn if the output no longer depends on the input: a class token that no attention connects with the image."""
     other = tree_map(lambda t: -t if isinstance(t, Tensor) and t.is_floating_point() else t, example)
     with torch.no_grad(), evaluating(model):
-        pairs = list(zip(*(tree_leaves(call(model, given)) for given in (example, other)), strict=True))
+        pairs = list(zip(*(tree_leaves(call(model, value)) for value in (example, other)), strict=True))
     if pairs and all(isinstance(a, Tensor) and torch.equal(a, b) for a, b in pairs):
         warnings.warn(
             "the output of the swapped network does not depend on its input: it is read from a class token, which only "
@@ -301,5 +301,5 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
     return chosen
 
 
-def _first_few(words: list[str]) -> str:
-    return (", ".join(words[:12]) + (", ..." if len(words) > 12 else "")) or "none"
+def _first_few(names: list[str]) -> str:
+    return (", ".join(names[:12]) + (", ..." if len(names) > 12 else "")) or "none"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
 from chasm.backbones.hifi.layers import ChannelNorm, Filters, Pointwise
+from chasm.common.precision import upcast
 
 
 class SqueezeExcite(nn.Module):
@@ -61,7 +62,7 @@ class MixtureOfExperts(nn.Module):
         B, C, H, W = x.shape
         tokens = x.movedim(1, -1).reshape(-1, C)
         logits = self.router(tokens)
-        probability = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)  # (B H W, experts)
+        probability = upcast(logits).softmax(-1)  # (B H W, experts)
         weight, choice = probability.max(-1)
         share = F.one_hot(choice, len(self.experts)).to(probability.dtype).mean(0)
         balance = len(self.experts) * (probability.mean(0) * share).sum()

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chasm.common.precision import upcast
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HAS_TRITON = find_spec("triton") is not None
 
@@ -25,9 +27,9 @@ class NormGELU(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if not has_kernels(x):
-            wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            dtype = wide.dtype
-            return F.gelu(F.group_norm(wide, 1, self.weight.to(dtype), self.bias.to(dtype), self.eps)).to(x.dtype)
+            z = upcast(x)
+            weight, bias = self.weight.to(z.dtype), self.bias.to(z.dtype)
+            return F.gelu(F.group_norm(z, 1, weight, bias, self.eps)).to(x.dtype)
         tokens = x.movedim(1, -1).contiguous()  # no copy where channels are last in memory
         y, _ = norm_gelu(tokens.flatten(1, 2), self.weight, self.bias, self.eps)
         return y.view(tokens.shape).movedim(-1, 1)
