@@ -79,7 +79,8 @@ def test_mistakes_are_one_line_and_nothing_is_measured(monkeypatch: pytest.Monke
     assert "did you mean 'gfnet'" in run(*SMALL, "--mixer", "gfnt", code=3)
     assert "did you mean 'gfnet'" in run("scaling", "--mixer", "gfnt", "--device", "cpu", code=3)
     assert "did you mean 'gfnet'" in run("profile", "--mixer", "gfnt", "--device", "cpu", code=3)
-    assert "expected device" in run("--device", "tpu", code=3)
+    assert "device 'tpu' cannot be used here" in run("--device", "tpu", code=3)
+    assert "expected device cuda or cpu" in run("--device", "meta", code=3)
     assert "go after its name" in run("--dtype", "bf16", "hosts", code=3)
     assert "expected hifi or unet" in run("hosts", "--host", "vit", code=3)
 

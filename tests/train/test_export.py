@@ -221,7 +221,7 @@ def test_what_torch_cannot_export_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--size", "256"], "--size '256': write it as HEIGHTxWIDTH"),
+        (["--size", "256x"], "expected a size like 128 or 128x96, got '256x'"),
         (["--coils", "0"], "coils=0: expected 1 or more"),
         (["-o", "nowhere/model.onnx"], "nowhere: no such folder for model.onnx"),
     ],

@@ -16,6 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from chasm.common.devices import synchronize, waiting_for_the_host_raises
+from chasm.common.text import first_line
+
 Call = Callable[[int], dict[str, Tensor]]
 
 
@@ -32,12 +35,6 @@ class Pace(NamedTuple):
     seconds: float = 0.025
     min_calls: int = 5
     max_calls: int = 40
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: Pace, calls: int = 1) -> Timing:
@@ -123,9 +120,6 @@ class Captured(NamedTuple):
 def capture(call: Call, sets: int, device: torch.device) -> Captured:
     """Capture one call on each input set as one graph, to measure a call inside the captured step of a training loop.
 
-    A check before the capture finds out if the call waits for the host, because a failed capture would leave torch's
-    allocator and random generators in a state that breaks later calls.
-
     Args:
         call: called with the number of an input set; returns tensors by name.
         sets: number of input sets.
@@ -141,19 +135,15 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
     stream = capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # the identity mixer runs no kernel
         call(0)  # libraries create their handles and plans
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            call(0)
+            with waiting_for_the_host_raises():
+                call(0)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as e:
-            raise NotCapturableError(f"no CUDA graph: {first_line(e)}") from None
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+            raise NotCapturableError(f"no CUDA graph: {first_line(e)[:120]}") from None
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # a graph has its own memory pool, which needs what earlier calls left in the cache
         graph = torch.cuda.CUDAGraph()
@@ -188,12 +178,6 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:120] if lines else type(error).__name__
 
 
 def input_sets(touched_bytes: int, device: torch.device) -> int:

@@ -11,6 +11,7 @@ Before a host is timed, its output is compared with the same network in float64 
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from chasm.bench.table import reason
 from chasm.mixers import CHASM
 from chasm.ops import reference
 from chasm.tasks import Reconstruction, TaskBatch
-from chasm.train.step import add_gradients
+from chasm.train.step import Context, add_gradients
 
 Row = dict[str, Any]
 BASES = {
@@ -260,20 +261,23 @@ def _hifi_row(
     return {"error": error, "layout": "NCHW", "time_ms": time_of(step, device, pace), "peak_mib": peak}
 
 
-def training_step(model: nn.Module, batch: TaskBatch, *, graph: bool) -> Callable[[int], object]:
+def training_step(
+    model: nn.Module, batch: TaskBatch, *, graph: bool, part: Callable[[str], Context] = nullcontext
+) -> Callable[[int], object]:
     """Return a step (forward, loss, backward, AdamW) under bfloat16 autocast, as `chasm train` runs it.
 
     Args:
         model: backbone to train.
         batch: from `make_batch`.
         graph: capture forward and backward in a CUDA graph.
+        part: context around the parts of `add_gradients` and around "optimiser", for a profiler.
     """
     model.train()
     task = Reconstruction()
     optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
 
     def gradients(batches: Iterable[TaskBatch]) -> Tensor:
-        return add_gradients(model, task, batches, bf16=True, is_graphed=graph)
+        return add_gradients(model, task, batches, bf16=True, is_graphed=graph, part=part)
 
     if graph:
         from chasm.train.graphed import GraphedGradients
@@ -286,7 +290,8 @@ def training_step(model: nn.Module, batch: TaskBatch, *, graph: bool) -> Callabl
         else:
             optimizer.zero_grad(set_to_none=True)
             gradients([batch])
-        optimizer.step()
+        with part("optimiser"):
+            optimizer.step()
 
     return step
 

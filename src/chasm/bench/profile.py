@@ -15,15 +15,12 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import chasm
 from chasm.backbones import HiFiMamba
 from chasm.backbones.hifi import blocks, layers, patches, ssm
 from chasm.backbones.hifi.kernels import norm
 from chasm.backbones.measurement import Measurement
 from chasm.bench import hosts
-from chasm.bench.clock import synchronize
-from chasm.tasks import Reconstruction, TaskBatch
-from chasm.train.step import add_gradients
+from chasm.common.devices import synchronize
 
 Row = dict[str, Any]
 MARK = "part: "
@@ -106,41 +103,28 @@ def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> 
     assert isinstance(model, HiFiMamba)
     mark(model)
     with marked_functions():
-        step = _step(model, hosts.make_batch(batch, size, device))
+        step = hosts.training_step(model, hosts.make_batch(batch, size, device), graph=False, part=_mark_part)
         for _ in range(3):
-            step()
+            step(0)
         synchronize(device)
         start = time.perf_counter()
         for _ in range(steps):
-            step()
+            step(0)
         synchronize(device)
         wall = 1e3 * (time.perf_counter() - start) / steps
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
         with profile(activities=kinds) as found:
             for _ in range(steps):
-                step()
+                step(0)
             synchronize(device)
     by_part, by_kernel = summarise(list(found.events()), steps, gpu)
     busy = sum(row["time_ms"] for row in by_part)
     return {"batch": batch, "size": size, "wall_ms": wall, "busy_ms": busy, "parts": by_part, "kernels": by_kernel}
 
 
-def _step(model: nn.Module, batch: TaskBatch) -> Callable[[], None]:
-    """Return a step as `chasm train` runs it, with the parts outside the network marked."""
-    model.train()
-    task = Reconstruction()
-    optimizer = torch.optim.AdamW(chasm.param_groups(model, lr=1e-4))
-
-    def part(name: str) -> record_function:
-        return record_function(MARK + (REST if name == "model" else name))
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        add_gradients(model, task, [batch], bf16=True, part=part)
-        with record_function(MARK + "optimiser"):
-            optimizer.step()
-
-    return step
+def _mark_part(part: str) -> record_function:
+    """Mark a part of the training step; what no inner part claims of the model is the rest of the host."""
+    return record_function(MARK + (REST if part == "model" else part))
 
 
 def summarise(events: list[Any], steps: int, gpu: bool) -> tuple[list[Row], list[Row]]:

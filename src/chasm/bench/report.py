@@ -1,13 +1,11 @@
 """Results as CSV files, Markdown pages and tables on a terminal."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from chasm.common.files import holds, require_replaceable, write_text
-from chasm.common.tables import markdown_table, print_table
+from chasm.common.tables import csv_text, markdown_table, print_table
 
 Row = dict[str, Any]
 NUMBERS = ("times_literal", "times_floor", "peak_mib", "ratio", "share", "forward_ms", "calls")
@@ -122,10 +120,7 @@ def write(out: Path | None, text: str, rows: Sequence[Row], columns: Sequence[st
     if out is None:
         return
     write_text(out.with_suffix(".md"), text.rstrip() + "\n")
-    table = io.StringIO()
-    values = [[_plain(row.get(c)) for c in columns] for row in rows]
-    csv.writer(table, lineterminator="\n").writerows([columns, *values])
-    write_text(out.with_suffix(".csv"), table.getvalue())
+    write_text(out.with_suffix(".csv"), csv_text(columns, [[_plain(row.get(c)) for c in columns] for row in rows]))
 
 
 def _plain(value: Any) -> Any:

@@ -33,7 +33,6 @@ from chasm.bench.clock import (
     Pace,
     capture,
     clock,
-    first_line,
     input_sets,
     measure_limits,
     peak_mib,
@@ -41,6 +40,7 @@ from chasm.bench.clock import (
 from chasm.bench.peers import PEERS
 from chasm.bench.subjects import LITERAL, Shape, Subject
 from chasm.common.registry import OWN_NAME_HINT, suggest
+from chasm.common.text import first_line
 
 # Mode: the kind of call, and True inside a CUDA graph.
 MODES = {
@@ -336,7 +336,8 @@ def reason(e: Exception) -> str:
     """Return one line that says why a row could not be measured."""
     if isinstance(e, torch.OutOfMemoryError):
         return "out of memory"
-    return first_line(e) if isinstance(e, (ValueError, NotCapturableError)) else f"{type(e).__name__}: {first_line(e)}"
+    line = first_line(e)[:120]
+    return line if isinstance(e, (ValueError, NotCapturableError)) else f"{type(e).__name__}: {line}"
 
 
 def free(device: torch.device) -> None:

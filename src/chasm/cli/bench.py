@@ -8,6 +8,7 @@ import typer
 from chasm.common.extras import require
 from chasm.common.files import holds, require_replaceable
 from chasm.common.progress import ProgressBar
+from chasm.common.text import parse_shape
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
@@ -56,7 +57,7 @@ def bench(
     with tf32(False):
         config = table.make_config(
             place,
-            shapes=[_shape(s) for s in shape],
+            shapes=[_shape(text) for text in shape],
             dtypes=dtype,
             modes=mode,
             mixers=mixer,
@@ -211,15 +212,12 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
 
 
 def _device(name: str | None) -> Any:
-    import torch
+    from chasm.common.devices import usable_device
 
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cuda", "cpu"):
+    device = usable_device(name)
+    if device.type not in ("cuda", "cpu"):
         raise ValueError(f"expected device cuda or cpu, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("no CUDA device here: leave out --device, or give cpu")
-    return torch.device(name)
+    return device
 
 
 def _begin(device: Any, out: Path | None, limits: Any = None) -> dict[str, str]:
@@ -244,8 +242,6 @@ def _begin(device: Any, out: Path | None, limits: Any = None) -> dict[str, str]:
     return facts
 
 
-def _shape(text: str) -> Any:
-    parts = text.replace("x", ",").split(",")
-    if len(parts) != 4 or not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
-        raise ValueError(f"expected a shape like 8,96,256,256 (B,C,H,W), got {text!r}")
-    return tuple(int(p) for p in parts)
+def _shape(text: str) -> tuple[int, int, int, int]:
+    B, C, H, W = parse_shape(text, "8,96,256,256")
+    return B, C, H, W

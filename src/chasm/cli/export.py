@@ -4,12 +4,15 @@ from pathlib import Path
 
 import typer
 
+from chasm.common.text import parse_size
+
 
 def export(
     run: str = typer.Argument(..., metavar="RUN", help="Run folder, or name of a model that comes with chasm."),
     out: Path = typer.Option(Path("model.onnx"), "--out", "-o", help="File to write."),
     size: str | None = typer.Option(
-        None, help="HEIGHTxWIDTH: a faster file for images of this size only. Default: any size from 32 x 32 on."
+        None,
+        help="HEIGHTxWIDTH, or one number: a faster file for this size only. Default: any size from 32 x 32 on.",
     ),
     coils: int | None = typer.Option(
         None, help="1, or more for a file that takes any number of coils. Default: as the data of the run."
@@ -25,18 +28,9 @@ def export(
     from chasm.train.export import MARK, export_run
 
     require_replaceable(out, lambda path: holds(path, MARK.encode()), force)
-    exported = export_run(run, out, size=_parse_size(size), coils=coils)
+    exported = export_run(run, out, size=None if size is None else parse_size(size), coils=coils)
     for kind, shapes in (("in", exported.inputs), ("out", exported.outputs)):
         for name, shape in shapes.items():
             typer.echo(f"{kind}: {name} float32 ({', '.join(map(str, shape))})")
     megabytes = exported.path.stat().st_size / 1e6
     typer.echo(f"{exported.path}: {megabytes:.1f} MB, differs from the run by {exported.error:.0e} in onnxruntime")
-
-
-def _parse_size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"--size {text!r}: write it as HEIGHTxWIDTH, for example 256x256")
-    return int(parts[0]), int(parts[1])

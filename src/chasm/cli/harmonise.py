@@ -36,14 +36,13 @@ def harmonise(
     report' shows what was lost if it lies in RUN/harmonised.
     """
     require("train", "data")
-    import torch
-
+    from chasm.common.devices import usable_device
     from chasm.common.files import json_safe
     from chasm.studies.harmony import measure_harmony
     from chasm.studies.projection import has_untied, project_run
     from chasm.train.run import load_run
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usable_device()
     loaded = load_run(run, device)
     slots: Any = loaded.model.slots
     measured: dict[str, dict[str, Harmony]] = {}

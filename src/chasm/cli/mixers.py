@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from chasm.cli.data import parse_options
 from chasm.common.tables import markdown_table, print_table
-from chasm.common.text import counted
+from chasm.common.text import counted, parse_size
 
 # Field of a row -> column title, table by table.
 COST = {
@@ -86,7 +86,7 @@ def mixers(
     from chasm.common.registry import OWN_NAME_HINT, suggest
     from chasm.mixers import MIXERS
 
-    H, W = _size(size)
+    H, W = parse_size(size)
     names = MIXERS.list(pattern)
     if not names:
         raise ValueError(f"no mixer matches {pattern!r}: {suggest(pattern, MIXERS.list())} {OWN_NAME_HINT}")
@@ -163,13 +163,6 @@ def agreement(once: int, twice: int, paper: str) -> str:
     if as_once:
         return "yes" if as_two else "once"
     return "as two" if as_two else "no"
-
-
-def _size(text: str) -> tuple[int, int]:
-    parts = text.lower().split("x")
-    if not all(p.isdecimal() and int(p) > 0 for p in parts) or len(parts) > 2:
-        raise ValueError(f"expected a size like 128 or 128x96, got {text!r}")
-    return int(parts[0]), int(parts[-1])
 
 
 def _cell(field: str, value: Any) -> str:

@@ -80,11 +80,10 @@ def pack(
 
     Nothing of the card is written by hand. Data that states no licence is refused.
     """
-    import torch
-
+    from chasm.common.devices import usable_device
     from chasm.publish import pack as make
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usable_device()
     folder = make(run, name, out, others=other, data_path=data, licence=licence, page=page, device=device)
     size = sum(file.stat().st_size for file in folder.iterdir())
     typer.echo(f"{folder}: {size / 2**20:.1f} MiB; read {folder / 'README.md'} before you give it away")

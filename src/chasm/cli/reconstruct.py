@@ -97,9 +97,8 @@ def reconstruct(
     An input that fails does not stop the others.
     """
     require("train", "data", "report")
-    import torch
-
     from chasm import reconstruct as logic
+    from chasm.common.devices import usable_device
 
     settings = logic.Settings(
         kind=kind,
@@ -114,7 +113,7 @@ def reconstruct(
         compress=compress,
         uncertainty=uncertainty,
     )
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = usable_device(device)
     outcomes: dict[Path, Any] = {}
     with ProgressBar() as bar:
         on_progress = lambda path, done, total: bar.update(done, total, path.name)  # noqa: E731

@@ -102,13 +102,11 @@ def evaluate(
 ) -> None:
     """Score the selected weights of a run on a split, and the zero-filled (or bicubic) reference."""
     require("train", "data")
-    import torch
-
+    from chasm.common.devices import usable_device
     from chasm.common.files import json_safe
     from chasm.train import evaluate as score
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    metrics = score(run, split, device=device, data_path=data)
+    metrics = score(run, split, device=usable_device(), data_path=data)
     typer.echo(json.dumps(json_safe(metrics), indent=2)) if as_json else _print(metrics)
 
 

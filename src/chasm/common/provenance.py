@@ -103,10 +103,10 @@ def _commit() -> tuple[str, bool]:
     return os.environ.get("CHASM_COMMIT", ""), False
 
 
-def _git(*words: str) -> str:
+def _git(*arguments: str) -> str:
     here = str(Path(__file__).parent)
     try:
-        run = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10)
+        run = subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
     return run.stdout.strip() if run.returncode == 0 else ""

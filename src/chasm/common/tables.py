@@ -1,7 +1,10 @@
-"""Tables for people: Markdown in files, and the same cells on a terminal."""
+"""Tables: Markdown and CSV in files, and the same cells on a terminal."""
 
+import csv
+import io
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 Cells = Sequence[Sequence[str]]
 
@@ -23,6 +26,21 @@ def markdown_table(columns: Sequence[str], rows: Cells, *, right: Collection[str
     lines = [columns, ["--:" if title in right else "---" for title in columns], *rows]
     escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV with a line of titles; None is an empty cell.
+
+    Args:
+        columns: the titles.
+        rows: the cells of each row.
+
+    >>> csv_text(["mixer", "ms"], [["a, b", None]])
+    'mixer,ms\\n"a, b",\\n'
+    """
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([columns, *rows])
+    return buffer.getvalue()
 
 
 def escaped(text: str) -> str:

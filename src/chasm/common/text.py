@@ -1,4 +1,4 @@
-"""Words of messages that depend on a number."""
+"""Short texts: words of messages, and what people write on a command line."""
 
 
 def counted(n: int, noun: str) -> str:
@@ -8,3 +8,44 @@ def counted(n: int, noun: str) -> str:
     ('1 case', '1,200 slices')
     """
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none.
+
+    >>> first_line(ValueError("no such file\\ndetails")), first_line(KeyError())
+    ('no such file', 'KeyError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+
+
+def parse_shape(text: str, *examples: str) -> tuple[int, ...]:
+    """Return the positive whole numbers of a text, which an "x" or a comma divides.
+
+    Args:
+        text: what somebody wrote.
+        *examples: texts that are allowed: the number of their numbers counts, and the error shows them.
+
+    Raises:
+        ValueError: if there are more or fewer numbers than in every example, or other things than numbers.
+
+    >>> parse_shape("8,96,256,256", "1x1x1x1")
+    (8, 96, 256, 256)
+    """
+    parts, *expected = (t.lower().replace("x", ",").split(",") for t in (text, *examples))
+    if len(parts) not in map(len, expected) or not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
+        raise ValueError(f"expected a size like {' or '.join(examples)}, got {text!r}")
+    return tuple(map(int, parts))
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return height and width.
+
+    Args:
+        text: two numbers, or one for a square.
+
+    >>> parse_size("128x96"), parse_size("128")
+    ((128, 96), (128, 128))
+    """
+    numbers = parse_shape(text, "128", "128x96")
+    return numbers[0], numbers[-1]

@@ -36,9 +36,7 @@ def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
 
 def as_complex(pairs: Tensor) -> Tensor:
     """(..., 2) real -> (...) complex, of a parameter stored in any real dtype."""
-    return torch.view_as_complex(
-        upcast(pairs).contiguous()
-    )  # parameters may be channels-last
+    return torch.view_as_complex(upcast(pairs).contiguous())  # parameters may be channels-last
 
 
 def rfft2(x: Tensor, norm: str) -> Tensor:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from chasm.common.text import first_line
+
 
 def download(name: str, files: Iterable[str]) -> Path:
     """Return the folder of a Hub repository in the cache of huggingface_hub; downloads what is not there.
@@ -21,7 +23,7 @@ def download(name: str, files: Iterable[str]) -> Path:
     try:
         return Path(hub.snapshot_download(name, allow_patterns=list(files)))
     except Exception as e:  # of the Hub, the network, or whichever HTTP library is in use
-        raise OSError(f"{name}: no such folder, and the Hub does not give it ({_first_line(e)})") from None
+        raise OSError(f"{name}: no such folder, and the Hub does not give it ({first_line(e)})") from None
 
 
 def upload(name: str, write: Callable[[Path], None], *, private: bool, token: str | None) -> str:
@@ -48,7 +50,7 @@ def upload(name: str, write: Callable[[Path], None], *, private: bool, token: st
             api.create_repo(name, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with chasm"))
         except Exception as e:  # of the Hub, the network, or whichever HTTP library is in use
-            raise OSError(f"{name}: the Hub does not take it ({_first_line(e)})") from None
+            raise OSError(f"{name}: the Hub does not take it ({first_line(e)})") from None
 
 
 def _hub(name: str) -> Any:
@@ -57,7 +59,3 @@ def _hub(name: str) -> Any:
     except ModuleNotFoundError:
         raise ValueError(f"{name}: the Hub needs huggingface_hub: pip install 'chasm-mixer[hub]'") from None
     return huggingface_hub
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

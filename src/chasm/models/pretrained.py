@@ -15,6 +15,7 @@ from torch import nn
 
 from chasm.common.files import read_json, write_atomic, write_text
 from chasm.common.registry import Registry
+from chasm.common.text import first_line
 from chasm.models.folders import sha256
 from chasm.models.hub import download, upload
 
@@ -90,7 +91,7 @@ class Pretrained(nn.Module):
         try:
             made.load_state_dict(load_file(weights))
         except (RuntimeError, SafetensorError) as e:
-            raise ValueError(f"{weights}: not the weights of {CONFIG} ({str(e).splitlines()[0]})") from None
+            raise ValueError(f"{weights}: not the weights of {CONFIG} ({first_line(e)})") from None
         return made.eval()
 
     def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None) -> str:

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from chasm.common.devices import usable_device
 from chasm.common.files import require_replaceable, write_atomic
 from chasm.common.precision import tf32
 from chasm.data.base import existing
 from chasm.data.files import reading
 from chasm.data.limits import open_picture
 from chasm.reconstruct.outputs import name_outputs
-from chasm.reconstruct.settings import Settings, usable_device
+from chasm.reconstruct.settings import Settings
 from chasm.tasks import SuperResolution
 from chasm.train import Run, load_run
 from chasm.train.classical import METHODS

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from chasm.common.devices import usable_device
 from chasm.common.files import json_safe
 from chasm.common.text import counted
 from chasm.data.base import existing
@@ -32,7 +33,7 @@ from chasm.reconstruct.ensemble import combine
 from chasm.reconstruct.inputs import Scan, open_scan, reader_options
 from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
-from chasm.reconstruct.settings import Settings, is_method, load, usable_device, with_task
+from chasm.reconstruct.settings import Settings, is_method, load, with_task
 from chasm.reconstruct.slices import Reconstructor
 from chasm.train import Run
 

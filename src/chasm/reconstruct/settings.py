@@ -114,17 +114,3 @@ def with_task(run: Run, **attributes: Any) -> Run:
     for name, value in attributes.items():
         setattr(task, name, value)
     return replace(run, task=task)
-
-
-def usable_device(device: torch.device | str) -> torch.device:
-    """Return a device, or raise a ValueError if it cannot be used here.
-
-    Args:
-        device: its name.
-    """
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:  # a name that torch does not know, or a device that is not there
-        why = str(e).splitlines()[0]
-        raise ValueError(f"device {str(device)!r} cannot be used here ({why}): choose cpu, or cuda on a GPU") from None
-    return torch.device(device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chasm.common.devices import synchronize, usable_device
 from chasm.common.provenance import device_name
 from chasm.studies.factors import DATASETS, SETTINGS, image_size
 from chasm.studies.plan import Plan, PlannedRun
@@ -108,8 +109,7 @@ def probe(config: RunConfig, modalities: int, size: int, device: torch.device, s
 
 def _time(work: Callable[[], None], device: torch.device, seconds: float) -> float:
     def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         return time.monotonic()
 
     started = clock()
@@ -140,7 +140,7 @@ def estimate(
     """
     plan = assume_choices(plan)
     runs = [*plan.selection_runs, *plan.runs]
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = usable_device(device)
     name = device_name(where)
     notes: list[str] = []
     probes = _probes(plan, where, limit, seconds, notes)

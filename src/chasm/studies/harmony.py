@@ -147,8 +147,8 @@ def off_diagonal_energy(operators: Tensor, basis: Tensor, weights: Tensor) -> fl
         basis: V (C, C), orthogonal or unitary, such as `joint_basis` returns.
         weights: (K,), the number of frequencies that each operator stands for.
     """
-    turned = basis.mH @ operators @ basis
-    return _energy(turned - torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1)), weights)
+    rotated = basis.mH @ operators @ basis
+    return _energy(rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1)), weights)
 
 
 def _measure(operators: FrequencyOperators) -> Harmony:

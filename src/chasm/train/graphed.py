@@ -6,14 +6,16 @@ that reads a value stay outside. A capture freezes every decision that the host 
 host is refused.
 """
 
-import warnings
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from chasm.common.devices import waiting_for_the_host_raises
+from chasm.common.text import first_line
 from chasm.tasks import TaskBatch
 
 WARM_UP_STEPS = 3  # eager steps in which libraries choose kernels and make plans, which a capture does not allow
@@ -61,20 +63,15 @@ class GraphedGradients:
         """Run eagerly on the stream that will capture. In the last warm-up step, refuse to wait for the host."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
-        mode = torch.cuda.get_sync_debug_mode()
-        with torch.cuda.stream(self.stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        with torch.cuda.stream(self.stream):
             self._forget()
-            if is_last:
-                torch.cuda.set_sync_debug_mode("error")
             try:
-                loss = self.gradients(batches)
+                with waiting_for_the_host_raises() if is_last else nullcontext():
+                    loss = self.gradients(batches)
             except RuntimeError as e:
                 if is_last and "synchroniz" in str(e):
                     raise _refusal("it waits for the host in every step") from None
                 raise
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
         here.wait_stream(self.stream)
         return loss
 
@@ -91,7 +88,7 @@ class GraphedGradients:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as e:
-            raise _refusal((str(e).strip() or type(e).__name__).splitlines()[0]) from e
+            raise _refusal(first_line(e)) from e
         self.grads = [(p, p.grad) for p in self.parameters if p.grad is not None]
         self.graph = graph
 

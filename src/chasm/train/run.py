@@ -17,6 +17,7 @@ from chasm.common.extensions import loaded, plugins
 from chasm.common.files import read_json
 from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
+from chasm.common.text import first_line
 from chasm.data import Batch, DataError, Resident, SliceDataset, Volumes, collate, open_dataset
 from chasm.mixers import MIXERS
 from chasm.models import RECORD, check_model, find_model
@@ -293,7 +294,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
                 raise ValueError(f"{weights}: {name}: weights that are not finite: train again, with a lower train.lr")
         model.load_state_dict(stored)
     except RuntimeError as e:  # torch's message has many lines
-        raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({_first_line(e)})") from None
+        raise ValueError(f"{weights}: not the weights of {folder / 'config.yaml'} ({first_line(e)})") from None
     return Run(model.to(device).eval(), task, config, folder, images)
 
 
@@ -315,10 +316,6 @@ def load_model(name: str | Path, device: torch.device | str = "cpu") -> nn.Modul
         ValueError: if its files are damaged.
     """
     return load_run(name, device).model
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...]) -> dict[str, Any]:

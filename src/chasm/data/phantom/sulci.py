@@ -64,22 +64,22 @@ def _grow(start: Array, heading: Array, length: Array, curl: Array, count: int) 
     return np.concatenate([start[:, None], start[:, None] + np.cumsum(step, 1)], 1).astype(np.float32)
 
 
-def _near(a: Array, b: Array) -> Array:
-    """(n, m) bool: which points of a (n, 2) and b (m, 2) are closer than MIN_DISTANCE."""
+def _are_close(a: Array, b: Array) -> Array:
+    """Return which points of a (n, 2) and b (m, 2) are closer than MIN_DISTANCE, as (n, m) booleans."""
     dx, dy = a[:, :1] - b[:, 0], a[:, 1:] - b[:, 1]
     return dx * dx + dy * dy < MIN_DISTANCE * MIN_DISTANCE
 
 
-def _give_way(rank: Array, clear: Array, near: Array, need: int) -> Array:
+def _give_way(rank: Array, clear: Array, close: Array, need: int) -> Array:
     """The part of each curve, from its start, that keeps its distance to curves of lower rank: (n,T).
 
-    clear (n,T): points free of what stands already; near (nT,nT/2): points too close to every second point of the
+    clear (n,T): points free of what stands already; close (nT,nT/2): points too close to every second point of the
     curves. A curve left with fewer than `need` points goes altogether.
     """
     n, count = clear.shape
     alive = np.zeros((n, count), bool)
     for i in np.argsort(rank):
-        taken = np.any(near[i * count : (i + 1) * count] & alive[:, ::2].ravel(), axis=1)
+        taken = np.any(close[i * count : (i + 1) * count] & alive[:, ::2].ravel(), axis=1)
         free = clear[i] & (~taken | (np.arange(count) < 2))  # a mouth may be close to another
         life = np.logical_and.accumulate(free)
         alive[i] = life & (life.sum() >= need)
@@ -138,9 +138,9 @@ def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[
 
     trunk = wiggled(level, _grow(start, heading, length, v["curl"], count))
     flat = trunk.reshape(-1, 2)
-    clear = ~_near(flat, stand).any(1).reshape(n, count) & (length > 4)[:, None]
+    clear = ~_are_close(flat, stand).any(1).reshape(n, count) & (length > 4)[:, None]
     clear[:, 2:] &= side * trunk[:, 2:, 0] > 2.5
-    alive = _give_way(v["rank"], clear, _near(flat, trunk[:, ::2].reshape(-1, 2)), 3)
+    alive = _give_way(v["rank"], clear, _are_close(flat, trunk[:, ::2].reshape(-1, 2)), 3)
     strands.append(Strand(trunk, alive, width[:, None] * np.linspace(1.8, 0.8, count, dtype=np.float32)))
 
     # branches: one at the end of a trunk, two on its way
@@ -157,10 +157,10 @@ def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[
         twigs.append((curves[grown], (v["rank"] + j)[grown], np.flatnonzero(grown), width[grown]))
     twig, rank, own, width = (np.concatenate(a) for a in zip(*twigs, strict=True))
     flat, mine = twig.reshape(-1, 2), np.repeat(own, 6)
-    others = _near(flat, trunk[alive]) & (mine[:, None] != np.nonzero(alive)[0])
-    clear = ~(others.any(1) | _near(flat, stand).any(1)).reshape(-1, 6) & (side * twig[..., 0] > 2.5)
-    near = _near(flat, twig[:, ::2].reshape(-1, 2)) & (mine[:, None] != np.repeat(own, 3))
-    live = _give_way(rank, clear, near, 3)
+    others = _are_close(flat, trunk[alive]) & (mine[:, None] != np.nonzero(alive)[0])
+    clear = ~(others.any(1) | _are_close(flat, stand).any(1)).reshape(-1, 6) & (side * twig[..., 0] > 2.5)
+    close = _are_close(flat, twig[:, ::2].reshape(-1, 2)) & (mine[:, None] != np.repeat(own, 3))
+    live = _give_way(rank, clear, close, 3)
     strands.append(Strand(twig, live, width[:, None] * np.linspace(0.8, 0.6, 6, dtype=np.float32)))
     return strands
 

@@ -1,9 +1,8 @@
 """A table of a report as files for a manuscript: LaTeX with booktabs, and CSV."""
 
-import csv
-import io
 import re
 
+from chasm.common.tables import csv_text
 from chasm.studies.report.elements import SOURCE, Table, TableCell
 
 SPREAD = " ± "
@@ -91,9 +90,8 @@ def csv_table(table: Table) -> str:
     """
     columns = flat_columns(table)
     with_spread = [any(SPREAD in row.cells[i].text for row in table.rows) for i in range(len(columns))]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([t for c, two in zip(columns, with_spread, strict=True) for t in ([c, f"{c} std"] if two else [c])])
+    titles = [t for c, two in zip(columns, with_spread, strict=True) for t in ([c, f"{c} std"] if two else [c])]
+    rows: list[list[str]] = []
     names = table.columns.index(SOURCE) if SOURCE in table.columns else 0
     above = [TableCell("")] * names
     for row in table.rows:
@@ -102,8 +100,8 @@ def csv_table(table: Table) -> str:
         for cell, two in zip([*above, *row.cells[names:]], with_spread, strict=True):
             mean, _, spread = cell.text.partition(SPREAD)
             values += [_plain(mean), _plain(spread)] if two else [_plain(cell.text)]
-        writer.writerow(values)
-    return buffer.getvalue()
+        rows.append(values)
+    return csv_text(titles, rows)
 
 
 def flat_columns(table: Table) -> list[str]:

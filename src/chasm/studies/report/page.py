@@ -12,7 +12,7 @@ from typing import Any
 
 from chasm import __version__
 from chasm.common.files import holds, require_replaceable, write_bytes, write_text
-from chasm.common.tables import code, escaped, markdown_table
+from chasm.common.tables import code, csv_text, escaped, markdown_table
 from chasm.studies.records import Results
 from chasm.studies.report import sections
 from chasm.studies.report.elements import Picture, Section, Table
@@ -181,12 +181,5 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    import csv
-    import io
-
     columns = list(dict.fromkeys(k for row in rows for k in row))
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
+    return csv_text(columns, [[row.get(c) for c in columns] for row in rows])
