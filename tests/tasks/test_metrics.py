@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from monai.metrics import DiceMetric, MeanIoU
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
@@ -128,6 +127,8 @@ def one_hot_regions(label: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shared_empty", [False, True])
 def test_dice_and_iou_agree_with_monai(shared_empty: bool) -> None:
+    from monai.metrics import DiceMetric, MeanIoU  # three seconds: only the process that needs it imports it
+
     output, target = labels(0), labels(1)
     if not shared_empty:
         output[3, 0, 0] = 3  # predicted where nothing is: 0, not 1
@@ -142,6 +143,8 @@ def test_dice_and_iou_agree_with_monai(shared_empty: bool) -> None:
 
 
 def test_overlap_is_of_the_volume_not_the_mean_of_slices() -> None:
+    from monai.metrics import DiceMetric
+
     output, target = labels(0), labels(1)
     protocol = Overlap()
     scores = protocol.case(protocol.rows(output, target))

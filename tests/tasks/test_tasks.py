@@ -1,6 +1,5 @@
 import pytest
 import torch
-from monai.losses import DiceLoss
 from PIL import Image
 from torch import Tensor
 
@@ -133,6 +132,8 @@ def test_a_constant_slice_stays_finite() -> None:
 
 
 def test_segmentation_batch_and_loss() -> None:
+    from monai.losses import DiceLoss  # MONAI takes three seconds: only the process that needs it imports it
+
     g = torch.Generator().manual_seed(0)
     image = torch.rand(2, 4, 48, 48, generator=g)
     label = torch.randint(0, 4, (2, 48, 48), generator=g)
