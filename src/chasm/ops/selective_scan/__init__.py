@@ -73,7 +73,12 @@ def selective_scan(
     form, reason = choose_form(u, form)
     batch, channels, length = u.shape
     states = A.shape[1]
-    if form == "chunked" and u.device.type != "cpu" and reason != ASKED and u.numel() * states >= MIN_WARNED_ELEMENTS:
+    if (
+        form == "chunked"
+        and u.device.type not in ("cpu", "meta")
+        and reason != ASKED
+        and u.numel() * states >= MIN_WARNED_ELEMENTS
+    ):
         _warn_once(f"selective scan in the chunked form, many times slower than a kernel ({reason})")
     with counted_as("scan", macs=batch * length * (9 * channels * states + channels)):
         if form in ("triton", "chunked"):
