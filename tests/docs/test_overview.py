@@ -1,20 +1,20 @@
 """The overview figure: the pictures are what their captions say, and the committed file is what the code draws."""
 
-import runpy
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from chasm.studies.report import overview
+
 DOCS = Path(__file__).parents[2] / "docs"
 COMMITTED = DOCS / "overview.png"
-figures = SimpleNamespace(**runpy.run_path(str(DOCS / "overview.py")))
+REDRAW = "redraw it with chasm.studies.report.overview.write_overview('docs/overview.png')"
 
 
 def test_overview_is_drawn_small_and_wide(tmp_path: Path) -> None:
-    path = figures.overview(tmp_path / "overview.png")
+    path = overview.write_overview(tmp_path / "overview.png")
     assert path.stat().st_size < 200_000
     with Image.open(path) as image:
         assert image.width == 1800
@@ -25,23 +25,23 @@ def test_overview_is_drawn_small_and_wide(tmp_path: Path) -> None:
 
 
 def test_committed_overview_is_what_the_code_draws(tmp_path: Path) -> None:
-    drawn = figures.overview(tmp_path / "overview.png")
+    drawn = overview.write_overview(tmp_path / "overview.png")
     with Image.open(drawn) as a, Image.open(COMMITTED) as b:
-        assert a.size == b.size, "redraw it: python docs/overview.py docs/overview.png"
+        assert a.size == b.size, REDRAW
         ours, theirs = (np.asarray(i.convert("L").reduce(10), dtype=float) for i in (a, b))
-    assert np.abs(ours - theirs).mean() < 2, "redraw it: python docs/overview.py docs/overview.png"
+    assert np.abs(ours - theirs).mean() < 2, REDRAW
 
 
 def test_vector_formats(tmp_path: Path) -> None:
-    svg = figures.overview(tmp_path / "overview.svg").read_text()
+    svg = overview.write_overview(tmp_path / "overview.svg").read_text()
     assert svg.lstrip().startswith("<?xml")
 
 
 def test_the_drawn_basis_is_orthogonal_and_the_gains_positive() -> None:
-    U = figures._rotation(6, seed=11)
+    U = overview._rotation(6, seed=11)
     np.testing.assert_allclose(U.T @ U, np.eye(6), atol=1e-12)
-    gains = figures._gains(6)
-    assert gains.shape == (len(figures.BINS), 6)
+    gains = overview._gains(6)
+    assert gains.shape == (len(overview.BINS), 6)
     assert (gains > 0).all()
     assert (gains <= 1).all()
 
@@ -52,7 +52,7 @@ def test_an_ellipse_has_its_axes_along_the_directions_given(angle: float) -> Non
     from matplotlib.patches import Ellipse
 
     ax = Figure().add_subplot()
-    figures._ellipse(ax, 1, 2, angle, (4, 2), "red")
+    overview._ellipse(ax, 1, 2, angle, (4, 2), "red")
     shapes = [p for p in ax.patches if isinstance(p, Ellipse) and p.angle == np.rad2deg(angle) and p.width == 8]
     assert shapes
     ends = {tuple(np.round(text.xy, 6)) for text in ax.texts}

@@ -8,7 +8,7 @@ from chasm.studies.report.elements import SOURCE, Table, TableCell
 SPREAD = " ± "
 MAX_LETTERS = 24  # of text in one line
 SHRUNK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # to the width of the page, if wider
-_OWN_NUMBER = re.compile(r"^Table \d+( \(\w\))?\. ")
+_OWN_NUMBER = re.compile(r"^(Table \d+( \(\w\))?|Appendix)\. ")
 _SYMBOLS = {
     "&": r"\&",
     "%": r"\%",

@@ -79,7 +79,8 @@ def show_dollars(figure: "Figure") -> None:
     for text in figure.findobj(Text):
         if "$" in text.get_text():
             try:
-                parser.parse(text.get_text())
+                for line in text.get_text().splitlines():
+                    parser.parse(line)
             except ValueError:
                 text.set_parse_math(False)
 
@@ -115,7 +116,7 @@ def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str)
             ax.plot(c.paper, y, "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4)
     if any(c.paper is not None for c in comparisons):
         ax.plot([], [], "D", ms=5, mfc="none", mec="#c2a11c", mew=1.4, label="printed in the paper")
-        ax.legend(fontsize=8.5, frameon=False, loc="lower right")
+        _legend(figure, 1)
     ax.axvline(0, color=INK, lw=1)
     ax.set_yticks(range(len(comparisons)), [labels[c.against] for c in reversed(comparisons)])
     ax.set_ylim(-0.6, len(comparisons) - 0.4)

@@ -1,15 +1,17 @@
-"""The overview figure of the method, drawn from the mathematics: `python docs/overview.py docs/overview.png`.
+"""The overview figure of the method, drawn from the mathematics.
 
 (a) A channel operator of its own at every Fourier bin: each turns the unit circle into an ellipse with axes of its own.
 (b) One basis U for all bins, positive gains per bin: the axes stay, only their lengths change.
 (c) The mixer block: height pass, width pass, local refinement, 1x1 fusion, residual.
 """
 
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BINS = ("k = 0", "k = 1", "k = 2", "k = K–1")
 COLOURS = ("#3b4cc0", "#1b8a9e", "#5a9e3a", "#d1662b")  # low to high frequency
@@ -17,20 +19,26 @@ INK, SOFT, FAINT, PANEL, ACCENT = "#1f2733", "#5d6775", "#c5ccd6", "#f5f7fa", "#
 WIDTH, HEIGHT = 120.0, 70.0  # drawing units; 10 of them are an inch
 
 
-def overview(path: str | Path) -> Path:
-    """Draw the figure to `path` (PNG, PDF or SVG by suffix), 1800 pixels wide."""
-    from matplotlib import rc_context
+def overview_figure() -> "Figure":
+    """Return the figure."""
     from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 10, HEIGHT / 10), facecolor="white")
+    ax = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(0, HEIGHT), aspect="equal")
+    ax.set_axis_off()
+    _independent(ax)
+    _shared(ax)
+    _block(ax)
+    return figure
+
+
+def write_overview(path: str | Path) -> Path:
+    """Draw the figure to `path` (PNG, PDF or SVG by suffix), 1800 pixels wide, and return the path."""
+    from matplotlib import rc_context
 
     path = Path(path)
     with rc_context({"font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans", "svg.hashsalt": "chasm"}):
-        figure = Figure(figsize=(WIDTH / 10, HEIGHT / 10), facecolor="white")
-        ax = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(0, HEIGHT), aspect="equal")
-        ax.set_axis_off()
-        _independent(ax)
-        _shared(ax)
-        _block(ax)
-        figure.savefig(path, dpi=150)
+        overview_figure().savefig(path, dpi=150)
     if path.suffix == ".png":  # flat colours: a palette is a third of the size and looks the same
         from PIL import Image
 
@@ -252,9 +260,3 @@ def _arrow(ax: Any, start: Any, end: Any, colour: str = INK, width: float = 1.8,
     ax.annotate(
         "", end, start, arrowprops={"arrowstyle": style, "color": colour, "lw": width, "shrinkA": 0, "shrinkB": 0}
     )
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/overview.py FILE.png")
-    print(overview(sys.argv[1]))

@@ -84,7 +84,7 @@ def write_page(report: ReportPage, page: Path, prefix: str = "") -> None:
     require_replaceable(page, lambda path: holds(path, MARK))
     for file in (*(page.with_suffix(suffix) for suffix in (".md", ".csv", ".json")), *beside):
         require_replaceable(file, lambda _: page.exists())  # of an earlier report
-    write_text(page, _html(report))
+    write_text(page, _html(report, prefix))
     write_text(page.with_suffix(".md"), _markdown(report))
     for file, content in beside.items():
         write_bytes(file, content)
@@ -144,14 +144,14 @@ def _report(results: Results, root: Path | None, command: str | None) -> ReportP
     )
 
 
-def _html(report: ReportPage) -> str:
+def _html(report: ReportPage, prefix: str) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Of the template's tests, only `columns is defined` meets an absent name; everything else must be there.
     loader = Environment(
         loader=PackageLoader("chasm.studies.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return loader.get_template("page.html.j2").render(report=report) + "\n"
+    return loader.get_template("page.html.j2").render(report=report, prefix=prefix) + "\n"
 
 
 def _markdown(report: ReportPage) -> str:

@@ -1,4 +1,4 @@
-"""The figures of the paper's page: images of two datasets at two accelerations, and gains beside those printed."""
+"""The figures of the paper's page: the method, images of two datasets at two accelerations, and gains."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from chasm.studies.records import Comparison, data_kind
 from chasm.studies.report import figures
 from chasm.studies.report.elements import Picture
 from chasm.studies.report.examples import Example, read_example
+from chasm.studies.report.overview import overview_figure
 from chasm.studies.report.paper_tables import CROSS_DOMAIN, HIFI, LABELS
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 QUALITATIVE = ("fastmri-x4", "fastmri-x8", "cc359-x4", "cc359-x8")
 BOX = "#3b7dd8"
 CELL_INCHES = 1.15
+
+
+def overview() -> Picture:
+    """Draw the method, Figure 1 of the paper."""
+    caption = (
+        "Figure 1. (a) Mixers with an operator of their own at every frequency. (b) CHASM: one learned basis for all "
+        "frequencies, positive gains for each. (c) The mixer block. Drawn by this package, not the paper's drawing."
+    )
+    return _picture(overview_figure(), "the method in three panels", caption, "figure-1")
 
 
 def qualitative(found: FoundRows) -> Picture | None:

@@ -38,7 +38,7 @@ def write_paper_page(
     """
     found = gather(folders, scale, protocol)
     table_3a, falsified = paper_tables.falsification(found)
-    pictures = [paper_figures.qualitative(found), paper_figures.gains(found)]
+    pictures = [paper_figures.overview(), paper_figures.qualitative(found), paper_figures.gains(found)]
     shown = [
         Section("Claims", items=[claims(found, falsified)]),
         Section("Main tables", items=[paper_tables.cc359(found), paper_tables.cross_domain(found)]),

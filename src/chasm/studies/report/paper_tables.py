@@ -31,15 +31,21 @@ CROSS_DOMAIN = {
     "brats-x8": ("brats", "unet"),
 }
 
-# Settings, host, and what the paper prints: backbone, input operator, objective.
+# Settings, host, and what the paper prints: backbone, input operator, objective, purpose.
 PROTOCOL = {
     "fastMRI": (
-        ("fastmri-x8", "fastmri-x4"), HIFI, ("HiFi-Mamba-family", "Cartesian undersampling", "reconstruction loss"),
+        ("fastmri-x8", "fastmri-x4"), HIFI,
+        ("HiFi-Mamba-family", "Cartesian undersampling", "reconstruction loss", "MRI transfer"),
     ),
-    "ADE20K": (("ade20k",), "unet", ("U-Net-style", "4× bicubic downsampling", "ℓ1")),
-    "ImageNet": (("imagenet",), "unet", ("U-Net-style", "4× bicubic downsampling", "ℓ1")),
+    "ADE20K": (
+        ("ade20k",), "unet", ("U-Net-style", "4× bicubic downsampling", "ℓ1", "natural-image reconstruction"),
+    ),
+    "ImageNet": (
+        ("imagenet",), "unet", ("U-Net-style", "4× bicubic downsampling", "ℓ1", "natural-image reconstruction"),
+    ),
     "BraTS": (
-        ("brats-x4", "brats-x8"), "unet", ("U-Net segmentation", "Cartesian undersampling", "Dice-CE"),
+        ("brats-x4", "brats-x8"), "unet",
+        ("U-Net segmentation", "Cartesian undersampling", "Dice-CE", "undersampled segmentation"),
     ),
 }  # fmt: skip
 LOSSES = {
@@ -241,14 +247,14 @@ def protocol(found: FoundRows) -> Table:
         found_rows = (found.get(CROSS_DOMAIN[s][0], s, host, arm) for s in settings for arm in paper.MIXERS)
         run = next((row.runs[0] for row in found_rows if row is not None), None)
         if run is None or run.config is None:
-            rows.append(_line(["", "ours"], [TableCell(text.UNKNOWN)] * 3))
+            rows.append(_line(["", "ours"], [*[TableCell(text.UNKNOWN)] * 3, TableCell("")]))
             continue
         mask, factor = run.result.task.get("mask"), run.result.task.get("factor")
         operator = f"{mask['kind']} Cartesian mask" if mask else f"bicubic reduction by {factor}"
-        backbone = " ".join(filter(None, (run.config.backbone.name, text.options_text(run.config.backbone.options))))
+        backbone = ", ".join(filter(None, (run.config.backbone.name, text.options_text(run.config.backbone.options))))
         texts = [backbone, f"{operator}, {run.result.source}", LOSSES.get(run.config.task.name, text.UNKNOWN)]
-        rows.append(_line(["", "ours"], [TableCell(t) for t in texts]))
-    columns = ["Setting", SOURCE, "Backbone", "Input operator", "Objective"]
+        rows.append(_line(["", "ours"], [TableCell(t) for t in (*texts, "")]))
+    columns = ["Setting", SOURCE, "Backbone", "Input operator", "Objective", "Purpose"]
     return Table("Appendix. Protocol of Table 2", columns, rows, is_text=True, file="table-protocol")
 
 
