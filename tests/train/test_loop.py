@@ -23,9 +23,10 @@ from chasm.common import files
 from chasm.data import DataError
 from chasm.tasks import Summary
 from chasm.train import NonFiniteError, evaluate, load_recipe, load_run, log, loop, train
+from chasm.train.loading import batches
 from chasm.train.loop import Trainer
 from chasm.train.nonfinite import MAX_SKIPPED_STEPS
-from chasm.train.run import batches, open_split
+from chasm.train.run import open_split
 from chasm.train.schedule import rows_of_step
 
 

@@ -30,7 +30,7 @@ for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
 for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_DIRECTORY", "sysconf", "getuid", "setsid", "killpg", "mkfifo"):
     delattr(os, name)
-for name in ("SIGHUP", "SIGUSR1", "SIGKILL"):
+for name in ("SIGHUP", "SIGUSR1", "SIGKILL", "pthread_sigmask"):
     delattr(signal, name)
 """
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from chasm.common.signals import STOP_SIGNALS
 from chasm.studies.state import failed
 from chasm.studies.worker import PROGRAM, Job
-from chasm.train.run import STOP_SIGNALS
 
 MAX_SAVE_SECONDS = 60  # a stopped run that takes longer is killed
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chasm.common.signals import heeded_signals
 from chasm.common.text import counted
 from chasm.data.base import DATASETS, FileDataset, existing
 from chasm.data.records import SPLITS, in_split
@@ -18,7 +19,6 @@ from chasm.studies.slurm import on_slurm
 from chasm.studies.state import has_diverged, state
 from chasm.studies.tuning import stage, with_selections
 from chasm.studies.worker import Job, make_job
-from chasm.train.run import heeded_signals
 
 Say = Callable[[str], None]
 

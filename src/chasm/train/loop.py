@@ -28,12 +28,12 @@ from chasm.train.config import RunConfig, differences, dump, load_recipe
 from chasm.train.evaluation import measure, save_examples
 from chasm.train.fingerprint import CODE, compare, fingerprint
 from chasm.train.graphed import GraphedGradients
+from chasm.train.loading import batches, dead_readers_are_one_line
 from chasm.train.log import Log
 from chasm.train.nonfinite import NonFiniteGuard, check_weights_are_finite
 from chasm.train.processes import StopRequest, make_accelerator
 from chasm.train.progress import Progress
 from chasm.train.run import (
-    batches,
     build_model,
     check_disjoint,
     environment,
@@ -151,7 +151,7 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the end and return the metrics."""
         lock = locked(self.folder / "training.lock") if self.main else nullcontext()
-        with lock as self.lock, tf32(self.t.tf32):
+        with lock as self.lock, tf32(self.t.tf32), dead_readers_are_one_line():
             if self.main:
                 remove_unfinished(self.folder)
             check_config(self.config, self.folder)  # another process may have started a run before the lock

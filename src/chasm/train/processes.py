@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from chasm.train.run import heeded_signals
+from chasm.common.signals import heeded_signals
 
 
 def make_accelerator() -> Accelerator:

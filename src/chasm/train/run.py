@@ -1,7 +1,6 @@
 """Build datasets and models from a config, score a model, and load a run from its folder."""
 
-import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
@@ -18,25 +16,14 @@ from chasm.common.files import read_json
 from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
 from chasm.common.text import first_line
-from chasm.data import Batch, DataError, Resident, SliceDataset, Volumes, collate, open_dataset
+from chasm.data import DataError, SliceDataset, Volumes, open_dataset
 from chasm.mixers import MIXERS
 from chasm.models import RECORD, check_model, find_model
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
+from chasm.train.loading import batches, dead_readers_are_one_line
 from chasm.train.size import build_within_limits
 from chasm.train.weights import WEIGHTS, TrainingImages, training_images
-
-# A run that receives one of these signals saves and stops. Schedulers send SIGTERM, SIGUSR1 (before a requeue) or
-# SIGHUP, a lost terminal sends SIGHUP. Windows has the first two.
-STOP_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
-)
-
-
-def heeded_signals() -> list[signal.Signals]:
-    """Return the stop signals of this process, without SIGHUP where it is ignored, as under nohup."""
-    ignored = getattr(signal, "SIGHUP", None)
-    return [n for n in STOP_SIGNALS if n != ignored or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @dataclass
@@ -153,74 +140,6 @@ def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> 
             raise ValueError(f"{registry.kind} {part.name!r} has no option {option!r}: {suggest(option, known)}")
 
 
-def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
-    """Yield batches on the device, without drawing from the global random stream.
-
-    Args:
-        data: slices of a split.
-        rows: numbers of the slices of each batch.
-        device: device of the batches.
-        workers: processes that read slices, for data that is not in memory.
-
-    Raises:
-        DataError: if a slice cannot be read, here or in a worker.
-        ChildProcessError: if a worker was killed.
-    """
-    if isinstance(data, Resident):
-        for chosen in rows:
-            yield data.batch(chosen).to(device)
-    else:
-        loader: DataLoader[Any] = DataLoader(
-            _Collated(data),
-            batch_sampler=rows,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            worker_init_fn=_outlive_signals,
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # without one it draws a seed from the stream that dropout uses
-        )
-        for batch in _loaded(loader):
-            yield batch.to(device, non_blocking=True)
-
-
-class _Collated(Dataset[Any]):
-    """Batches of a dataset by their rows. An error comes as a value: from a worker, torch would raise its traceback."""
-
-    def __init__(self, data: SliceDataset) -> None:
-        self.data = data
-
-    def __getitems__(self, rows: list[int]) -> Batch | Exception:
-        try:
-            return collate([self.data[i] for i in rows])
-        except (ValueError, OSError, MemoryError) as e:
-            return e
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def _loaded(loader: Iterable[Batch | Exception]) -> Iterator[Batch]:
-    """Yield the batches of a loader; raise the error of one that could not be read, or one line if a worker died."""
-    try:
-        for batch in loader:
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
-    except RuntimeError as e:
-        if not str(e).startswith("DataLoader worker"):
-            raise
-        raise ChildProcessError(
-            "a process that reads data was killed, often for lack of memory: set train.workers lower, and start again"
-        ) from e
-
-
-def _outlive_signals(worker: int) -> None:
-    """Ignore the stop signals, which reach every process: the workers end with the main process, after it has saved."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def in_order(n: int, batch: int) -> Iterator[list[int]]:
     """Yield 0 to n - 1 in batches; the last one may be shorter.
 
@@ -251,12 +170,13 @@ def score(
     training = model.training if model is not None else False
     if model is not None:
         model.eval()
-    for raw in batches(data, in_order(len(data), batch), device, workers):
-        prepared = task.for_scoring(task.prepare(raw.image, raw.label, raw.case))
-        output = task.reference(prepared) if model is None else model(prepared.input, **prepared.physics)
-        if output is None:
-            return None
-        meter.add(task.scores(output.float(), prepared), raw.case)
+    with dead_readers_are_one_line():
+        for raw in batches(data, in_order(len(data), batch), device, workers):
+            prepared = task.for_scoring(task.prepare(raw.image, raw.label, raw.case))
+            output = task.reference(prepared) if model is None else model(prepared.input, **prepared.physics)
+            if output is None:
+                return None
+            meter.add(task.scores(output.float(), prepared), raw.case)
     if model is not None:
         model.train(training)
     return meter.summary()

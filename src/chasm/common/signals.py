@@ -1,0 +1,38 @@
+"""The signals that ask a process to save and stop."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Schedulers send SIGTERM, SIGUSR1 (before a requeue) or SIGHUP, a lost terminal SIGHUP. Windows has the first two.
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Return the stop signals of this process, without SIGHUP where it is ignored, as under nohup."""
+    ignored = getattr(signal, "SIGHUP", None)
+    return [n for n in STOP_SIGNALS if n != ignored or signal.getsignal(n) != signal.SIG_IGN]
+
+
+@contextmanager
+def delayed_signals() -> Iterator[None]:
+    """Keep the stop signals waiting while the block runs, in this thread and in processes that are started meanwhile.
+
+    Such a process keeps them waiting until it calls `ignore_signals`.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """Ignore the stop signals in this process from now on, those that wait among them."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
