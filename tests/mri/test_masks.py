@@ -183,6 +183,8 @@ def test_errors_say_what_to_do() -> None:
         create_mask("equispaced-plain", 256, 4.5)
     with pytest.raises(ValueError, match="acceleration > 1"):
         create_mask("equispaced", 256, 1)
+    with pytest.raises(ValueError, match="at most 1000000, got 256 and 1e"):
+        create_mask("equispaced", 256, 1e308)
     with pytest.raises(ValueError, match=r"center_fraction must lie in \[0, 1\]"):
         create_mask("equispaced", 256, 4, center_fraction=1.5)
 

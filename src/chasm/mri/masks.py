@@ -36,6 +36,7 @@ from chasm.mri.plane_masks import PLANE_KINDS, PlaneMask, Seed, create_plane_mas
 COLUMN_KINDS = ("equispaced", "random", "gaussian", "equispaced-plain", "random-plain", "file")
 KINDS = (*COLUMN_KINDS, *PLANE_KINDS)
 DEFAULT_SEED = 4  # of the random kinds
+MAX_ACCELERATION = 10**6  # beyond that, its products overflow
 MAX_FILE_BYTES = 64 * 2**20  # of a file with a mask
 
 
@@ -207,8 +208,9 @@ def create_mask(
         if file is None:
             raise ValueError("mask kind 'file' needs the file: give file=PATH to a .npy or text of 0s and 1s")
         return mask_from_array(_read(Path(file)), n, nominal=None, file=Path(file).name)
-    if n < 1 or acceleration <= 1:
-        raise ValueError(f"a mask needs n >= 1 and acceleration > 1, got {n} and {acceleration:g}")
+    if n < 1 or not 1 < acceleration <= MAX_ACCELERATION:
+        allowed = f"n >= 1 and acceleration > 1, at most {MAX_ACCELERATION}"
+        raise ValueError(f"a mask needs {allowed}, got {n} and {acceleration:g}")
     f = 0.32 / acceleration if center_fraction is None else center_fraction
     low = round(n * f)
     if not 0 <= low <= n:
