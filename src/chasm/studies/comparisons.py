@@ -1,6 +1,7 @@
 """Arms of a study against each other, on the cases and seeds they share."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 
 import numpy as np
 
@@ -15,8 +16,8 @@ SeedScores = dict[int, dict[str, float]]  # seed to test case to score
 
 
 def per_seed(runs: Sequence[RunRecord], metric: str) -> SeedScores:
-    """Return the scores of finished runs in one metric: seed to test case to score."""
-    return {run.seed: {case: scores[metric] for case, scores in run.result.cases.items()} for run in runs}
+    """Return the scores of finished runs in one metric: seed to test case to score, nan where there is none."""
+    return {run.seed: {case: scores.get(metric, nan) for case, scores in run.result.cases.items()} for run in runs}
 
 
 def compare(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from chasm.common.files import json_safe, read_json
 from chasm.studies.paper import Quote
@@ -19,6 +19,12 @@ FORMAT = 2  # of report.json; 1 had "cells" instead of "runs", and no "selection
 
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null: not finite
+
+
+def _same_metrics(cases: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    if len({frozenset(scores) for scores in cases.values()}) > 1:
+        raise ValueError("the cases are scored in different metrics")
+    return cases
 
 
 class _FromFile:
@@ -59,7 +65,8 @@ class Reference:
 class Metrics(_FromFile):
     """What metrics.json of a run holds, as far as studies use it. Scores that are null there are nan."""
 
-    cases: dict[str, dict[str, Number]] = field(default_factory=dict)  # test case to metric to score
+    # Test case to metric to score.
+    cases: Annotated[dict[str, dict[str, Number]], AfterValidator(_same_metrics)] = field(default_factory=dict)
     best_val: dict[str, Number] = field(default_factory=dict)  # validation scores of the selected weights
     best_step: int | None = None
     steps: int | None = None
