@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["bin/chasm", "train", "a b.yaml"])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = provenance(torch.device("cpu"))
-    assert found.versions["torch"] == torch.__version__
+    assert found.versions["torch"] == metadata.version("torch")
     assert found.command == "chasm train 'a b.yaml'"
     assert found.device.endswith(" CPU, 1 thread")
     assert list(found.lines()) == ["device", "torch", "CUDA", "triton", "commit", "date", "command"]

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_environment_tells_where_a_run_went_on(tmp_path: Path, monkeypatch: pyte
     assert code(run_signalled, recipe(), tmp_path, 4, signal.SIGTERM) == 143
     first = json.loads((tmp_path / "environment.json").read_text())
     assert {"python", "versions", "device", "commit", "modified", "command", "seed", "image_shape"} <= set(first)
-    assert first["versions"]["torch"] == torch.__version__
+    assert first["versions"]["torch"] == metadata.version("torch")
     monkeypatch.setattr("chasm.common.provenance._git", lambda *words: "another")
     train(recipe(), tmp_path, quiet=True)
     now = json.loads((tmp_path / "environment.json").read_text())
