@@ -1,8 +1,9 @@
 // Drives the page in a headless Chromium. Usage: node page.mjs ADDRESS FOLDER SCENARIO.json; prints JSON.
 // A step is {drop: [files]}, {upload: file}, {set: [selector, value]}, {click: selector}, {press: key}, {kill: "at work" or "idle"},
-// {wait: ms}, {size: [w, h]}, {shot: name}, {read: expression}. After a drop or a change the page is waited for.
+// {save: selector} (a click that downloads), {reopen: true} (the tab is closed at once, and another one opened), {theme: "dark"},
+// {wait: ms}, {size: [w, h]}, {touch: true}, {shot: name}, {read: expression}. After a drop or a change the page is waited for.
 import {createRequire} from 'node:module';
-import {readFileSync} from 'node:fs';
+import {existsSync, readFileSync} from 'node:fs';
 
 const require = createRequire(new URL('../../web/package.json', import.meta.url));
 const puppeteer = (await import(require.resolve('puppeteer-core'))).default;
@@ -15,12 +16,18 @@ const browser = await puppeteer.launch({
 });
 const report = {read: {}, thrown: [], logged: [], requests: []};
 try {
-  const page = await browser.newPage();
-  page.on('pageerror', (error) => report.thrown.push(String(error)));
-  page.on('console', (message) => message.type() === 'error' && report.logged.push(message.text()));
-  page.on('request', (request) => report.requests.push(`${request.method()} ${request.url()}`));
-  await page.setViewport({width: 1280, height: 900});
-  await page.goto(address);
+  let page;
+  const open = async () => {
+    page = await browser.newPage();
+    page.on('pageerror', (error) => report.thrown.push(String(error)));
+    page.on('console', (message) => message.type() === 'error' && report.logged.push(message.text()));
+    page.on('request', (request) => report.requests.push(`${request.method()} ${request.url()}`));
+    const session = await page.createCDPSession();
+    await session.send('Browser.setDownloadBehavior', {behavior: 'allow', downloadPath: folder});
+    await page.setViewport({width: 1280, height: 900});
+    await page.goto(address);
+  };
+  await open();
   // Settled: nothing is being read or computed, and either a picture or a message is there.
   const settled = () => page.waitForFunction(
     () => !/\.\.$/.test(document.getElementById('status').textContent) && document.getElementById('model').value, {timeout: 240000, polling: 100});
@@ -44,6 +51,15 @@ try {
     }
     if (step.click) await page.$eval(step.click, (element) => element.click());
     if (step.press) await page.keyboard.press(step.press);
+    if (step.save) {
+      await page.$eval(step.save, (element) => element.click());
+      for (let i = 0; i < 600 && !existsSync(`${folder}/${step.as}`); i++) await new Promise((done) => setTimeout(done, 100));
+    }
+    if (step.reopen) {
+      await page.close();
+      await open();
+    }
+    if (step.theme) await page.emulateMediaFeatures([{name: 'prefers-color-scheme', value: step.theme}]);
     if (step.kill) {  // as a browser that lacks memory does
       await page.evaluate((when) => {
         if (when === 'at work') document.getElementById('kind').dispatchEvent(new Event('change'));
@@ -51,7 +67,7 @@ try {
         chasm.network.worker.onerror({message: 'killed by the test'});
       }, step.kill);
     }
-    if (step.size) await page.setViewport({width: step.size[0], height: step.size[1]});
+    if (step.size) await page.setViewport({width: step.size[0], height: step.size[1], hasTouch: Boolean(step.touch), isMobile: Boolean(step.touch)});
     await new Promise((done) => setTimeout(done, step.wait ?? 500));
     if (!step.hanging) await settled();
     if (step.shot) await page.screenshot({path: `${folder}/${step.shot}.png`, fullPage: true});

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from chasm.backbones.base import Backbone
 from chasm.backbones.measurement import RealMeasurement
+from chasm.backbones.unet import UNet
+from chasm.backbones.varnet import VarNet
 from chasm.common.files import read_json, write_bytes, write_text
 from chasm.data import open_dataset
 from chasm.mixers.chasm import CHASM
@@ -190,8 +192,16 @@ def _mixers(model: nn.Module) -> list[dict[str, Any]]:
         for axis, operator in operators.items():
             shared = operator.U is not None and operator.U.ndim == 2
             axes[axis] = {"gains": _digits(operator.gains), "basis": _digits(operator.U) if shared else None}
-        found.append({"name": name.removeprefix("slots."), "channels": module.channels, "axes": axes})
+        found.append({"name": _place(model, name.removeprefix("slots.")), "channels": module.channels, "axes": axes})
     return found
+
+
+def _place(model: nn.Module, slot: str) -> str:
+    """Say where a slot of a U-Net or varnet is; other hosts have names of their own."""
+    if isinstance(model, VarNet):
+        cascade, level = model.place_of(int(slot))
+        return f"cascade {cascade + 1}, level {level}"
+    return f"level {slot}" if isinstance(model, UNet) else slot
 
 
 def _digits(values: Any) -> list[list[float]]:

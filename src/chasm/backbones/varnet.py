@@ -168,6 +168,10 @@ class VarNet(Backbone):
     def _place(self, cascade: int, level: int) -> int:
         return 100 * cascade + level
 
+    def place_of(self, slot: int) -> tuple[int, int]:
+        """Return the cascade and the level of a slot, both from 0, by its number in `slots`."""
+        return divmod(slot, 100)
+
     def slots_of(self, cascade: int) -> dict[str, nn.Module]:
         """Return the mixers of one cascade by the name of their level."""
         slots = dict(self.slots.items())

@@ -1,4 +1,5 @@
 // The page: what is chosen, what is shown, what is saved.
+import {renderCard} from './card.js';
 import {drawBasis, drawGains} from './learned.js';
 import {DeadWorker, Network} from './network.js';
 import {createMask, prepare, scores, shown} from './physics.js';
@@ -19,7 +20,10 @@ const views = new Views(document, () => {
 
 function say(text) {
   $('status').textContent = text;
+  $('status').classList.toggle('busy', text.endsWith(' ..'));
 }
+
+const seconds = (ms) => `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;
 
 function complain(error) {
   const expected = error instanceof FileError || error instanceof DeadWorker;
@@ -70,13 +74,14 @@ async function chooseModel() {
   say(`Loading ${name} ..`);
   state.model = await fetchJson(`${folder}page.json`);
   const {ms, threads} = await network.load(new URL(folder, location.href).href);
-  state.loaded = `${name} loaded in ${(ms / 1000).toFixed(1)} s, ${threads} thread${threads > 1 ? 's' : ''}`;
+  state.loaded = `${name} loaded in ${seconds(ms)}, ${threads} thread${threads > 1 ? 's' : ''}`;
   say(`${state.loaded}.`);
   const {task, mixers} = state.model, isScan = task.name === 'reconstruction';
   document.querySelectorAll('.mri').forEach((element) => (element.hidden = !isScan));
   document.querySelectorAll('.photo').forEach((element) => (element.hidden = isScan));
   $('mode').options[0].text = `enlarge × ${task.factor}`;
   $('plain-caption').textContent = isScan ? 'zero-filled' : 'bicubic';
+  $('save-png').textContent = isScan ? 'Save this slice (PNG)' : 'Save the picture (PNG)';
   $('left').replaceChildren(new Option(isScan ? 'zero-filled' : 'bicubic', 'plain'), new Option('target', 'target'));
   views.left = 'plain';
   if (isScan) {
@@ -88,14 +93,13 @@ async function chooseModel() {
   showCard();
   $('learned').hidden = !mixers.length;
   $('slot').replaceChildren(...mixers.map((mixer, i) => new Option(`${mixer.name}: ${mixer.channels} channels`, i)));
+  resetBands();
   if (mixers.length) chooseSlot();
   if (state.scan) await reconstruct();
 }
 
 function showCard() {
-  const pre = document.createElement('pre');
-  pre.textContent = state.model.card;
-  $('card').replaceChildren(pre);
+  $('card').replaceChildren(...renderCard(state.model.card));
 }
 
 function chooseSlot() {
@@ -155,6 +159,7 @@ function use(scan) {
   $('slice').value = state.index;
   document.querySelectorAll('.many').forEach((element) => (element.hidden = scan.count < 2));
   $('work').hidden = false;
+  $('drop').classList.add('compact');
 }
 
 /** Cut a NIfTI volume along another plane. */
@@ -187,7 +192,7 @@ async function infer(index, bands) {
 const grey = ([r, g, b]) => ({re: r.re.map((v, i) => 0.299 * v + 0.587 * g.re[i] + 0.114 * b.re[i]), im: null});
 
 async function reconstruct() {
-  const turn = ++state.turn, {task} = state.model;
+  const turn = ++state.turn;
   $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
   say('Reconstructing ..');
   const result = await infer(state.index, state.bands);
@@ -195,21 +200,28 @@ async function reconstruct() {
   state.result = result;
   const {note} = state.scan, {H, W, target, plain, shown: output, unchanged} = result;
   views.show({target, plain, output, unchanged}, H, W);
-  $('changed-caption').textContent = `effect of the band sliders × ${views.changeFactor}`;
-  const lines = [];
-  if (target) {
-    for (const [name, image] of [['reconstruction', output], [$('plain-caption').textContent, plain]]) {
-      const {psnr, nmse} = scores(image, target);
-      lines.push(`${name}: PSNR ${psnr.toFixed(2)} dB, NMSE ${nmse.toFixed(4)}`);
-    }
-  } else {
-    const why = task.name === 'superres' ? `the picture is ${state.scan.H} x ${state.scan.W}` : 'the k-space was measured undersampled';
-    lines.push(`no target: ${why}`);
-  }
-  $('numbers').textContent = lines.join('  ·  ');
+  $('residual-caption').textContent = `what the network added × ${views.factors.residual}`;
+  $('changed-caption').textContent = `what the sliders change × ${views.factors.changed}`;
+  showNumbers(output, plain, target);
   const kept = result.mask ? `${result.mask.reduce((a, b) => a + b, 0)} of ${W} columns · ` : '';
-  say(`${H} x ${W} · ${kept}network ${Math.round(result.ms)} ms${note ? ` · ${note}` : ''} · ${state.loaded}`);
+  say(`${H} x ${W} · ${kept}network ${seconds(result.ms)}${note ? ` · ${note}` : ''} · ${state.loaded}`);
   $('work').dataset.ready = turn;
+}
+
+/** Scores of reconstruction and input against the target, or why there are none. */
+function showNumbers(output, plain, target) {
+  const line = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
+  if (!target) {
+    const {H, W} = state.scan, isPicture = state.model.task.name === 'superres';
+    $('numbers').replaceChildren(line('span', `no target: ${isPicture ? `the picture is ${H} x ${W}` : 'the k-space was measured undersampled'}`));
+    return;
+  }
+  const [ours, theirs] = [output, plain].map((image) => scores(image, target)), better = ours.psnr - theirs.psnr;
+  $('numbers').replaceChildren(
+    line('span', 'PSNR'), line('b', `${ours.psnr.toFixed(2)} dB`),
+    line('span', `${$('plain-caption').textContent} ${theirs.psnr.toFixed(2)} dB (${better < 0 ? '−' : '+'}${Math.abs(better).toFixed(2)})`),
+    line('span', `NMSE ${ours.nmse.toFixed(4)}, ${$('plain-caption').textContent} ${theirs.nmse.toFixed(4)}`),
+  );
 }
 
 /** All slices in the units of the file. */
@@ -308,7 +320,7 @@ for (const [i, name] of BANDS.entries()) {
   Object.assign(input, {type: 'range', min: 0, max: 2, step: 0.05, value: 1});
   input.dataset.band = i;
   output.textContent = '× 1';
-  label.append(`${name} frequencies`, input, output);
+  label.append(name, input, output);
   input.oninput = () => {
     state.bands[i] = Number(input.value);
     output.textContent = `× ${input.value}`;
@@ -318,8 +330,16 @@ for (const [i, name] of BANDS.entries()) {
   $('bands').append(label);
 }
 const neutral = Object.assign(document.createElement('button'), {type: 'button', textContent: 'All × 1'});
-neutral.onclick = () => $('bands').querySelectorAll('input').forEach((input) => { input.value = 1; input.oninput(); });
+neutral.onclick = () => { resetBands(); drawLearned(); if (state.scan) soon(reconstruct); };
 $('bands').append(neutral);
+
+function resetBands() {
+  state.bands.fill(1);
+  for (const input of $('bands').querySelectorAll('input')) {
+    input.value = 1;
+    input.nextElementSibling.textContent = '× 1';
+  }
+}
 
 for (const type of ['dragenter', 'dragover']) addEventListener(type, (event) => { event.preventDefault(); $('drop').classList.add('over'); });
 addEventListener('dragleave', (event) => { if (!event.relatedTarget) $('drop').classList.remove('over'); });

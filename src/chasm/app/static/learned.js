@@ -32,7 +32,9 @@ export function drawGains(canvas, gains, bands) {
   context.fillText(high.toFixed(1), 4, top + 8);
   context.fillText(low.toFixed(0), left - 14, bottom + 4);
   context.fillText('0', left, height - 8);
-  context.fillText('highest frequency', right - 100, height - 8);
+  context.textAlign = 'right';
+  context.fillText('highest frequency', right, height - 8);
+  context.textAlign = 'left';
   const accent = colour('--accent');
   context.fillStyle = context.strokeStyle = accent;
   context.globalAlpha = 0.2;

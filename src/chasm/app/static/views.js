@@ -1,6 +1,4 @@
 // Canvases that share one zoom, place, brightness and contrast.
-import {range} from './physics.js';
-
 /** Grey or RGB planes as pixels, after brightness and contrast. */
 function toPixels(values, H, W, low, high) {
   const pixels = new Uint8ClampedArray(4 * H * W), n = H * W, colours = values.length === 3 * n;
@@ -22,6 +20,12 @@ function toSigned(values, H, W, factor) {
     pixels.set([v > 0 ? v : 0, Math.abs(v) / 3, v < 0 ? -v : 0, 255], 4 * i);
   }
   return new ImageData(pixels, W, H);
+}
+
+/** A whole factor that makes differences visible: their root mean square becomes a tenth of the range. */
+function visible(values) {
+  const rms = Math.sqrt(values.reduce((sum, v) => sum + v * v, 0) / values.length);
+  return rms ? Math.min(100, Math.max(1, Math.round(0.1 / rms))) : 1;
 }
 
 export class Views {
@@ -57,11 +61,12 @@ export class Views {
     for (const name of ['target', 'plain', 'output']) made[name] = images[name] && toPixels(images[name], H, W, low, high);
     const error = difference(images.output, images.target)?.map(Math.abs);
     made.error = error && toPixels(error.map((v) => 5 * v), H, W, 0, 1);
-    const residual = difference(images.output, images.plain), changed = difference(images.output, images.unchanged);
-    made.residual = residual && toSigned(residual, H, W, 2);
-    const strongest = changed ? Math.max(...range(changed).map(Math.abs)) : 0;
-    this.changeFactor = strongest ? Math.min(100, Math.max(1, Math.round(0.5 / strongest))) : 1;
-    made.changed = changed && toSigned(changed, H, W, this.changeFactor);
+    this.factors = {};
+    for (const [name, other] of [['residual', images.plain], ['changed', images.unchanged]]) {
+      const values = difference(images.output, other);
+      this.factors[name] = values ? visible(values) : 1;
+      made[name] = values && toSigned(values, H, W, this.factors[name]);
+    }
     this.pictures = {};
     for (const [name, pixels] of Object.entries(made)) {
       if (!pixels) continue;
@@ -109,6 +114,8 @@ export class Views {
   setZoom(zoom) {
     this.zoom = Math.min(32, Math.max(1, zoom));
     if (this.zoom === 1) this.x = this.y = 0.5;
+    // A finger scrolls the page over a picture that fits, and moves one that is enlarged.
+    for (const canvas of [this.compare, ...this.small]) canvas.style.touchAction = this.zoom > 1 ? 'none' : '';
     this.draw();
   }
 
@@ -145,6 +152,11 @@ export class Views {
           this.window = Math.min(2, Math.max(0.05, this.window + dx / 200));
           this.level = Math.min(1, Math.max(0, this.level - dy / 200));
           this.make();
+          this.onChange();
+        } else if (this.zoom === 1 && canvas === this.compare) {
+          const box = canvas.getBoundingClientRect();
+          this.wipe = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
+          this.draw();
           this.onChange();
         } else if (this.W) {
           const scale = this.scale(canvas) / (devicePixelRatio || 1);

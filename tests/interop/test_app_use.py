@@ -1,0 +1,98 @@
+"""How a person uses the page of `chasm app`: keys only, a phone, light and dark, saved files, a tab that is closed."""
+
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+from app_pages import IN_A_BROWSER, MESSAGE, RESULT, SIZE, assert_same, brain, expected
+from app_pages import play as play
+from app_pages import runs as runs
+from app_pages import served as served
+from PIL import Image
+
+from chasm.train import Run
+
+pytestmark = IN_A_BROWSER
+
+# Text whose contrast with the ground behind it is below 4.5, as WCAG 2 asks for: there must be none.
+FAINT = """(() => {
+  const light = (c) => { const [r, g, b] = 
+    c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (e) => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
+  return [...document.body.querySelectorAll('*')].filter((e) => e.checkVisibility() &&
+    !/SCRIPT|OPTION/.test(e.tagName) && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())
+  ).map((e) => {
+    const [a, b] = [light(numbers(getComputedStyle(e).color).slice(0, 3)), light(ground(e))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), e.textContent.trim().slice(0, 40)]; }).filter(([ratio]) => ratio < 4.5);
+})()"""
+SMALL = """[...document.querySelectorAll('button, select, input')].filter((e) => e.checkVisibility()).map((e) => {
+  const {width, height} = e.getBoundingClientRect();
+  return [e.id || e.textContent, Math.round(width), Math.round(height)];
+}).filter(([, width, height]) => Math.min(width, height) < LEAST)"""
+FOCUS = "[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"
+
+
+def test_the_page_is_readable_in_light_and_dark_and_fits_a_phone(play: Any) -> None:
+    steps: list[dict[str, Any]] = [{"click": "#card-button"}, {"click": "#example", "wait": 2500}]
+    for size, touch, least in (([1280, 900], False, 24), ([390, 844], True, 44)):
+        steps.append({"size": size, "touch": touch, "wait": 700})
+        for theme in ("light", "dark"):
+            name = f"{theme} {size[0]}"
+            steps += [{"theme": theme, "wait": 700, "shot": name.replace(" ", "-")}]
+            steps += [{"read": FAINT, "as": f"faint {name}"}]
+        steps += [{"read": SMALL.replace("LEAST", str(least)), "as": f"small {size[0]}"}]
+        steps += [{"read": "document.documentElement.scrollWidth - innerWidth", "as": f"over {size[0]}"}]
+    read = play(steps)
+    methods = read.pop("methods")
+    assert methods == {"GET"}
+    assert {key: value for key, value in read.items() if value} == {}  # nothing faint, small or too wide
+
+
+def test_everything_can_be_reached_by_keys(play: Any) -> None:
+    order = ["model", "card-button", "theme", "keys-button", "drop", "choose", "example"]
+    steps: list[dict[str, Any]] = []
+    for i in range(len(order)):
+        steps += [{"press": "Tab", "wait": 50}, {"read": FOCUS, "as": f"tab {i}"}]
+    steps += [{"press": "Enter", "wait": 2500}, {"read": RESULT, "as": "result"}]
+    for key in ("+", "]", "0"):
+        steps += [{"press": key, "wait": 100}, {"read": "Number(document.getElementById('wipe').value)", "as": key}]
+    steps += [{"click": "#keys-button", "wait": 100}, {"read": "document.getElementById('keys').open", "as": "open"}]
+    steps += [{"press": "Escape", "wait": 100}, {"read": "document.getElementById('keys').open", "as": "closed"}]
+    read = play(steps)
+    assert [read[f"tab {i}"] for i in range(len(order))] == [[name, "solid"] for name in order]
+    assert len(read["result"]["output"]) == SIZE * SIZE
+    assert read["]"] == 0.55
+    assert read["0"] == 0.5
+    assert read["open"]
+    assert not read["closed"]
+
+
+def test_saved_files_hold_the_numbers_of_python(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
+    volume, affine = brain(3), np.diag([0.5, 0.5, 3.0, 1.0])
+    nibabel.save(nibabel.Nifti1Image(volume[:, ::-1].transpose(2, 1, 0), affine), tmp_path / "head.nii.gz")
+    steps: list[dict[str, Any]] = [{"drop": [str(tmp_path / "head.nii.gz")], "wait": 2000}]
+    steps += [{"save": "#save-png", "as": "head-2.png"}, {"save": "#save-nifti", "as": "head-reconstructed.nii"}]
+    play([*steps, {"wait": 500}])
+    want = [expected(runs["scans"], image)[0] for image in volume]
+    pixels = np.asarray(Image.open(tmp_path / "head-2.png").convert("L")).astype(float)
+    assert np.abs(pixels - np.clip(want[1] * 255, 0, 255)).max() <= 1
+    saved = nibabel.load(tmp_path / "head-reconstructed.nii")
+    np.testing.assert_allclose(saved.affine, affine, atol=1e-6)
+    for i, image in enumerate(want):
+        got = np.asarray(saved.dataobj)[:, :, i].T[::-1]
+        np.testing.assert_allclose(got, image * volume[i].max(), atol=1e-4 * max(volume[i].max(), 1))
+
+
+def test_a_tab_that_is_closed_at_work_leaves_the_next_one_alone(
+    play: Any, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "good.npy", brain()[0])
+    drop = {"drop": [str(tmp_path / "good.npy")]}
+    steps = [{**drop, "wait": 10, "hanging": True}, {"reopen": True, "wait": 1000}, {**drop, "wait": 1500}]
+    read = play([*steps, {"read": RESULT, "as": "result"}, {"read": MESSAGE, "as": "message"}])
+    assert read["message"] == ""
+    assert_same(read["result"], expected(runs["scans"], brain()[0]))
