@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -143,3 +144,27 @@ def test_the_hub_over_a_loopback_server(tmp_path: Path) -> None:
     assert int(parameters) > 0
     assert missing.startswith("someone/nothing: no such folder, and the Hub does not give it (")
     assert unreachable.startswith("someone/small: the Hub does not take it (")
+
+
+HUGE: list[dict[str, Any]] = [
+    {"width": 10**6},
+    {"width": 2**40},
+    {"depth": 10**6},
+    {"size": [10**9, 10**9]},
+    {"levels": [0, 1], "width": 10**5, "size": [2**20, 2**20]},
+]
+
+
+@pytest.mark.parametrize("change", HUGE, ids=str)
+def test_a_config_that_asks_for_a_huge_network_is_refused_before_memory_is_taken(
+    change: dict[str, Any], unet: Any, tmp_path: Path
+) -> None:
+    unet.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["options"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"not the weights of|overflowed|depth 0 to 16") as error:
+        Backbone.from_pretrained(tmp_path)
+    assert "\n" not in str(error.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # kB

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, register_backbone
 
+MAX_DEPTH = 16  # poolings that halve the image: a larger number is a slip, or a config from elsewhere
+
 
 class ConvBlock(nn.Module):
     """Two convolutions of 3 positions per axis, each followed by `norm_act`.
@@ -95,8 +97,10 @@ class LevelsBackbone(ImageBackbone):
             The channels of each level.
 
         Raises:
-            ValueError: if a slot is in a level that does not exist.
+            ValueError: if there are more poolings than an image allows, or a slot is in a level that does not exist.
         """
+        if not 0 <= depth <= MAX_DEPTH:
+            raise ValueError(f"expected a U-Net of depth 0 to {MAX_DEPTH}, got {depth}")
         if unknown := [level for level in levels if level not in range(depth + 1)]:
             raise ValueError(f"levels of a U-Net of depth {depth} are 0 to {depth}, got {unknown}")
         self.multiple = 2**depth

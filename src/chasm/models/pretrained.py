@@ -16,6 +16,7 @@ from torch import nn
 from chasm.common.files import read_json, write_atomic, write_text
 from chasm.common.registry import Registry
 from chasm.common.text import first_line
+from chasm.models.fits import check_fit
 from chasm.models.folders import sha256
 from chasm.models.hub import download, upload
 
@@ -87,7 +88,10 @@ class Pretrained(nn.Module):
         weights = folder / WEIGHTS
         if not weights.is_file() or sha256(weights) != config.get("sha256"):
             raise ValueError(f"{weights}: missing, or not what its SHA-256 in {CONFIG} says: get it again")
-        made: Self = cls.registry.create(config["name"], **{**stored, **options})
+        chosen = {**stored, **options}
+        anywhere = {k: v for k, v in chosen.items() if k != "device"}
+        check_fit(lambda: cls.registry.create(config["name"], **anywhere), weights, folder / CONFIG)
+        made: Self = cls.registry.create(config["name"], **chosen)
         try:
             made.load_state_dict(load_file(weights))
         except (RuntimeError, SafetensorError) as e:
