@@ -54,7 +54,7 @@ docs: .venv/.docs-ready
 	$(BIN)/python docs/site_tools/check.py build/site
 	$(BIN)/python -m pytest tests/docs tests/test_house.py -k "examples or docs"
 
-# Source archive and wheel, into dist/. The same commit gives the same wheel, byte for byte.
+# Source archive and wheel, into dist/. The same commit gives the same bytes.
 wheel: .venv/.ready
 	rm -rf dist build/lib build/bdist.*
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build

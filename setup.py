@@ -1,13 +1,19 @@
 """What pyproject.toml cannot say: recipes are installed inside the package, and the package index gets the README.
 
 The index knows no files of the repository, so that relative links become plain text there and pictures are left out.
+With SOURCE_DATE_EPOCH the source archive is the same bytes whenever and wherever it is built, as wheels always are.
 """
 
+import gzip
+import io
+import os
 import re
+import tarfile
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 
 class WithRecipes(build_py):
@@ -24,10 +30,32 @@ class WithRecipes(build_py):
             self.copy_file(str(recipe), str(target))
 
 
+class Reproducible(sdist):
+    def make_archive(self, base_name: str, format: str, *args: object, **options: object) -> str:
+        """Make the archive, and give all its entries one time, one owner and the mode of a fresh checkout."""
+        path = Path(super().make_archive(base_name, format, *args, **options))
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch is None or format != "gztar":
+            return str(path)
+        packed = io.BytesIO()
+        with tarfile.open(path) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
+            for entry in sorted(old.getmembers(), key=lambda entry: entry.name):
+                plain = tarfile.TarInfo(entry.name)
+                plain.type, plain.size, plain.mtime = entry.type, entry.size, int(epoch)
+                plain.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+                new.addfile(plain, old.extractfile(entry))
+        path.write_bytes(gzip.compress(packed.getvalue(), mtime=int(epoch)))
+        return str(path)
+
+
 def readme() -> str:
     text = Path("README.md").read_text(encoding="utf-8")
     text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
-setup(cmdclass={"build_py": WithRecipes}, long_description=readme(), long_description_content_type="text/markdown")
+setup(
+    cmdclass={"build_py": WithRecipes, "sdist": Reproducible},
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

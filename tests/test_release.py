@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 import zipfile
@@ -59,10 +60,18 @@ def test_the_page_of_the_package_index_has_no_dead_links(dist: Path) -> None:
     assert not re.findall(r"\]\((?!https?:)[^)]*\)", page)
 
 
-def test_the_wheel_has_no_time_of_its_own(dist: Path) -> None:
-    """It is the same bytes whenever and wherever it is built."""
+def test_what_is_released_is_the_same_bytes_whenever_and_wherever_it_is_built(dist: Path) -> None:
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         assert {entry.date_time for entry in wheel.infolist()} == {time.gmtime(RELEASED)[:6]}
+    archive = next(dist.glob("*.tar.gz"))
+    with tarfile.open(archive) as packed:
+        entries = packed.getmembers()
+    names = [entry.name for entry in entries]
+    assert any(name.endswith("/src/chasm/__init__.py") for name in names)
+    assert names == sorted(names)
+    assert {(entry.mtime, entry.uid, entry.gid, entry.uname) for entry in entries} == {(RELEASED, 0, 0, "")}
+    assert {entry.mode for entry in entries} <= {0o644, 0o755}
+    assert int.from_bytes(archive.read_bytes()[4:8], "little") == RELEASED  # the time in the header of gzip
 
 
 def test_the_wheel_works_far_from_any_checkout(dist: Path, tmp_path: Path) -> None:
