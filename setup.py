@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: recipes are installed inside the package, and the package index gets the README.
 
 The index knows no files of the repository, so that relative links become plain text there and pictures are left out.
-With SOURCE_DATE_EPOCH the source archive is the same bytes whenever and wherever it is built, as wheels always are.
+With SOURCE_DATE_EPOCH wheel and source archive are the same bytes whenever and wherever they are built.
 """
 
 import gzip
@@ -28,6 +28,8 @@ class WithRecipes(build_py):
         self.mkpath(str(target))
         for recipe in recipes:
             self.copy_file(str(recipe), str(target))
+        for path in Path(self.build_lib).rglob("*"):  # the source may have been unpacked under another umask
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 class Reproducible(sdist):
@@ -46,6 +48,9 @@ class Reproducible(sdist):
                 new.addfile(plain, old.extractfile(entry))
         path.write_bytes(gzip.compress(packed.getvalue(), mtime=int(epoch)))
         return str(path)
+
+
+os.umask(0o022)  # modes of files are part of an archive
 
 
 def readme() -> str:

@@ -35,9 +35,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    built = subprocess.run(
-        command, env={**os.environ, "SOURCE_DATE_EPOCH": str(RELEASED)}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(RELEASED)}
+    built = subprocess.run(command, env=environment, capture_output=True, text=True, umask=0o077)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr
     return out
 
@@ -63,6 +62,7 @@ def test_the_page_of_the_package_index_has_no_dead_links(dist: Path) -> None:
 def test_what_is_released_is_the_same_bytes_whenever_and_wherever_it_is_built(dist: Path) -> None:
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         assert {entry.date_time for entry in wheel.infolist()} == {time.gmtime(RELEASED)[:6]}
+        assert {oct(entry.external_attr >> 16) for entry in wheel.infolist()} <= {"0o100644", "0o100664"}
     archive = next(dist.glob("*.tar.gz"))
     with tarfile.open(archive) as packed:
         entries = packed.getmembers()
