@@ -219,10 +219,11 @@ def test_memory_formats_and_views(form: str, basis: str, gain: str) -> None:
 
 
 @pytest.mark.parametrize("form", OWN_BACKWARD)
+@pytest.mark.parametrize("gain", ["positive", "complex"])
 @pytest.mark.parametrize("wanted", ["x", "table 2", "theta 3", "table 3"])
-def test_a_gradient_asked_for_alone_is_the_same(form: str, wanted: str) -> None:
+def test_a_gradient_asked_for_alone_is_the_same(form: str, gain: str, wanted: str) -> None:
     x = features(2, 3, 5, 6).requires_grad_()
-    axes = axes_of(3, (2, 3), "shared", "positive")
+    axes = axes_of(3, (2, 3), "shared", gain)
     named = {"x": x, **leaves(axes)}
     for name, t in named.items():
         t.requires_grad_(name == wanted)
