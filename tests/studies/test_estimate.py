@@ -80,7 +80,7 @@ def test_large_images_are_timed_small_on_a_cpu(monkeypatch):
     prepare = Reconstruction.prepare
     monkeypatch.setattr(module, "_time", lambda work, *_: work() or 1.0)
     monkeypatch.setattr(Reconstruction, "prepare", lambda task, x, label: sizes.append(x.shape) or prepare(task, x))
-    found = probe(cell.config, 1, 256, torch.device("cpu"))
+    found = probe(cell.config, 1, 256, torch.device("cpu"), 2.0)
     assert set(sizes) == {(1, 1, 64, 64)}
     assert found.step == 4 * 16  # four images a batch, and sixteen times the pixels
 

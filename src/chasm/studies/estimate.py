@@ -22,6 +22,7 @@ from chasm.train.step import add_gradients
 
 DEFAULT_VALIDATIONS = 20  # per run, unless the config says otherwise
 MAX_CPU_SIZE = 64  # height and width: a step of HiFi-Mamba on one image of 256 x 256 takes 6 GB, and minutes
+MAX_PROBE_SECONDS = 2.0  # for one model; less where many models share the limit
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Estimate:
     notes: list[str]
 
 
-def probe(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float = 2.0) -> Probe:
+def probe(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float) -> Probe:
     """Time the model of a config on random images.
 
     Args:
@@ -123,27 +124,23 @@ def _time(work: Callable[[], None], device: torch.device, seconds: float) -> flo
     return (clock() - started) / n
 
 
-def estimate(
-    plan: Plan, gpus: int = 1, limit: float = 20.0, device: torch.device | str | None = None, seconds: float = 2.0
-) -> Estimate:
+def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
     """Probe the models of a plan, and add up the cost of its runs.
 
     Args:
         plan: the study's runs.
         gpus: number of devices that will run it.
         limit: seconds to probe all models.
-        device: device to measure on; a GPU if there is one by default.
-        seconds: the most seconds to probe one model; fewer where many models share the limit.
 
     Returns:
-        The estimate.
+        The estimate, measured on a GPU if there is one.
     """
     plan = assume_choices(plan)
     runs = [*plan.selection_runs, *plan.runs]
-    where = usable_device(device)
+    where = usable_device()
     name = device_name(where)
     notes: list[str] = []
-    probes = _probes(plan, where, limit, seconds, notes)
+    probes = _probes(plan, where, limit, notes)
     slices = {s: _slices(plan, s, notes) for s in dict.fromkeys(run.setting for run in runs)}
     steps, hours, disk = [], [], 0
     for run in runs:
@@ -164,15 +161,13 @@ def estimate(
     return Estimate(len(runs), all_steps, total, wall, disk, gpus, name, probes, notes)
 
 
-def _probes(
-    plan: Plan, device: torch.device, limit: float, seconds: float, notes: list[str]
-) -> dict[tuple[str, str, str], Probe]:
+def _probes(plan: Plan, device: torch.device, limit: float, notes: list[str]) -> dict[tuple[str, str, str], Probe]:
     wanted: dict[tuple[str, str, str], PlannedRun] = {}
     for cell in plan.runs:
         wanted.setdefault((cell.setting, cell.host, cell.arm), cell)
     by_model: dict[tuple[str, str, str, int, int], Probe] = {}  # settings that differ only in their mask share a model
     models = {_model(cell, plan.scale) for cell in wanted.values()}
-    seconds = min(seconds, max(limit, 0) / (2 * len(models)))  # so that all have their turn: half of it is set-up
+    seconds = min(MAX_PROBE_SECONDS, max(limit, 0) / (2 * len(models)))  # half of the time is set-up
     found: dict[tuple[str, str, str], Probe] = {}
     late, started, longest = [], time.monotonic(), 0.0
     # CHASM and the baseline of each host come first: when time runs out, the others get their mean.

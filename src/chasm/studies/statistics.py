@@ -190,9 +190,7 @@ def interval(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def drop(
-    structured: np.ndarray, random: np.ndarray, *, digits: int = 6, draws: int = DRAWS, seed: int = 0
-) -> tuple[float, float, float]:
+def drop(structured: np.ndarray, random: np.ndarray, *, digits: int = 6) -> tuple[float, float, float]:
     """Return 1 - random gain / structured gain in per cent, and the limits of its interval.
 
     Both gains use the same draws of cases and seeds. The interval is infinite if the structured gain may be zero. The
@@ -203,13 +201,10 @@ def drop(
         structured: gains under the structured mask, (seeds, cases).
         random: gains under one or several random masks for the same seeds and cases, ([masks,] seeds, cases).
         digits: digits after the point when a gain is printed.
-        draws: number of bootstrap draws.
-        seed: of the draws.
     """
     is_gain = round(float(structured.mean()), digits) > 0
     value = 100 * (1 - float(random.mean() / structured.mean())) if is_gain else float("nan")
-    below = resampled(structured, draws=draws, seed=seed)
-    above = resampled(random, draws=draws, seed=seed)
+    below, above = resampled(structured), resampled(random)
     if interval(below)[0] <= 0:
         return value, -float("inf"), float("inf")
     return value, *interval(100 * (1 - above / below))

@@ -91,7 +91,7 @@ class Segmentation(Task):
         }
 
 
-def dice_loss(logits: Tensor, label: Tensor, smooth: float = 1e-5) -> Tensor:
+def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
     """Return 1 - soft Dice, averaged over the foreground classes.
 
     Sums run over the whole batch, so that false positives of a class count even in slices without that class
@@ -100,7 +100,6 @@ def dice_loss(logits: Tensor, label: Tensor, smooth: float = 1e-5) -> Tensor:
     Args:
         logits: (B, K, H, W) for K classes, the background first.
         label: (B, H, W) int64.
-        smooth: added to numerator and denominator, so that a class missing from the whole batch has a gradient.
 
     Returns:
         A scalar.
@@ -108,4 +107,5 @@ def dice_loss(logits: Tensor, label: Tensor, smooth: float = 1e-5) -> Tensor:
     p = logits.softmax(1)[:, 1:]
     t = torch.stack([label == c for c in range(1, logits.shape[1])], dim=1).to(p.dtype)
     both, total = (p * t).sum((0, 2, 3)), p.sum((0, 2, 3)) + t.sum((0, 2, 3))
+    smooth = 1e-5  # a class that is missing from the whole batch still has a gradient
     return 1 - ((2 * both + smooth) / (total + smooth)).mean()

@@ -112,18 +112,17 @@ def _description(found: Any, file: Path) -> dict[str, Any]:
     return found
 
 
-def describe_training_data(data: SliceDataset, slices: int = 32) -> dict[str, Any]:
+def describe_training_data(data: SliceDataset) -> dict[str, Any]:
     """Return what a later reconstruction compares its input with.
 
     Args:
-        data: the training split.
-        slices: how many are looked at, spread over the split.
+        data: the training split, of which up to 32 slices are looked at.
 
     Returns:
         "shape" (M, H, W), "complex", and "brightness": the smallest and largest mean of a slice, as a fraction of its
         maximum. (The scale itself does not matter: every slice is scaled before it reaches the model.)
     """
-    count = min(slices, len(data))
+    count = min(32, len(data))
     rows = [round(i * (len(data) - 1) / max(count - 1, 1)) for i in range(count)]
     images = [data[row].image for row in rows]
     found = [value for image in images if (value := brightness(image)) is not None]

@@ -24,10 +24,10 @@ from chasm.common.precision import upcast
 class SqueezeExcite(nn.Module):
     """x * sigmoid(W2 ReLU(W1 mean(x))): a gate for every channel (Hu et al., CVPR 2018)."""
 
-    def __init__(self, width: int, reduction: int = 8) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.squeeze = Pointwise(width, width // reduction)
-        self.excite = Pointwise(width // reduction, width)
+        self.squeeze = Pointwise(width, width // 8)
+        self.excite = Pointwise(width // 8, width)
 
     def forward(self, x: Tensor) -> Tensor:
         s = F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))
@@ -52,11 +52,11 @@ class Expert(nn.Sequential):
 class MixtureOfExperts(nn.Module):
     """Maps (B, C, H, W) to the same shape and a balance loss. Each position runs the shared and one routed expert."""
 
-    def __init__(self, width: int, experts: int = 4) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.shared = Expert(width)
-        self.experts = nn.ModuleList(Expert(width) for _ in range(experts))
-        self.router = linear(width, experts)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(4))
+        self.router = linear(width, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         B, C, H, W = x.shape
