@@ -49,13 +49,13 @@ def watched(root: Path, before: Callable[[str], None], after: Callable[[Operatio
 
         return operation
 
-    def save_file(tensors: Any, path: Path) -> None:
+    def save_file(tensors: Any, path: Path, metadata: dict[str, str] | None = None) -> None:
         try:
             before("write")
         except OSError:
             path.write_bytes(b"half of it")
             raise
-        original_save(tensors, path)
+        original_save(tensors, path, metadata)
 
     def write_text(path: Path, text: str, **how: str) -> None:
         with open(path, "w", **how) as f:  # type: ignore[call-overload]
