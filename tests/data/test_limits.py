@@ -225,6 +225,19 @@ def test_a_slice_of_a_sparse_file_is_refused(tmp_path: Path) -> None:
         open_dataset("folder", tmp_path, split="all")
 
 
+def test_more_slices_than_any_scan_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "Train").mkdir()
+    with h5py.File(tmp_path / "Train" / "a.h5", "w") as f:
+        f.create_dataset("kspace", (10**9, 8, 8, 4), np.float32, chunks=(1, 8, 8, 4), compression="gzip")
+    with pytest.raises(DataError, match=r"a\.h5: kspace: 1000000000 slices: expected at most 100000$"):
+        open_dataset("cc359", tmp_path)
+    header = _npy_header((10**9, 2, 2))
+    (tmp_path / "a.npy").write_bytes(header)
+    os.truncate(tmp_path / "a.npy", len(header) + 16 * 10**9)
+    with pytest.raises(DataError, match=r"a\.npy: shape: 1000000000 slices: expected at most 100000$"):
+        open_dataset("folder", tmp_path / "a.npy", split="all")
+
+
 def test_the_limit_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "a.npz", image=np.random.default_rng(0).random((4, 300, 300)))
     assert check(tmp_path, "folder").ok

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.data.limits import refuse_other_files, require_fits, require_h5_fits, require_regular
+from chasm.data.limits import refuse_other_files, require_few_slices, require_fits, require_h5_fits, require_regular
 from chasm.data.records import DataError, fault
 
 
@@ -146,6 +146,7 @@ def open_npy(file: Path) -> np.ndarray:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.dtype.kind not in "biufc":
         raise fault(file, "dtype", f"expected numbers, got {array.dtype}")
+    require_few_slices(file, "shape", array.shape)
     require_fits(file, "slice", array.shape[-2:] if array.ndim < 3 else array.shape[1:], array.dtype.itemsize)
     return array
 
@@ -224,6 +225,7 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
         raise fault(file, key, f"expected {' or '.join(map(str, ndim))} dimensions, got {got}")
     if (item.dtype.kind == "c") != complex_ or item.dtype.kind not in "iufc":
         raise fault(file, key, f"expected {'complex' if complex_ else 'real'} numbers, got {item.dtype}")
+    require_few_slices(file, key, shape)
     require_h5_fits(file, key, item, shape[1:])
     return item
 

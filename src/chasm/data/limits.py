@@ -20,6 +20,7 @@ from chasm.data.records import fault
 LIMIT_VARIABLE = "CHASM_MAX_GIB"
 DEFAULT_MAX_GIB = 1.0
 PICTURE_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")  # none of them runs a program, as EPS does
+MAX_SLICES = 100_000  # of one file
 MAX_NIFTI_HEADER = 64 * 2**20  # bytes before the voxels, with all extensions
 MAX_DEFLATE_RATIO = 1032  # zlib cannot pack more bytes than this into one
 _TIFF_CODECS: dict[int, Any] = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}
@@ -59,6 +60,18 @@ def require_fits(file: Path, field: str, shape: Sequence[int], itemsize: int) ->
         what = "x".join(map(str, shape))
         problem = f"{what} values take {size / 2**30:.3g} GiB, above the limit of {limit}"
         raise fault(file, field, f"{problem}: if the file is sound, set {LIMIT_VARIABLE}={needed}")
+
+
+def require_few_slices(file: Path, field: str, shape: Sequence[int]) -> None:
+    """Raise a DataError if an array of slices, the first axis, has more than any scan: a list of them takes memory.
+
+    Args:
+        file: the file that declares it.
+        field: the part of the file.
+        shape: of the array.
+    """
+    if len(shape) > 2 and shape[0] > MAX_SLICES:
+        raise fault(file, field, f"{shape[0]} slices: expected at most {MAX_SLICES}")
 
 
 def require_regular(file: Path, field: str = "file") -> None:
