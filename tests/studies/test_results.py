@@ -139,6 +139,7 @@ def test_an_interval_without_end_is_null(tmp_path):
         ({"best_val": 3}, "best_val"),
         ({"reference": {"name": "zero-filled"}}, "reference.mean"),
         ({"parameters": {"model": {}}}, "parameters.model"),
+        ({}, "cases"),
         ({"cases": {"a": {"psnr": 20.0, "ssim": 0.5}, "b": {"psnr": 20.0, "2sim": 0.5}}}, "cases"),
     ],
 )

@@ -142,7 +142,7 @@ def _rows(plan: Plan, runs: list[RunRecord]) -> list[ArmResult]:
         if plan.study.kind == "cost":
             scores = {name: Score(value) for name, value in first.costs.items()}
         else:
-            metrics = next(iter(first.cases.values()), {})
+            metrics = dict.fromkeys((*next(iter(first.cases.values()), {}), *SETTINGS[place[0]].metrics))
             scores = {metric: score_over(list(per_seed(members, metric).values())) for metric in metrics}
         seconds = [run.result.seconds for run in members if run.result.seconds is not None]
         row = ArmResult(
