@@ -1,7 +1,7 @@
 """The signals that ask a process to save and stop."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 # Schedulers send SIGTERM, SIGUSR1 (before a requeue) or SIGHUP, a lost terminal SIGHUP. Windows has the first two.
@@ -17,15 +17,16 @@ def heeded_signals() -> list[signal.Signals]:
 
 
 @contextmanager
-def delayed_signals() -> Iterator[None]:
-    """Keep the stop signals waiting while the block runs, in this thread and in processes that are started meanwhile.
+def delayed_signals(numbers: Iterable[int] = STOP_SIGNALS) -> Iterator[None]:
+    """Keep signals waiting while the block runs. A process that is started meanwhile keeps them waiting for good.
 
-    Such a process keeps them waiting until it calls `ignore_signals`.
+    Args:
+        numbers: the signals; all stop signals by default.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from chasm.common.signals import STOP_SIGNALS
+from chasm.common.signals import STOP_SIGNALS, delayed_signals
 from chasm.studies.state import failed
 from chasm.studies.worker import PROGRAM, Job
 
@@ -177,7 +177,9 @@ def on_ray(
         raise ValueError("the ray executor needs ray: pip install 'chasm-mixer[cluster]'") from None
     started = not ray.is_initialized()
     if started:
-        with _same_handlers():
+        # Ray's own processes are in the group of this one. SIGHUP or SIGUSR1 to the group would end them, and nobody
+        # would be left to tell the cells to save. SIGTERM, which ray.shutdown needs, ends them in order.
+        with _same_handlers(), delayed_signals(set(STOP_SIGNALS) - {signal.SIGTERM, signal.SIGINT}):
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(_run_in_task)
     keys = {task.remote(job, max(1, int(cpus))): job for job in jobs}
