@@ -114,3 +114,18 @@ def test_only_the_publishing_job_may_ask_for_an_identity() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     assert {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})} == {"publish"}
     assert "password" not in (ROOT / ".github/workflows/release.yml").read_text()
+
+
+def test_hashes_are_those_of_the_pinned_versions() -> None:
+    """One or more SHA-256 for each package of constraints.txt, and no other package."""
+    pins = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    hashed = (ROOT / "constraints-hashed.txt").read_text()
+    entries = re.findall(r"^([\w.-]+)==(\S+) \\\n((?: {4}--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", hashed, re.MULTILINE)
+    assert {(name, version) for name, version, _ in entries} == {(_normal(name), version) for name, version in pins}
+    assert len(entries) == hashed.count("==") == len(pins)
+    digests = re.findall("sha256:([0-9a-f]{64})", hashed)
+    assert len(digests) == len(set(digests))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
