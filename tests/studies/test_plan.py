@@ -109,6 +109,22 @@ def test_other_data_or_another_host_takes_the_label_and_not_the_papers_numbers(t
     assert results.paper == {}
 
 
+def test_options_of_mixers_are_set_where_a_mixer_has_them(tmp_path):
+    plan = make_plan("hifi", overrides=["mixer.options.bins=12", "train.steps=2"])
+    options = {run.arm: run.config.mixer.options for run in plan.runs}
+    assert options["chasm"] == {"bins": 12, "step_scale": 30.0}
+    assert options["chasm-untied"]["bins"] == 12
+    assert "bins" not in options["gfnet"]
+    assert collect(plan, tmp_path).arms["chasm"].label == "CHASM (bins=12)"
+    assert make_plan("basis", overrides=["mixer.options.bins=12"]).quotes == {}
+    bins = make_plan("bins", overrides=["mixer.options.bins=12"])  # arms that are about bins keep theirs
+    assert [run.config.mixer.options["bins"] for run in bins.runs] == [16, 12, 256]
+    with pytest.raises(ValueError, match=r"mixer\.options\.bin: no mixer of the study has this option"):
+        make_plan("basis", overrides=["mixer.options.bin=12"])
+    with pytest.raises(ValueError, match="step_scale is what the runs of a study differ in"):
+        make_plan("basis", overrides=["mixer.options.step_scale=1"])
+
+
 @pytest.mark.parametrize(
     ("setting", "overrides", "title"),
     [

@@ -31,7 +31,11 @@ ARM = typer.Option(
 ONLY = typer.Option(
     [], "--only", help="A part of the study: --only host=unet,arm=chasm,gfnet. Values are alternatives. Repeatable."
 )
-SET = typer.Option([], "--set", help="Change one key of every run: --set train.steps=500. Repeatable.")
+SET = typer.Option(
+    [],
+    "--set",
+    help="Change one key of every run: train.steps=500; mixer.options.bins=256 where a mixer has it. Repeatable.",
+)
 
 
 @app.command("list")
@@ -228,7 +232,6 @@ def _plan(
 
 def _show_arm(plan: Any, setting: str, host: str, arm: str) -> None:
     """Print one line about an arm: what is in the slots, its step size and seeds, and the numbers of the paper."""
-    from chasm.studies.factors import get_arm
     from chasm.studies.statistics import DECIMALS
     from chasm.studies.tuning import choice_text
 
@@ -249,7 +252,7 @@ def _show_arm(plan: Any, setting: str, host: str, arm: str) -> None:
     options = ", ".join(f"{k}={v}" for k, v in mixer.options.items() if k not in undecided)
     slot = f"{mixer.name}({options})" if options else mixer.name
     paper = f"paper: {', '.join(quotes)}" if quotes else ""
-    typer.echo(f"  {get_arm(arm).label:36s} {slot:34s} {runs:24s} {paper}".rstrip())
+    typer.echo(f"  {plan.arm(arm).label:36s} {slot:34s} {runs:24s} {paper}".rstrip())
 
 
 def _show_cost(plan: Any, gpus: int, limit: float) -> None:

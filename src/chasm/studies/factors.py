@@ -233,6 +233,18 @@ def _with_options(arm: Arm, text: str) -> Arm:
     for key in options:
         if key not in known:
             raise ValueError(f"mixer {arm.mixer.name!r} has no option {key!r}: {suggest(key, known)}")
+    return with_options(arm, options)
+
+
+def with_options(arm: Arm, options: dict[str, Any]) -> Arm:
+    """Return an arm with options of its mixer, which its label names.
+
+    Args:
+        arm: the arm.
+        options: option to value. Without any, the arm itself is returned.
+    """
+    if not options:
+        return arm
     label = f"{arm.label} ({', '.join(f'{k}={v}' for k, v in options.items())})"
     return replace(arm, label=label, mixer=Part(name=arm.mixer.name, options=arm.mixer.options | options))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from chasm.common.files import read_json, write_json
 from chasm.common.registry import suggest
@@ -22,6 +23,7 @@ from chasm.studies.factors import (
     MULTIPLIERS,
     SCALES,
     SETTINGS,
+    Arm,
     UnknownArmError,
     base_recipe,
     get_arm,
@@ -29,11 +31,14 @@ from chasm.studies.factors import (
     lookup,
     needed_path,
     split_outside_brackets,
+    with_options,
 )
 from chasm.train.config import RunConfig, Training, load_recipe
+from chasm.train.yaml_text import parse_yaml
 
 PROTOCOLS = ("default", "matched", "tuned")
 POINT = ("setting", "host", "arm", "multiplier", "seed")
+MIXER_OPTIONS = "mixer.options."  # an override of every arm whose mixer has the option
 SELECTION_STEPS = 1000
 SELECTION_SEED = 0
 
@@ -90,8 +95,8 @@ class Plan:
 
     @property
     def own_parts(self) -> list[str]:
-        """The overrides that put other data, another task or another host in the place of the study's."""
-        own = [o for o in self.overrides if o.partition(".")[0] in ("data", "task", "backbone")]
+        """The overrides that change data, task, host or mixers: the paper's numbers are about something else then."""
+        own = [o for o in self.overrides if o.partition(".")[0] in ("data", "task", "backbone", "mixer")]
         return [o for o in own if o.partition("=")[0] != "data.path"]
 
     @property
@@ -114,6 +119,16 @@ class Plan:
             host: name of the host.
         """
         return labels.host_label(host, self.overrides)
+
+    def arm(self, name: str) -> Arm:
+        """Return an arm. Where overrides set options that its mixer has and the arm leaves open, it has them.
+
+        Args:
+            name: of the arm.
+        """
+        arm = get_arm(name)
+        known = MIXERS.options(arm.mixer.name).keys() - arm.mixer.options.keys()
+        return with_options(arm, {key: value for key, value in _mixer_options(self.overrides).items() if key in known})
 
     @property
     def points(self) -> list[tuple[str, str, str, float | None, int]]:
@@ -171,16 +186,16 @@ class Plan:
     def _bases(self) -> dict[tuple[str, str], RunConfig]:
         """The config that all runs of a setting in a host have in common."""
         places = dict.fromkeys(point[:2] for point in self.points)
+        changes = [o for o in self.overrides if not o.startswith(MIXER_OPTIONS)]
         return {
-            (s, h): load_recipe(base_recipe(SETTINGS[s], HOSTS[h], self.scale, self.paths), list(self.overrides))
-            for s, h in places
+            (s, h): load_recipe(base_recipe(SETTINGS[s], HOSTS[h], self.scale, self.paths), changes) for s, h in places
         }
 
     def _run(
         self, setting: str, host: str, arm: str, multiplier: float, seed: int, is_selection: bool = False
     ) -> PlannedRun:
         base = self._bases[setting, host]
-        mixer, kind, training = get_arm(arm).mixer, self.study.kind, base.train
+        mixer, kind, training = self.arm(arm).mixer, self.study.kind, base.train
         if get_arm(arm).budget:
             options = json.dumps(base.backbone.options, sort_keys=True)
             mixer = near_budget(mixer.name, base.backbone.name, options, image_size(SETTINGS[setting], self.scale))
@@ -195,6 +210,12 @@ class Plan:
         changes = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed, "mixer": mixer, "train": training}
         config = base.model_copy(update=changes)
         return PlannedRun(setting, host, arm, multiplier, seed, kind, config, is_selection)
+
+
+def _mixer_options(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the options of mixers that overrides set: option to value."""
+    parts = (o.removeprefix(MIXER_OPTIONS).partition("=") for o in overrides if o.startswith(MIXER_OPTIONS))
+    return {key: parse_yaml(value, f"--set {MIXER_OPTIONS}{key}={value}") for key, _, value in parts}
 
 
 def _from_here(override: str) -> str:
@@ -239,7 +260,8 @@ def make_plan(
         protocol: "default", "matched" or "tuned"; see `Plan`.
         seeds: instead of those the study declares.
         paths: "proxy" to the folder of the bundle, or dataset to folder. Needed to run, not to look.
-        overrides: ``a.b=c``, changes of the config of every run.
+        overrides: ``a.b=c``, changes of the config of every run; ``mixer.options.a=c`` of every arm whose mixer has
+            the option.
         arms: arms of another study, or any registered mixers, that stand in every grid beside the study's own, with
             options or without: "chasm(bins=256)".
         selection_steps: steps of a selection run under `tuned`; at most those of a run of the study. A study whose
@@ -255,12 +277,14 @@ def make_plan(
         raise ValueError(f"expected at least one selection step, got {selection_steps}")
     for override in overrides:
         key = override.partition("=")[0]
+        if key.startswith(MIXER_OPTIONS) and key != f"{MIXER_OPTIONS}step_scale":
+            continue
         if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):
             raise ValueError(f"--set {override}: {key} is what the runs of a study differ in: it cannot be set for all")
     arms = ["".join(arm.split()) for arm in arms]  # one spelling of options, since runs are named after it
     for arm in arms:
         get_arm(arm)
-    return Plan(
+    plan = Plan(
         get_study(study),
         scale,
         protocol,
@@ -270,6 +294,11 @@ def make_plan(
         tuple(arms),
         selection_steps,
     )
+    used = {key for point in plan.points for key in plan.arm(point[2]).mixer.options}
+    for key in _mixer_options(overrides):
+        if key not in used:
+            raise ValueError(f"--set {MIXER_OPTIONS}{key}: no mixer of the study has this option, or its arms set it")
+    return plan
 
 
 def part_of(plan: Plan, only: Sequence[str]) -> Plan:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import compare, falsify, per_seed
-from chasm.studies.factors import SETTINGS, get_arm
+from chasm.studies.factors import SETTINGS
 from chasm.studies.plan import Plan, PlannedRun, Selection
 from chasm.studies.records import (
     ArmInfo,
@@ -47,7 +47,7 @@ def collect(plan: Plan, root: str | Path) -> Results:
         study=StudyInfo(study.name, study.title, study.source, study.question, study.kind),
         settings={name: _setting(plan, name) for name in settings},
         hosts={name: plan.host_label(name) for name in hosts},
-        arms={name: _arm(name) for name in arms},
+        arms={name: _arm(plan, name) for name in arms},
         counts=dict(counts),
         runs=runs,
         rows=rows,
@@ -100,8 +100,8 @@ def _setting(plan: Plan, name: str) -> SettingInfo:
     return SettingInfo(title, metrics, setting.dataset, setting.task, setting.acceleration, setting.mask)
 
 
-def _arm(name: str) -> ArmInfo:
-    arm = get_arm(name)
+def _arm(plan: Plan, name: str) -> ArmInfo:
+    arm = plan.arm(name)
     return ArmInfo(arm.label, arm.mixer.name, dict(arm.mixer.options))
 
 
