@@ -1,5 +1,6 @@
 """Self-supervised reconstruction: what the network sees, what its output is compared with, and that it learns."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from chasm.backbones import create_backbone
 from chasm.data import open_dataset
-from chasm.mri import Sampling, fft2c, rss, to_channels, to_complex
-from chasm.tasks import Meter, Reconstruction
+from chasm.mri import Sampling, fft2c, ifft2c, rss, to_channels, to_complex
+from chasm.tasks import Meter, Reconstruction, TaskBatch
 from chasm.tasks.self_supervision import CENTER_LINES
 from chasm.train import load_recipe, train
 from chasm.train.schedule import seeds_of_step
@@ -50,6 +51,51 @@ def test_the_measured_lines_are_split_in_two(coils: int) -> None:
         assert torch.equal(batch.maps, whole.maps)  # type: ignore[arg-type]
     assert torch.equal(batch.input, task.for_training(whole, [5, 6]).input)
     assert not torch.equal(batch.input, task.for_training(whole, [6, 5]).input)
+
+
+@pytest.mark.parametrize("coils", [1, 3])
+def test_every_slice_may_have_its_own_mask_and_several_splits(coils: int) -> None:
+    """Two splits of two slices, whose masks differ: each holds out its own measured lines, and shares the loss."""
+    task = Reconstruction(Sampling("random", 3), complex=True, self_supervised=0.4, masks="slice", splits=2)
+    whole = task.prepare(images(coils), case=["a", "b"])
+    batch = task.for_training(whole, [5, 6])
+    assert whole.mask is not None
+    assert not torch.equal(whole.mask[0], whole.mask[1])
+    assert batch.mask is not None
+    assert batch.held_out is not None
+    assert batch.case == ["a", "a", "b", "b"]
+    assert torch.equal(batch.mask + batch.held_out, whole.mask.repeat_interleave(2, 0))
+    assert len({tuple(row.flatten().tolist()) for row in batch.held_out}) == 4
+    once = Reconstruction(Sampling("random", 3), complex=True, self_supervised=0.4, masks="slice")
+    assert torch.equal(once.for_training(whole, [5, 6]).input, batch.input[::2])  # the first split is that of one
+    output = torch.randn(4, 2, *SIZE)
+    halves = [once.loss(output[i::2], _rows(batch, slice(i, None, 2))) for i in range(2)]
+    torch.testing.assert_close(task.loss(output, batch), sum(halves) / 2)
+
+
+def _rows(batch: TaskBatch, rows: slice) -> TaskBatch:
+    names = ("input", "target", "mask", "maps", "measured", "held_out", "held_out_kspace")
+    return replace(batch, **{n: v[rows] for n in names if (v := getattr(batch, n)) is not None})
+
+
+@pytest.mark.parametrize("coils", [1, 3])
+def test_the_masks_of_undersampled_data_are_what_was_measured(coils: int) -> None:
+    """Zero-filled images with masks of their own give the same batches as full images under the same masks."""
+    drawn = Reconstruction(Sampling("random", 3), complex=True, self_supervised=0.4, masks="slice")
+    full = drawn.prepare(images(coils))
+    assert full.mask is not None
+    zero_filled = ifft2c(full.mask * fft2c(images(coils)))
+    task = Reconstruction(complex=True, self_supervised=0.4, masks="measured")
+    found = task.prepare(zero_filled)
+    assert torch.equal(found.mask, full.mask)  # type: ignore[arg-type]
+    first, second = task.for_training(found, [5, 6]), drawn.for_training(full, [5, 6])
+    assert torch.equal(first.held_out, second.held_out)  # type: ignore[arg-type]
+    scale = first.scale / second.scale  # type: ignore[operator]
+    if coils == 1:
+        torch.testing.assert_close(first.input * scale, second.input, rtol=1e-3, atol=1e-4)
+    else:  # the block around the centre that was measured may be larger than the one that every mask has
+        lines = first.measured * scale  # type: ignore[operator]
+        torch.testing.assert_close(lines, second.measured, rtol=1e-3, atol=1e-4)
 
 
 def test_the_loss_by_hand_and_without_the_target() -> None:
@@ -106,6 +152,11 @@ def test_scores_of_held_out_lines() -> None:
     [
         ({"self_supervised": 1.0}, "between 0 and 1, got 1"),
         ({"protocol": "held-out"}, "set it, to 0.4"),
+        ({"self_supervised": 0.4, "masks": "epoch"}, "draws lines that were not measured"),
+        ({"splits": 2}, "belong to self-supervised training"),
+        ({"self_supervised": 0.4, "splits": 0}, "expected 1 or more"),
+        ({"self_supervised": 0.4, "masks": "measured"}, "set complex=True"),
+        ({"masks": "measured", "complex": True}, "belong to self-supervised training"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
@@ -131,9 +182,10 @@ def test_it_learns_from_undersampled_data_alone() -> None:
     pool = torch.nn.functional.pad(torch.stack([data[i].image for i in range(len(data))]), (16, 16))
     train_on, test_on = pool[:24], pool[24:]
 
-    def psnr(self_supervised: float | None, steps: int) -> float:
+    def psnr(self_supervised: float | None, steps: int, **more: Any) -> float:
         torch.manual_seed(0)
-        task = Reconstruction(Sampling("random", acceleration=2), complex=True, self_supervised=self_supervised)
+        sampling = Sampling("random", acceleration=2)
+        task = Reconstruction(sampling, complex=True, self_supervised=self_supervised, **more)
         options = {"width": 8, "depth": 2, "levels": (), "data_consistency": True}
         model = create_backbone("unet", None, size=(32, 64), **options)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -157,9 +209,13 @@ def test_it_learns_from_undersampled_data_alone() -> None:
     zero_filled, supervised, alone = psnr(None, 0), psnr(None, 60), psnr(0.4, 60)  # 25.2, 27.1 and 26.0 dB
     assert alone > zero_filled + 0.4
     assert supervised - 2 < alone < supervised
+    zero_filled, supervised = (psnr(None, steps, masks="slice") for steps in (0, 60))  # every slice has its own mask
+    alone = psnr(0.4, 60, splits=2, masks="slice")  # 25.1, 26.3 and 25.7 dB
+    assert zero_filled + 0.3 < alone < supervised
 
 
-def test_a_recipe_on_undersampled_kspace_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("masks", ["fixed", "measured"])
+def test_a_recipe_on_undersampled_kspace_alone(tmp_path: Path, masks: str) -> None:
     """The files hold nothing but measured lines; the run is chosen by lines it did not see."""
     import numpy as np
 
@@ -169,6 +225,8 @@ def test_a_recipe_on_undersampled_kspace_alone(tmp_path: Path) -> None:
     for i in range(10):
         generator = torch.Generator().manual_seed(i)
         kspace = fft2c(torch.randn(1, 3, 32, 24, dtype=torch.complex64, generator=generator)) * mask.tensor()
+        if masks == "measured":  # every file has lost other lines
+            kspace[..., i] = 0
         np.save(folder / f"scan{i}.npy", kspace.numpy())
     np.save(tmp_path / "mask.npy", mask.tensor()[0, 0, 0].numpy())
     config = load_recipe(
@@ -176,7 +234,9 @@ def test_a_recipe_on_undersampled_kspace_alone(tmp_path: Path) -> None:
             "data": {"name": "kspace", "path": str(folder), "options": {"axes": "SCHW", "undersampled": True}},
             "task": {
                 "options": {
-                    "sampling": {"kind": "file", "file": str(tmp_path / "mask.npy")},
+                    **({"sampling": {"kind": "file", "file": str(tmp_path / "mask.npy")}} if masks == "fixed" else {}),
+                    "masks": masks,
+                    "splits": 2,
                     "complex": True,
                     "protocol": "held-out",
                     "self_supervised": 0.4,

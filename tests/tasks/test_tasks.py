@@ -307,5 +307,5 @@ def test_mistakes_about_masks_are_one_line() -> None:
         Reconstruction(masks="epochs")
     with pytest.raises(ValueError, match=r"masks='slice' draws masks: leave out sampling\.offset"):
         Segmentation(Sampling(offset=1), masks="slice")
-    with pytest.raises(ValueError, match="leave out masks=epoch"):
+    with pytest.raises(ValueError, match="masks='epoch' draws lines that were not measured"):
         Reconstruction(self_supervised=0.4, masks="epoch")

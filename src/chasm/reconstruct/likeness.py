@@ -1,11 +1,14 @@
 """Whether a scan is like the data that a run was trained on: its size, coils, acceleration and brightness."""
 
+from typing import Any
+
 from torch import Tensor
 
 from chasm.common.text import counted
 from chasm.data.files import crop_or_pad
 from chasm.mri import ifft2c
 from chasm.reconstruct.inputs import Scan
+from chasm.tasks.sampling import MEASURED
 from chasm.train import Run
 from chasm.train.weights import brightness
 
@@ -31,8 +34,9 @@ def unlike_training(scan: Scan, run: Run) -> str:
             found.append(f"{height} x {width} pixels (trained on {trained_height} x {trained_width})")
         if trained["complex"] and image.is_complex() and coils != trained_coils:
             found.append(f"{counted(coils, 'coil')} (trained on {trained_coils})")
-    usual = run.config.task.create().sampling.on(trained_height, trained_width).acceleration  # type: ignore[attr-defined]
-    if not 1 / MAX_OTHER_ACCELERATION < acceleration / usual < MAX_OTHER_ACCELERATION:
+    task: Any = run.config.task.create()
+    usual = task.sampling.on(trained_height, trained_width).acceleration
+    if task.masks != MEASURED and not 1 / MAX_OTHER_ACCELERATION < acceleration / usual < MAX_OTHER_ACCELERATION:
         found.append(f"acceleration {acceleration:.3g} (trained on {usual:.3g})")
     value, limits = brightness(image), trained.get("brightness")
     if value is not None and limits:

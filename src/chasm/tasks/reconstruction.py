@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, rss, to_channels, to_complex
+from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, mask_from_array, rss, to_channels, to_complex
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows
 from chasm.tasks.protocols import FastMRI, HeldOut, get_protocol
-from chasm.tasks.sampling import check_masks, drawn_masks, masks_of
+from chasm.tasks.sampling import MASKS, MEASURED, check_masks, drawn_masks, masks_of
 from chasm.tasks.self_supervision import held_out_lines, hold_out, self_supervised_loss
 
 
@@ -32,14 +32,18 @@ class Reconstruction(Task):
         protocol: name of the metric protocol, see `chasm.tasks.protocols`. "held-out" needs no truth.
         self_supervised: fraction of the measured lines that training keeps from the network and compares its output
             with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
+        splits: how often a step of self-supervised training takes each slice, every time with other lines held out.
         snr_db: signal-to-noise ratio of the measured samples of a single coil; None adds no noise. The noise follows
             from the slice, so that a slice has the same noise in every epoch and run. The target stays clean.
         masks: "fixed": the one mask of `sampling` for all. "slice": every slice has a mask of its own, always the same
             one, in validation and test, too. "epoch": training draws a new mask for every slice in every epoch, and
             validation and test keep the one of `sampling`. Drawn masks move the offset of equispaced ones.
+            "measured": for self-supervised training on data that is undersampled itself: the columns that hold
+            anything, in every slice its own.
 
     Raises:
-        ValueError: if the protocol or `masks` is unknown, or `self_supervised` is not between 0 and 1.
+        ValueError: if the protocol or `masks` is unknown, `self_supervised` is not between 0 and 1, or these do not go
+            together.
 
     >>> Reconstruction(Sampling(acceleration=8)).channels(modalities=1)
     (2, 2)
@@ -54,14 +58,26 @@ class Reconstruction(Task):
         complex: bool = False,
         protocol: str = "hifi",
         self_supervised: float | None = None,
+        splits: int = 1,
         snr_db: float | None = None,
         masks: str = "fixed",
     ) -> None:
         self.sampling = sampling or Sampling()
         self.snr_db = snr_db
-        self.masks = check_masks(masks, self.sampling)
-        if masks != "fixed" and self_supervised is not None:
-            raise ValueError(f"self_supervised draws from the lines that were measured: leave out masks={masks}")
+        self.masks = check_masks(masks, self.sampling, (*MASKS, MEASURED))
+        if masks == "epoch" and self_supervised is not None:
+            raise ValueError(
+                "masks='epoch' draws lines that were not measured: self_supervised takes 'slice' or 'fixed'"
+            )
+        if self_supervised is None and (splits != 1 or masks == MEASURED):
+            raise ValueError(
+                "splits and masks='measured' belong to self-supervised training: set self_supervised, to 0.4"
+            )
+        if splits < 1:
+            raise ValueError(f"splits={splits}: expected 1 or more")
+        if masks == MEASURED and not complex:
+            raise ValueError("masks='measured' looks at the k-space of complex images: set complex=True")
+        self.splits = splits
         self.complex = complex
         self.protocol = get_protocol(protocol)
         if self_supervised is not None and not 0 < self_supervised < 1:
@@ -100,7 +116,11 @@ class Reconstruction(Task):
         if not self.complex or image.shape[1] == 1:
             return replace(batch, input=to_channels(self._zero_filled(image, mask)), mask=mask, full=kept)
         measured = mask * fft2c(image)
-        maps = estimate_maps(measured, self.sampling.on(*image.shape[-2:]).center)  # the centre is in every mask
+        if self.masks == MEASURED:
+            centers = [mask_from_array(each.cpu().numpy()).center for each in mask[:, 0, 0]]
+            maps = torch.cat([estimate_maps(y[None], c) for y, c in zip(measured, centers, strict=True)])
+        else:
+            maps = estimate_maps(measured, self.sampling.on(*image.shape[-2:]).center)  # the centre is in every mask
         combined = to_channels(Operator(mask, maps).adjoint(measured))
         return replace(batch, input=combined, mask=mask, maps=maps, measured=measured, full=kept)
 
@@ -110,10 +130,12 @@ class Reconstruction(Task):
             return replace(drawn, full=None)
         if self.self_supervised is None:
             return batch
-        return hold_out(batch, self.sampling.mask(batch.input.shape[-1]), self.self_supervised, seeds)
+        return hold_out(batch, self.self_supervised, seeds, self.splits)
 
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
-        return self.for_training(batch, [0] * len(batch.input)) if isinstance(self.protocol, HeldOut) else batch
+        if self.self_supervised is None or not isinstance(self.protocol, HeldOut):
+            return batch
+        return hold_out(batch, self.self_supervised, [0] * len(batch.input))
 
     def _zero_filled(self, image: Tensor, mask: Tensor) -> Tensor:
         """Return the zero-filled image (B, M, H, W), with noise where the task asks for it."""
@@ -144,7 +166,8 @@ class Reconstruction(Task):
     def report(self, shape: Sequence[int]) -> dict[str, Any]:
         mask = self.sampling.on(*shape[-2:]).report()
         found = {**super().report(shape), "mask": mask, "masks": self.masks, "complex": self.complex}
-        options = {"self_supervised": self.self_supervised, "snr_db": self.snr_db}
+        splits = self.splits if self.self_supervised is not None else None
+        options = {"self_supervised": self.self_supervised, "splits": splits, "snr_db": self.snr_db}
         return found | {name: value for name, value in options.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Which mask undersamples which slice: one for all, one for every slice, or a new one in every epoch."""
+"""Which mask undersamples which slice: one for all, one for every slice, a new one in every epoch, or as measured."""
 
 import zlib
 from collections.abc import Sequence
@@ -8,24 +8,27 @@ import torch
 from torch import Tensor
 
 from chasm.common.registry import suggest
-from chasm.mri import Sampling
+from chasm.mri import Sampling, fft2c
 
 MASKS = ("fixed", "slice", "epoch")
+MEASURED = "measured"
+MIN_POWER = 1e-11  # of a measured column, over that of the strongest: an empty one has rounding errors, 1e-14
 
 
-def check_masks(masks: str, sampling: Sampling) -> str:
+def check_masks(masks: str, sampling: Sampling, known: Sequence[str] = MASKS) -> str:
     """Return how masks are drawn.
 
     Args:
-        masks: one of `MASKS`.
+        masks: one of `known`.
         sampling: what they are drawn by.
+        known: what the task can do.
 
     Raises:
         ValueError: if it is unknown, or there is nothing to draw.
     """
-    if masks not in MASKS:
-        raise ValueError(f"unknown masks {masks!r}: {suggest(masks, MASKS)}")
-    if masks != "fixed" and (sampling.kind == "file" or sampling.offset is not None):
+    if masks not in known:
+        raise ValueError(f"unknown masks {masks!r}: {suggest(masks, known)}")
+    if masks in ("slice", "epoch") and (sampling.kind == "file" or sampling.offset is not None):
         raise ValueError(f"masks={masks!r} draws masks: leave out sampling.offset, and choose a kind other than 'file'")
     return masks
 
@@ -37,8 +40,10 @@ def masks_of(image: Tensor, sampling: Sampling, masks: str) -> Tensor:
         image: raw images, (B, M, H, W). With masks="slice" the mask of an image follows from its pixels and the seed
             of the sampling, so that a slice has the same mask in every epoch, split and run.
         sampling: how to make masks.
-        masks: one of `MASKS`.
+        masks: one of `MASKS`, or `MEASURED`.
     """
+    if masks == MEASURED:
+        return measured_columns(image)
     if masks != "slice":
         return sampling.on(*image.shape[-2:]).tensor(image.device)
     pixels = [zlib.crc32(each.cpu().numpy().tobytes()) for each in image]
@@ -56,3 +61,19 @@ def drawn_masks(image: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Tens
     own = sampling.seed if isinstance(sampling.seed, tuple) else (sampling.seed or 0,)
     chosen = [replace(sampling, seed=(*own, seed % 2**32)) for seed in seeds]
     return torch.cat([each.draw(*image.shape[-2:]).tensor() for each in chosen]).to(image.device)
+
+
+def measured_columns(image: Tensor) -> Tensor:
+    """Return which columns of k-space hold anything: zeros and ones, (B, 1, 1, W).
+
+    Args:
+        image: zero-filled images of undersampled data, (B, M, H, W).
+
+    >>> from chasm.mri import create_mask, ifft2c
+    >>> mask = create_mask("equispaced", 16, 4).tensor()
+    >>> image = ifft2c(mask * torch.randn(2, 3, 8, 16, dtype=torch.complex64))
+    >>> torch.equal(measured_columns(image), mask.expand(2, 1, 1, 16))
+    True
+    """
+    power = fft2c(image).abs().square().sum((1, 2))
+    return (power > MIN_POWER * power.amax(1, keepdim=True)).float()[:, None, None]

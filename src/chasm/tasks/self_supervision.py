@@ -5,54 +5,54 @@ which the network does not see, is what its output is compared with:
 
     error(lines) = |A x - y|_2 / |y|_2 + |A x - y|_1 / |y|_1 over these lines;   loss = error(held out) + error(kept)
 
-Readings: whole lines are held out, drawn anew in every step, where the paper draws points once. The lines in the middle
+Several splits of a slice in one step, whose losses are averaged, are the multi-mask variant (Yaman et al., NMR in
+Biomedicine 2022).
+
+Readings: whole lines are held out, drawn anew in every step, where the papers draw points once. The lines in the middle
 always stay in the input. Sensitivities come from all measured lines. The paper's network keeps the lines of its input
 by data consistency; VarNet need not, nor a U-Net without it, hence the second error.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
-from chasm.mri import Mask, Operator, fft2c, to_channels, to_complex
+from chasm.mri import Operator, fft2c, to_channels, to_complex
 from chasm.tasks.base import TaskBatch
 
 CENTER_LINES = 4  # around the zero frequency; they hold most of the energy and are never held out
+SPLIT_STRIDE = 2_654_435_761  # between the seeds of the splits of one slice; odd, as only the low 32 bits count
 
 
-def hold_out(batch: TaskBatch, mask: Mask, fraction: float, seeds: Sequence[int]) -> TaskBatch:
+def hold_out(batch: TaskBatch, fraction: float, seeds: Sequence[int], splits: int = 1) -> TaskBatch:
     """Move a part of the measured lines of every slice out of the input.
 
     Args:
         batch: of a reconstruction, with all lines that were measured.
-        mask: those lines.
         fraction: of them, which is held out.
         seeds: one for each slice, which draws its lines.
+        splits: how often each slice is in the result, every time with other lines held out.
 
     Returns:
         The batch with the other lines as input; `held_out` and `held_out_kspace` are set.
 
     Raises:
-        ValueError: when there are too few lines to split.
+        ValueError: when there are too few lines to split, or the mask keeps points and not lines.
     """
-    middle = mask.width // 2
-    candidates = [c for c in mask.columns if not -CENTER_LINES // 2 <= c - middle < CENTER_LINES // 2]
-    count = round(fraction * len(candidates))
-    if not 0 < count < len(candidates):
-        raise ValueError(
-            f"self_supervised={fraction:g} holds out {count} of {len(candidates)} lines outside the centre: "
-            "expected at least one to hold out and one to keep"
-        )
-    held = torch.zeros(len(seeds), 1, 1, mask.width)
-    lines = torch.tensor(candidates)
-    for row, seed in zip(held, seeds, strict=True):
-        row[..., lines[torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))[:count]]] = 1
-    held = held.to(batch.input.device, non_blocking=True)
-    everything = mask.tensor(batch.input.device)
-    kspace = everything * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
-    kept = everything - held
+    assert batch.mask is not None
+    if batch.mask.shape[-2] > 1:
+        raise ValueError("self_supervised holds out lines: choose a kind of mask that keeps whole columns")
+    if splits > 1:
+        batch = _repeated(batch, splits)
+    assert batch.mask is not None
+    rows = batch.mask.expand(len(batch.input), -1, -1, -1)[:, 0, 0].cpu()
+    drawn = [seed + i * SPLIT_STRIDE for seed in seeds for i in range(splits)]
+    held = torch.stack([_drawn_lines(row, fraction, seed) for row, seed in zip(rows, drawn, strict=True)])
+    held = held[:, None, None].to(batch.input.device, non_blocking=True)
+    kspace = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
+    kept = batch.mask - held
     return replace(
         batch,
         input=to_channels(Operator(kept, batch.maps).adjoint(kspace)),
@@ -61,6 +61,31 @@ def hold_out(batch: TaskBatch, mask: Mask, fraction: float, seeds: Sequence[int]
         held_out=held,
         held_out_kspace=held * kspace,
     )
+
+
+def _repeated(batch: TaskBatch, times: int) -> TaskBatch:
+    """Return the batch with every slice several times in a row."""
+    size = len(batch.input)
+    values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    tensors = {k: v for k, v in values.items() if isinstance(v, Tensor) and len(v) == size}
+    case = [name for name in batch.case for _ in range(times)]
+    return replace(batch, case=case, **{k: v.repeat_interleave(times, 0) for k, v in tensors.items()})
+
+
+def _drawn_lines(measured: Tensor, fraction: float, seed: int) -> Tensor:
+    """Return ones for the lines (W,) that are held out of those that were measured."""
+    middle = len(measured) // 2
+    lines = measured.nonzero().flatten()
+    lines = lines[(lines < middle - CENTER_LINES // 2) | (lines >= middle + CENTER_LINES // 2)]
+    count = round(fraction * len(lines))
+    if not 0 < count < len(lines):
+        raise ValueError(
+            f"self_supervised={fraction:g} holds out {count} of {len(lines)} lines outside the centre: "
+            "expected at least one to hold out and one to keep"
+        )
+    held = torch.zeros(len(measured))
+    held[lines[torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))[:count]]] = 1
+    return held
 
 
 def held_out_lines(output: Tensor, batch: TaskBatch) -> Tensor:
