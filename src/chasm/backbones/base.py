@@ -161,8 +161,17 @@ def padded_size(size: Sequence[int], multiple: int, smallest: int) -> Size:
     >>> padded_size((20, 3), multiple=8, smallest=16)
     (24, 16)
     """
-    H, W = (torch.sym_max((n + multiple - 1) // multiple * multiple, smallest) for n in size)
+    H, W = (_at_least((n + multiple - 1) // multiple * multiple, smallest) for n in size)
     return H, W
+
+
+def _at_least(n: int, smallest: int) -> int:
+    """Return the larger number. A free size in torch.export stays a plain expression if its range says it is larger."""
+    if isinstance(n, torch.SymInt):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return n if statically_known_true(n >= smallest) else torch.sym_max(n, smallest)
+    return max(n, smallest)
 
 
 def pad_to_multiple(x: Tensor, multiple: int, smallest: int) -> Tensor:
