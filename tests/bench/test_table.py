@@ -11,7 +11,7 @@ from chasm.bench.clock import Limits, Pace
 from chasm.bench.peers import DEFAULT_PEERS, Attention
 from chasm.common.precision import tf32
 from chasm.mixers import MIXERS
-from chasm.ops.forms import circulant, fft
+from chasm.ops.forms import fft
 
 CPU = torch.device("cpu")
 LIMITS = Limits(copy_gb_per_s=10.0, gemm_tflop_per_s=1.0)
@@ -51,7 +51,7 @@ def test_each_row_has_a_time_an_error_and_its_form(rows: list[table.Row]) -> Non
         assert 0 <= r["error"] < allowed, r
         assert bool(r["worst_gradient"]) == (r["mode"] == "step")
     auto = {r["mode"]: r["form"] for r in rows if r["form"].startswith("auto") and r["dtype"] == "float32"}
-    assert auto == {"core": "auto (circulant)", "eval": "auto (circulant)", "step": "auto (circulant)"}
+    assert auto == {"core": "auto (fft)", "eval": "auto (fft)", "step": "auto (fft)"}
 
 
 def test_ratios(rows: list[table.Row]) -> None:
@@ -66,18 +66,18 @@ def test_ratios(rows: list[table.Row]) -> None:
 
 
 def test_selection() -> None:
-    rows = measured(modes=["eval"], mixers=["chasm"], forms=["circulant", "fft"])
-    assert [(r["mixer"], r["form"]) for r in rows] == [("literal", "eager"), ("chasm", "circulant"), ("chasm", "fft")]
+    rows = measured(modes=["eval"], mixers=["chasm"], forms=["reference", "fft"])
+    assert [(r["mixer"], r["form"]) for r in rows] == [("literal", "eager"), ("chasm", "reference"), ("chasm", "fft")]
 
 
 def test_a_wrong_output_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = circulant._filtered
-    monkeypatch.setattr(circulant, "_filtered", lambda x, R, dim: 1.01 * right(x, R, dim))
-    rows = {r["form"]: r for r in measured(modes=["eval"], mixers=["chasm"], forms=["circulant", "fft"])}
-    assert "time_ms" not in rows["circulant"]
-    assert 1e-3 < rows["circulant"]["error"] < 0.1
-    assert "wrong" in rows["circulant"]["note"]
-    assert rows["fft"]["time_ms"] > 0
+    right = fft._inverse
+    monkeypatch.setattr(fft, "_inverse", lambda *args: 1.01 * right(*args))
+    rows = {r["form"]: r for r in measured(modes=["eval"], mixers=["chasm"], forms=["reference", "fft"])}
+    assert "time_ms" not in rows["fft"]
+    assert 1e-3 < rows["fft"]["error"] < 0.1
+    assert "wrong" in rows["fft"]["note"]
+    assert rows["reference"]["time_ms"] > 0
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])  # x, gains, bases
@@ -90,15 +90,16 @@ def test_a_wrong_gradient_gets_no_time(place: int, monkeypatch: pytest.MonkeyPat
         return tuple(grads)
 
     monkeypatch.setattr(fft.FFT, "backward", wrong)
-    rows = {r["form"]: r for r in measured(modes=["step"], mixers=["chasm"], forms=["fft", "circulant"])}
+    rows = {r["form"]: r for r in measured(modes=["step"], mixers=["chasm"], forms=["fft", "reference"])}
     assert "time_ms" not in rows["fft"]
     assert rows["fft"]["worst_gradient"] in rows["fft"]["note"]
-    assert rows["circulant"]["time_ms"] > 0
+    assert rows["reference"]["time_ms"] > 0
 
 
 def test_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circulant, "_filtered", lambda x, R, dim: x * torch.nan)
-    (_, row) = measured(modes=["eval"], mixers=["chasm"], forms=["circulant"])
+    right = fft._inverse
+    monkeypatch.setattr(fft, "_inverse", lambda *args: right(*args) * torch.nan)
+    (_, row) = measured(modes=["eval"], mixers=["chasm"], forms=["fft"])
     assert "time_ms" not in row
     assert "wrong" in row["note"]
 
@@ -107,14 +108,14 @@ def test_a_row_that_cannot_run_says_why_and_the_others_go_on(monkeypatch: pytest
     def no_memory(*_: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate much")
 
-    monkeypatch.setattr(circulant, "_filtered", no_memory)
+    monkeypatch.setattr(fft, "_inverse", no_memory)
     rows = measured(
-        shapes=[(1, 12, 8, 8)], modes=["eval"], mixers=["chasm", "ffc", "gfnet"], forms=["circulant", "fft"]
+        shapes=[(1, 12, 8, 8)], modes=["eval"], mixers=["chasm", "ffc", "gfnet"], forms=["reference", "fft"]
     )
     notes = {(r["mixer"], r["form"]): r.get("note") for r in rows}
-    assert notes["chasm", "circulant"] == "out of memory"
+    assert notes["chasm", "fft"] == "out of memory"
     assert "multiple of 8" in notes["ffc", "-"]  # its global half of 12 channels
-    assert notes["chasm", "fft"] is notes["gfnet", "-"] is notes["literal", "eager"] is None
+    assert notes["chasm", "reference"] is notes["gfnet", "-"] is notes["literal", "eager"] is None
 
 
 def test_both_layouts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

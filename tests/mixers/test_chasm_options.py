@@ -122,7 +122,7 @@ def test_repr_names_the_variant() -> None:
         ({"basis": "shard"}, r"unknown basis='shard': did you mean 'shared'\?"),
         ({"basis": "None"}, r"basis='None' is text: write None in Python, null in YAML"),
         ({"gain": "positve"}, r"unknown gain='positve': did you mean 'positive'\?"),
-        ({"form": "circulent"}, r"unknown form='circulent': did you mean 'circulant'\?"),
+        ({"form": "tritton"}, r"unknown form='tritton': did you mean 'triton'\?"),
         ({"ndim": 4}, r"unknown ndim=4: known: 1, 2, 3"),
         ({"bins": 0}, r"bins=0: expected a positive whole number, or 2"),
         ({"bins": (4,)}, r"bins=\(4,\): expected"),

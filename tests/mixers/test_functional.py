@@ -97,7 +97,7 @@ def test_an_ensemble(options: dict[str, Any]) -> None:
         close(got, torch.stack([m(x) for m in members]))
 
 
-def test_axes_too_long_for_circulants() -> None:
+def test_axes_of_unequal_lengths() -> None:
     x = torch.randn(2, C, 3, 130, dtype=torch.float64, requires_grad=True)
     m = mixer({})
     want = torch.stack([torch.autograd.grad(value, x, retain_graph=True)[0] for value in corner(m(x))[:2]])

@@ -11,12 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chasm import CHASM, ops
 from chasm.ops import AxisOperator, reference
-from chasm.ops.forms import fft
 from helpers import pairwise
 
 GAINS = ["positive", "signed", "complex"]
 FORMS = [form for form in ops.FORMS if form not in ops.GPU_FORMS]  # those: test_triton_form.py, test_fused_kernel.py
-OWN_BACKWARD = ["fft", "circulant"]
+OWN_BACKWARD = ["fft"]
 BASES = ["shared", "identity", "untied"]
 
 
@@ -279,7 +278,7 @@ def test_second_derivatives_are_right_or_refused(form: str, basis: str, gain: st
             close(a, b, 1e-9, "second derivative")
 
 
-@pytest.mark.parametrize(("form", "gain"), [("fft", "positive"), ("fft", "complex"), ("circulant", "complex")])
+@pytest.mark.parametrize(("form", "gain"), [("fft", "positive"), ("fft", "complex")])
 def test_gradcheck_of_the_own_backward(form: str, gain: str) -> None:
     axes = axes_of(2, (2, 3), "shared", gain, 3)
 
@@ -341,21 +340,6 @@ def test_theta_rests_at_the_start(form: str, size: int) -> None:
     for name, theta in mixer.theta.items():
         assert theta.grad is not None
         assert not theta.grad.any(), (name, theta.grad.abs().max())
-
-
-@pytest.mark.parametrize("gain", ["positive", "complex"])
-@pytest.mark.parametrize(("size", "dims"), [((6, 5), (2, 3)), ((4, 8), (3, 2)), ((7,), (2,))])
-def test_the_last_matrix_may_take_over_the_division_of_the_inverse(size: Any, dims: Any, gain: str) -> None:
-    """What a GPU does, on a CPU: the inverse FFT leaves out the division by all sizes."""
-    right = fft.RealFFT
-
-    class Unscaled(right):  # type: ignore[misc, valid-type]
-        def __init__(self, shape: torch.Size, dims: Any, unscaled: bool) -> None:
-            super().__init__(shape, dims, unscaled=True)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fft, "RealFFT", Unscaled)
-        check(features(2, 4, *size), axes_of(4, dims, "shared", gain), "fft", 1e-10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

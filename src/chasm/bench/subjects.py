@@ -224,7 +224,7 @@ def call_of(subject: Subject, kind: str, inputs: Inputs, dtype: torch.dtype) -> 
 
 
 def form_that_runs(subject: Subject, kind: str, x: Tensor) -> str:
-    """Return the form that runs, for example "auto (circulant)".
+    """Return the form that runs, for example "auto (fft)".
 
     Args:
         subject: the block.

@@ -31,7 +31,7 @@ def bench(
     dtype: list[str] = typer.Option([], help="float32 or bf16."),
     mixer: list[str] = typer.Option([], help=MIXER),
     mode: list[str] = typer.Option([], help=MODES),
-    form: list[str] = typer.Option([], help="How CHASM is computed: auto, reference, fft, circulant, triton or fused."),
+    form: list[str] = typer.Option([], help="How CHASM is computed: auto, reference, fft, triton or fused."),
     compiled: bool = typer.Option(False, help="Also the paper-literal block under torch.compile; takes minutes."),
     seconds: float | None = typer.Option(None, min=0.001, help="How long to repeat each row. Default: by the device."),
     out: Path | None = OUT,

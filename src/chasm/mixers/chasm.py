@@ -72,7 +72,7 @@ class CHASM(Mixer):
 
     >>> mixer = CHASM(8, size=16)
     >>> mixer(torch.randn(2, 8, 16, 16)).shape, mixer.explain(torch.randn(2, 8, 16, 16)).form
-    (torch.Size([2, 8, 16, 16]), 'circulant')
+    (torch.Size([2, 8, 16, 16]), 'fft')
     """
 
     owns_residual = True

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from chasm.common.precision import full_precision
 from chasm.ops import local, reference
+from chasm.ops.forms import fft_kernels
 from chasm.ops.forms.base import Form, Passes
-from chasm.ops.forms.circulant import Circulant
 from chasm.ops.forms.fft import FFT, frequency_product
 from chasm.ops.forms.fused import Fused
 from chasm.ops.forms.triton import Triton
@@ -22,7 +22,8 @@ from chasm.ops.kernels.layout import channels_last, contiguous, is_channels_last
 from chasm.ops.library import FirstOrderOnly, Operator, wants_gradient
 from chasm.ops.operators import AxisOperator, at_least_float32
 
-_FORMS: dict[str, Form] = {"fft": FFT(), "circulant": Circulant(), "triton": Triton(), "fused": Fused()}
+_FORMS: dict[str, Form] = {"fft": FFT(), "triton": Triton(), "fused": Fused()}
+_FFT_KERNELS = fft_kernels.FFTKernels()
 
 
 class Chain(NamedTuple):
@@ -46,8 +47,11 @@ def prepare(chain: Chain, shape: torch.Size) -> Chain:
     """The chain with constants for inputs of one shape (B, C, *spatial), whose batch does not matter. No gradient."""
     if chain.is_plain:
         return chain
-    with torch.no_grad(), full_precision(chain.operators[0].gains):
-        constants = _FORMS[chain.form].prepare(shape, _passes(chain.operators), chain.dtype, False)
+    passes = _passes(chain.operators)
+    like = passes.gains[0]
+    with torch.no_grad(), full_precision(like):
+        form = _form(chain.form, like, chain.dtype, not like.is_complex())
+        constants = form.prepare(shape, passes, chain.dtype, False)
     return chain._replace(constants=constants)
 
 
@@ -85,7 +89,12 @@ def can_join_layers(x: Tensor, chains: Sequence[Chain]) -> bool:
     if x.is_cuda or local.IS_INTERPRETED:
         return local.obstacle(x, dtype) is None
     fits = x.device.type == "cpu" and x.dtype == dtype and dtype in (torch.float32, torch.float64)
-    return fits and form == "circulant" and len(chains) == 1 and x.is_contiguous()
+    return fits and form == "fft" and len(chains) == 1 and x.is_contiguous()
+
+
+def _form(name: str, x: Tensor, dtype: torch.dtype, real: bool) -> Form:
+    """The form of a name for features on the device of x, with real gains or not."""
+    return _FFT_KERNELS if name == "fft" and real and fft_kernels.can_run(x, dtype) else _FORMS[name]
 
 
 def _passes(operators: Sequence[AxisOperator]) -> Passes:
@@ -133,8 +142,9 @@ def _forward(
     with full_precision(x):
         y = z = _entering(x, form, dtype)
         if form != "none":
-            made = [] if constants else _FORMS[form].prepare(x.shape, Passes(dims, gains, bases), dtype, trains)
-            y, kept = _FORMS[form].forward(z, dims, constants or made, trains, bool(layers))
+            how = _form(form, x, dtype, symmetric)
+            made = [] if constants else how.prepare(x.shape, Passes(dims, gains, bases), dtype, trains)
+            y, kept = how.forward(z, dims, constants or made, trains, bool(layers))
         if layers:
             y, more = local.forward(y, x if add_input else residual, layers, keep)
             kept = [*more, *kept]
@@ -181,7 +191,8 @@ def _backward(
             dx = gz if add is None else gz + add
         elif needs_x or gains:
             passes = Passes(dims, gains, bases)
-            d, d_gains, d_bases = _FORMS[form].backward(gz, kept, passes, constants, needs_x, add, symmetric)
+            how = _form(form, gz, dtype, symmetric)
+            d, d_gains, d_bases = how.backward(gz, kept, passes, constants, needs_x, add, symmetric)
             dx = gz if d is None else d
             pairs = zip([*d_gains, *d_bases], [*gains, *bases], strict=True)
             found = [*[d.to(t.dtype) for d, t in pairs], *found]

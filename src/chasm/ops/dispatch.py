@@ -12,13 +12,11 @@ from chasm.ops.kernels.launch import has_large_blocks
 FORMS = {
     "reference": "the paper's equations literally (complex channel products); the oracle",
     "fft": "real FFT of the axes, real channel products on the coefficients, own backward",
-    "circulant": "each gain as a circulant matrix per channel, products of real matrices, own backward",
-    "triton": "as circulant, by Triton kernels; half precision on CUDA",
+    "triton": "each gain as a circulant matrix per channel, matrix products by Triton kernels; half precision on CUDA",
     "fused": "an axis by one Triton kernel (channels first: W; H as triton); bfloat16 on CUDA, no gradient",
 }
 GPU_FORMS = ("triton", "fused")
 
-MAX_CPU_CIRCULANT = 128  # the FFT is faster on longer axes
 MAX_TRITON_AXIS = 2048
 MAX_KEPT_CIRCULANT = 512  # longer circulants are as large as maps: they are not kept in eval
 MAX_CIRCULANT_RATIO = 4  # fall back to the FFT once long circulants need 4x the memory of the input
@@ -70,11 +68,8 @@ def choose_form(
         return Choice("fft", "an untied basis needs a matrix per frequency")
     if transformed:
         return Choice("reference", "torch.func, forward mode and torch.export follow plain torch operations only")
-    longest = max([shape[d] for d in dims])
     if device.type == "cpu":
-        if longest <= MAX_CPU_CIRCULANT:
-            return Choice("circulant", "on a CPU products with circulants beat the FFT on axes up to 128")
-        return Choice("fft", "on a CPU the FFT beats products with circulants on axes longer than 128")
+        return Choice("fft", "on a CPU the FFT beats matrix products")
     if dtype.itemsize >= 4:
         return Choice("fft", "in float32 the FFT beats matrix products on this device")
     if why := triton_obstacle(shape, dims, device, dtype):

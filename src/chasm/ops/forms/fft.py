@@ -1,12 +1,14 @@
 """A chain of axis passes in the spectral domain; runs everywhere and takes any gain.
 
-    y = T^-1 [ A_m G_m A_{m-1} ... G_1 A_0 (T x) ]
+    u_1 = F A_0 x,   v_j = lambda_j u_j,   u_{j+1} = A_j v_j,   y = A_m F^-1 v_m
 
-T is the real FFT over all axes of the chain. U acts on channels only, so it commutes with T: A_j are the C x C matrices
-of `operators.merge`, G_j the pointwise gains. By Parseval every gradient, of matrices and gains too, is formed in the
-spectral domain, so the backward keeps one tensor, T x, and computes the rest again.
+F is the real FFT over all axes of the chain. U acts on channels only, so it commutes with F: A_j are the C x C matrices
+of `operators.merge`, and the products are real, on coefficients stored as real pairs (B, C, .., 2).
 
-Coefficients are stored as real pairs (B, C, N): the channel products are real.
+With g the gradient of what stands in its index, H_j = sum g_{v_j} v_j^T after the gains of pass j and G_j = sum g_{u_j}
+u_j^T before them, the gradient of its basis is U_j (H_j - G_j), up to U_j S with a symmetric S, which a basis that
+stays orthogonal does not follow. The A_j are orthogonal, so H_j = A_j^T G_{j+1} A_j, and only H_m is summed over maps.
+Gains of one, as at the start, give H_j = G_j to the last bit: Adam would take full steps along rounding errors.
 """
 
 import math
@@ -15,151 +17,40 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chasm.common.cost import counted_as
 from chasm.ops.forms.base import Form, Passes, matrices
-from chasm.ops.kernels import has_triton
-from chasm.ops.kernels.launch import is_large_card
-from chasm.ops.kernels.layout import contiguous
-from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, merge, merge_adjoint
-
-MAX_KERNEL_CHANNELS = 128  # the kernel keeps both halves of a matrix in shared memory
-
-
-class RealFFT:
-    """The real FFT over some axes of (B, C, *spatial), with its inverse and the adjoints of both.
-
-    The transformed axes go last, in the order they stand; the last of them keeps its half spectrum.
-
-    Args:
-        shape: of the features.
-        dims: the axes to transform.
-        unscaled: whether the inverse leaves out the division by all sizes, which is `scale`. A GPU's library makes
-            another pass over the spectrum for it.
-    """
-
-    def __init__(self, shape: torch.Size, dims: Sequence[int], unscaled: bool) -> None:
-        self.source = sorted(dims)
-        self.axes = list(range(-len(dims), 0))
-        self.sizes = [shape[d] for d in self.source]
-        others = [n for d, n in enumerate(shape) if d not in self.source]
-        self.shape = (*others, *self.sizes[:-1], self.sizes[-1] // 2 + 1)
-        self.scale = 1 / math.prod(self.sizes) if unscaled else 1.0
-        self.unscaled = unscaled
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, *spatial) -> (B, C, N): the coefficients as real pairs."""
-        X = torch.fft.rfftn(x.movedim(self.source, self.axes), dim=self.axes)
-        return torch.view_as_real(X).flatten(2)
-
-    def inverse(self, X: Tensor) -> Tensor:
-        """(B, C, N) -> (B, C, *spatial)."""
-        return self._inverse(self.coefficients(X), "forward" if self.unscaled else "backward")
-
-    def inverse_adjoint(self, g: Tensor) -> Tensor:
-        """The adjoint of `inverse` as a real linear map, times 1/2.
-
-        A coefficient stands for itself and its mirror image, except DC and Nyquist of the last axis. Adjoints
-        therefore weigh coefficients by 2 but those by 1; the common factor 2 is left to the caller (`WEIGHT`).
-        """
-        g = g.movedim(self.source, self.axes)
-        G = torch.fft.rfftn(g, dim=self.axes, norm="backward" if self.unscaled else "forward")
-        self._scale_single_coefficients(G, 0.5)
-        return torch.view_as_real(G).flatten(2)
-
-    def forward_adjoint(self, G: Tensor) -> Tensor:
-        """The adjoint of `forward`, for what `inverse_adjoint` produced. Writes to G."""
-        coefficients = self.coefficients(G)
-        self._scale_single_coefficients(coefficients, 2.0)
-        return self._inverse(coefficients, "forward")
-
-    def coefficients(self, X: Tensor) -> Tensor:
-        """The real pairs as complex coefficients, an axis for each axis."""
-        return torch.view_as_complex(X.view(*self.shape, 2))
-
-    def gain_table(self, gains: Tensor, dim: int) -> Tensor:
-        """Gains (K, C) of axis `dim` -> (C, 1, .., bins, .., 1), which multiplies `coefficients`."""
-        place = self.source.index(dim)
-        if place < len(self.sizes) - 1:
-            gains = mirrored(gains, self.sizes[place])
-        after = [1] * (len(self.sizes) - 1 - place)
-        return gains.mT.reshape(gains.shape[1], *[1] * (len(self.shape) - 3 - len(after)), -1, *after)
-
-    def neighbours(self, dim: int) -> int:
-        """How many numbers of the real pairs, one after the other, have the same gain of axis `dim`."""
-        after = len(self.sizes) - 1 - self.source.index(dim)
-        return 2 * math.prod(self.shape[len(self.shape) - after :])
-
-    def gain_table_adjoint(self, d: Tensor, dim: int) -> Tensor:
-        """The gradient (K, C) of the gains for the gradient d of their table."""
-        place = self.source.index(dim)
-        d = d.flatten(1).mT
-        return mirrored_adjoint(d) if place < len(self.sizes) - 1 else d
-
-    def _inverse(self, Z: Tensor, norm: str) -> Tensor:
-        if Z.is_cuda:  # one plan for all axes is a third faster there; on a CPU axis by axis needs less memory
-            x = torch.fft.irfftn(Z, s=self.sizes, dim=self.axes, norm=norm)
-        else:
-            if len(self.axes) > 1:
-                Z = torch.fft.ifftn(Z, dim=self.axes[:-1], norm=norm)
-            x = torch.fft.irfft(Z, n=self.sizes[-1], norm=norm)
-        return x.movedim(self.axes, self.source).contiguous()
-
-    def _scale_single_coefficients(self, X: Tensor, factor: float) -> None:
-        X[..., 0] *= factor
-        if self.sizes[-1] % 2 == 0:
-            X[..., -1] *= factor
-
-
-WEIGHT = 2.0  # of the gradients of gains and matrices, see `RealFFT.inverse_adjoint`
-
-
-def mirrored(gains: Tensor, n: int) -> Tensor:
-    """(K, C) -> (n, C): the gain of every bin of a full FFT, lambda[|k|], conjugate for k < 0."""
-    negative = gains[1 : (n + 1) // 2].flip(0)
-    return torch.cat([gains, negative.conj_physical() if gains.is_complex() else negative])
-
-
-def mirrored_adjoint(d: Tensor) -> Tensor:
-    """(n, C) -> (K, C)."""
-    n = len(d)
-    found = d[: n // 2 + 1].clone()
-    negative = d[n // 2 + 1 :].flip(0)
-    found[1 : (n + 1) // 2] += negative.conj_physical() if d.is_complex() else negative
-    return found
-
-
-# --- the form -------------------------------------------------------------------------------------
+from chasm.ops.library import constant
+from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, merge
 
 
 class FFT(Form):
-    """The FFT of all axes, then channel products and gains on its coefficients."""
+    """Channel products and gains on the coefficients of an FFT of all axes."""
 
     def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
-        # The gain tables of all axes, then with bases the channel matrices (m + 1, C, C).
+        # What multiplies the coefficients in each pass, then with bases the channel matrices (m + 1, C, C).
         dims, gains, bases = passes
         dtype = at_least_float32(dtype)
-        transform = RealFFT(shape, dims, unscaled=gains[0].is_cuda and bool(bases))
-        wide = torch.promote_types(dtype, torch.complex64)
-        tables = [transform.gain_table(g, dim) for g, dim in zip(gains, dims, strict=True)]
-        constants = [t.to(wide if t.is_complex() else dtype, copy=True) for t in tables]
-        if bases:
-            mats = merge(bases).to(dtype)
-            mats[-1] *= transform.scale
-            constants.append(mats)
-        return constants
+        tables = [_gain_table(g, shape, dim, dims, dtype) for g, dim in zip(gains, dims, strict=True)]
+        return [*tables, merge(bases).to(dtype)] if bases else tables
 
     def forward(
         self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        # y, and with `keep` the transformed input.
-        tables, mats = constants[: len(dims)], matrices(dims, constants)
-        transform = RealFFT(x.shape, dims, unscaled=x.is_cuda and mats[0] is not None)
-        X = transform.forward(x.to(at_least_float32(x.dtype)))
-        P = X
-        for A, g, dim in zip(mats[:-1], tables, dims, strict=True):
-            P = _product_and_gain(A, P, g, dim, transform, in_place=P is not X)
-        P = _product(mats[-1], P)
-        return transform.inverse(P).to(x.dtype), [X] if keep else []
+        # y, and with `keep` the u_j. `before_local`: y channels last.
+        mats, kept = matrices(dims, constants), []
+        v = _transform(_product(mats[0], x.to(at_least_float32(x.dtype))), dims)
+        for j, table in enumerate(constants[: len(dims)]):
+            u = _product(mats[j], v) if j else v
+            v = _scaled(u, table, in_place=not keep)
+            if keep:
+                kept.append(u)
+        z = _inverse(v, x.shape, dims)
+        if before_local and mats[-1] is not None:
+            B, C, *spatial = x.shape
+            rows = torch.bmm(z.flatten(2).mT, mats[-1].mT.expand(B, C, C))
+            y = rows.view(B, *spatial, C).movedim(-1, 1)
+        else:
+            y = _product(mats[-1], z)
+        return y.to(x.dtype), kept
 
     def backward(
         self,
@@ -171,33 +62,122 @@ class FFT(Form):
         add: Tensor | None,
         symmetric: bool,
     ) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-        dims, _, bases = passes
-        tables, mats, m = constants[: len(dims)], matrices(dims, constants), len(dims)
-        transform = RealFFT(g.shape, dims, unscaled=g.is_cuda and mats[0] is not None)
-        G = transform.inverse_adjoint(contiguous(g).to(at_least_float32(g.dtype)))
-        d_tables: list[Tensor] = []
-        d_mats: list[Tensor] = []
-        for j in range(m, 0, -1):
-            A, table, dim = mats[j], tables[j - 1], dims[j - 1]
-            H = _product(None if A is None else A.mT, G, copy=True)
-            if kept:
-                P = _before_gain(kept[0], j, tables, mats, dims, transform)
-                P, H, d = _gain_gradient(P, H, table, dim, transform)
-                d_tables.append(d * WEIGHT)
-                if bases:
-                    d_mats.append(_gram(G, P) * (WEIGHT * transform.scale if j == m else WEIGHT))
-            else:
-                H = _gain(H, table.conj_physical(), transform)
-            G = H
-        if bases:
-            d_mats.append(_gram(G, kept[0]) * WEIGHT)
-        dx = None
-        if needs_x:
-            dx = transform.forward_adjoint(_product(None if mats[0] is None else mats[0].mT, G))
-        if dx is not None and add is not None:
-            dx.add_(add)
-        d_gains = [transform.gain_table_adjoint(d, dim) for d, dim in zip(reversed(d_tables), dims, strict=False)]
-        return dx, d_gains, merge_adjoint(d_mats[::-1], bases) if bases else []
+        dims, gains, bases = passes
+        adjoints = [None if A is None else A.mT for A in matrices(dims, constants)]
+        # By Parseval a sum over positions is one over coefficients. Each of them but the edges of the last axis stands
+        # for two: edges count half here, and sums twice.
+        weight = 2 / math.prod(g.shape[d] for d in dims)
+        G = _transform(_product(adjoints[-1], g.to(at_least_float32(g.dtype))), dims)
+        _edges(G, g.shape, dims).mul_(0.5)
+        d_gains: list[Tensor] = []
+        d_bases: list[Tensor] = []
+        after = None  # H_j
+        for j in range(len(dims) - 1, -1, -1):
+            table = constants[j]
+            if gains:
+                d_gains.insert(0, _gain_gradient(kept[j], G, table, gains[j]) * weight)
+            if bases and after is None:
+                after = _gram(G, _scaled(kept[j], table))
+            G = _scaled(G, table.conj(), in_place=True)
+            if bases and after is not None:
+                before = _gram(G, kept[j])
+                d_bases.insert(0, torch.mm(bases[j], (after - before).to(bases[j].dtype)) * weight)
+                A = adjoints[j]
+                after = A @ before @ A.mT if j and A is not None else None
+            if j:
+                G = _product(adjoints[j], G)
+        if not needs_x:
+            return None, d_gains, d_bases
+        _edges(G, g.shape, dims).mul_(2.0)
+        return _product(adjoints[0], _inverse(G, g.shape, dims), add), d_gains, d_bases
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def _transform(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """x (B, C, *spatial) -> its coefficients as real pairs (B, C, .., 2); the last of the axes keeps n // 2 + 1."""
+    return torch.view_as_real(torch.fft.rfftn(x, dim=sorted(dims))).contiguous()
+
+
+def _inverse(X: Tensor, shape: torch.Size, dims: Sequence[int]) -> Tensor:
+    """The inverse of `_transform` for maps of a shape. In two calls, which take half as long on a CPU as `irfftn`."""
+    *others, half = sorted(dims)
+    Z = torch.view_as_complex(X)
+    Z = torch.fft.ifftn(Z, dim=others) if others else Z
+    return torch.fft.irfft(Z, n=shape[half], dim=half).contiguous()
+
+
+def _edges(X: Tensor, shape: torch.Size, dims: Sequence[int]) -> Tensor:
+    """A view of the coefficients that stand for themselves alone: DC and (even length) Nyquist of the last axis."""
+    half = max(dims)
+    n = shape[half]
+    return X.transpose(0, half)[:: n if n % 2 else n // 2]
+
+
+def _product(A: Tensor | None, X: Tensor, add: Tensor | None = None) -> Tensor:
+    """A X + add on the channels of X (B, C, ..); None is the identity.
+
+    As a batched product: `matmul` would fold the batch into the rows, at the price of two transposed copies.
+    """
+    if A is None:
+        return X.contiguous() if add is None else X + add
+    A, flat = A.expand(len(X), -1, -1), X.flatten(2)
+    found = torch.bmm(A, flat) if add is None else torch.baddbmm(add.flatten(2), A, flat)
+    return found.view(X.shape)
+
+
+def _scaled(X: Tensor, table: Tensor, in_place: bool = False) -> Tensor:
+    """Coefficients times gains."""
+    Z = torch.view_as_complex(X) if table.is_complex() else X
+    Z = Z.mul_(table) if in_place else Z * table
+    return torch.view_as_real(Z) if table.is_complex() else Z
+
+
+def _gram(G: Tensor, X: Tensor) -> Tensor:
+    """The sum over batch and coefficients of G X^T, (C, C)."""
+    return torch.bmm(G.flatten(2), X.flatten(2).mT).sum(0)
+
+
+def _gain_table(gains: Tensor, shape: torch.Size, dim: int, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Gains (K, C) of an axis -> what multiplies its coefficients: (C, 1, .., bins, .., 1, 1), complex (C, .., 1)."""
+    K, half = len(gains), max(dims)
+    if dim != half:  # a whole spectrum
+        gains = gains.index_select(0, constant(_mirror, gains, shape[dim]))
+        if gains.is_complex():
+            gains[K:] = gains[K:].conj()
+    wide = torch.promote_types(dtype, torch.complex64) if gains.is_complex() else dtype
+    gains = gains.to(wide).mT.clone(memory_format=torch.contiguous_format)
+    ones = [1] * len(shape)
+    if gains.is_complex():
+        return gains.view(-1, *ones[2:dim], gains.shape[1], *ones[dim + 1 :])
+    if dim == len(shape) - 1:  # for both numbers of a pair: an inner loop over two of the same would be slow
+        return gains[..., None].expand(-1, -1, 2).reshape(-1, *ones[2:dim], gains.shape[1], 2)
+    return gains.view(-1, *ones[2:dim], gains.shape[1], *ones[dim:])
+
+
+def _gain_gradient(X: Tensor, G: Tensor, table: Tensor, gains: Tensor) -> Tensor:
+    """The gradient of the gains (K, C), for the gradient G of the coefficients X times the table."""
+    K, C = gains.shape
+    if table.is_complex():
+        d = (torch.view_as_complex(X).conj() * torch.view_as_complex(G)).sum_to_size(table.shape).view(C, -1)
+    else:
+        d = (X * G).sum_to_size(table.shape)
+        d = (d.sum(-1) if table.shape[-1] == 2 else d).view(C, -1)
+    if d.shape[1] == K:
+        return d.mT
+    if d.is_complex():
+        d[:, K:] = d[:, K:].conj()
+    return d.new_zeros(C, K).index_add_(1, constant(_mirror, d, d.shape[1]), d).mT
+
+
+def _mirror(device: torch.device, n: int) -> Tensor:
+    """(n,): the coefficient of a real FFT that each of a whole one has its gain from."""
+    k = torch.arange(n, device=device)
+    return torch.minimum(k, n - k)
+
+
+# --- a basis per frequency -------------------------------------------------------------------------
 
 
 def frequency_product(x: Tensor, op: AxisOperator) -> Tensor:
@@ -221,86 +201,3 @@ def matrix_per_frequency(x: Tensor, M: Tensor, dim: int) -> Tensor:
         Z = torch.view_as_complex(pairs.contiguous())
     # Never a view: torch's compiler cannot lay out one whose size is free where a convolution reads it.
     return torch.fft.irfft(Z, n=x.shape[dim]).movedim(-1, dim).contiguous()
-
-
-# --- its steps, by kernels for float32 on a GPU ----------------------------------------------------
-
-
-def _has_kernels(X: Tensor) -> bool:
-    return X.is_cuda and X.dtype == torch.float32 and has_triton()
-
-
-def _has_product_kernel(X: Tensor) -> bool:
-    """True where the kernel beats the library, which multiplies float32 slowly or rounds it to TF32."""
-    fits = X.shape[1] <= MAX_KERNEL_CHANNELS and X.shape[1] * X.shape[2] < 2**31  # offsets are 32 bits wide
-    return fits and _has_kernels(X) and is_large_card(X)
-
-
-def _product(A: Tensor | None, X: Tensor, copy: bool = False) -> Tensor:
-    """A (C, C) on X (B, C, N); X itself for the identity, or a copy of it.
-
-    As a batched product: `matmul` would fold the batch into the rows, at the price of two transposed copies.
-    """
-    if A is None:
-        return X.clone() if copy else X
-    if _has_product_kernel(X):
-        return _product_by_kernel(A, X)
-    return torch.bmm(A.expand(X.shape[0], -1, -1), X)
-
-
-def _product_and_gain(
-    A: Tensor | None, X: Tensor, table: Tensor, dim: int, transform: RealFFT, in_place: bool
-) -> Tensor:
-    """A X, then the gains of one axis; the identity with `in_place` writes to X."""
-    if A is not None and not table.is_complex() and _has_product_kernel(X):
-        return _product_by_kernel(A, X, table.flatten(1), transform.neighbours(dim))
-    return _gain(_product(A, X, copy=not in_place), table, transform)
-
-
-def _product_by_kernel(A: Tensor, X: Tensor, gain: Tensor | None = None, neighbours: int = 1) -> Tensor:
-    from chasm.ops.kernels import mixing  # imports triton, which is not installed everywhere
-
-    with counted_as("matmul", macs=A.shape[0] * X.numel()):
-        return mixing.product(A, X, gain, neighbours)
-
-
-def _gain(X: Tensor, table: Tensor, transform: RealFFT) -> Tensor:
-    """X with its coefficients multiplied by the table, in place."""
-    transform.coefficients(X).mul_(table)
-    return X
-
-
-def _before_gain(
-    X: Tensor, j: int, tables: Sequence[Tensor], mats: Sequence[Tensor | None], dims: Sequence[int], transform: RealFFT
-) -> Tensor:
-    """What gain j multiplies, computed again from X: an extra product is cheaper than one more tensor kept."""
-    P = X
-    for A, g, dim in zip(mats[: j - 1], tables[: j - 1], dims[: j - 1], strict=True):
-        P = _product_and_gain(A, P, g, dim, transform, in_place=P is not X)
-    return _product(mats[j - 1], P, copy=P is X)
-
-
-def _gain_gradient(P: Tensor, H: Tensor, table: Tensor, dim: int, transform: RealFFT) -> tuple[Tensor, Tensor, Tensor]:
-    """g P, conj(g) H and the gradient of the table g, for the gradient H of g P. Writes to P and H."""
-    if not table.is_complex() and _has_kernels(P):
-        from chasm.ops.kernels import spectrum
-
-        return P, H, spectrum.scale_both(P, H, table.flatten(1), transform.neighbours(dim)).view(table.shape)
-    p, h, parts = transform.coefficients(P), transform.coefficients(H), []
-    for a, b, like in zip(p.chunk(4, 1), h.chunk(4, 1), table.chunk(4, 0), strict=True):  # a quarter-size temporary
-        if table.is_complex():
-            parts.append((a.conj_physical() * b).sum_to_size(1, *like.shape)[0])
-        else:  # Re(conj(a) b), as products of real pairs
-            product = torch.view_as_real(a) * torch.view_as_real(b)
-            parts.append(product.sum_to_size(1, *like.shape, 1)[0, ..., 0])
-    return _gain(P, table, transform), _gain(H, table.conj_physical(), transform), torch.cat(parts)
-
-
-def _gram(G: Tensor, X: Tensor) -> Tensor:
-    """The sum over batch and positions of G X^T, (C, C)."""
-    if not _has_kernels(X):
-        return torch.bmm(G, X.mT).sum(0)
-    from chasm.ops.kernels import products
-
-    with counted_as("matmul", macs=G.shape[1] * X.numel()):
-        return products.gram(G, X)
