@@ -1,5 +1,7 @@
 """What the tests of mixers share."""
 
+from typing import Any
+
 import pytest
 from torch import Tensor
 
@@ -10,11 +12,16 @@ import chasm
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of theta in every call that builds bases."""
     calls: list[tuple[int, ...]] = []
-    original = chasm.ops.orthogonal_basis
 
-    def counting(theta: Tensor) -> Tensor:
-        calls.append(tuple(theta.shape))
-        return original(theta)
+    def count(module: Any, name: str) -> None:
+        original = getattr(module, name)
 
-    monkeypatch.setattr(chasm.ops, "orthogonal_basis", counting)
+        def counting(theta: Tensor) -> Any:
+            calls.append(tuple(theta.shape))
+            return original(theta)
+
+        monkeypatch.setattr(module, name, counting)
+
+    count(chasm.ops, "orthogonal_basis")
+    count(chasm.ops.basis, "forward")  # what the operator calls
     return calls

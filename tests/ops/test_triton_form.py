@@ -90,7 +90,7 @@ def test_fft_form_with_the_float32_products(shape, mended_interpreter, monkeypat
     from chasm.ops.kernels import products
 
     grams = []
-    monkeypatch.setattr("chasm.ops.forms.fft_kernels.can_run", lambda x, dtype: dtype == torch.float32)
+    monkeypatch.setattr("chasm.ops.block._has_fft_kernels", lambda x, dtype: dtype == torch.float32)
     monkeypatch.setattr(products, "gram", lambda *maps, gram=products.gram: grams.append(1) or gram(*maps))
     x, g = normal(*shape).float(), normal(*shape, seed=1).float()
     options = {"ndim": len(shape) - 2}

@@ -12,7 +12,7 @@ softplus(Gamma) e^{i phi} with phi = 0 at init, at DC and at Nyquist.
 
 The step scale s is ours. Adam moves a parameter by about the learning rate per step, whatever its gradient, and at
 5e-4 a gain that should go from 1 to 3 does not get there. So the parameters are stored divided by s, and get the
-gradients of A and Gamma (see `stepped`). `step_scale=1` is the paper's parameterisation.
+gradients of A and Gamma (see `ops.gains.stepped`). `step_scale=1` is the paper's parameterisation.
 """
 
 import math
@@ -31,7 +31,8 @@ from chasm.mixers._cache import Cache
 from chasm.mixers._options import AXES, bins_per_axis, one_of, parse_axes, spatial_size
 from chasm.mixers._wrapper import POINTWISE, in_format_of, joined_layers
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.ops import AxisOperator, Chain, Choice
+from chasm.ops import AxisOperator, AxisSource, Chain, Choice
+from chasm.ops.gains import gains_of, stepped
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 
@@ -172,13 +173,13 @@ class CHASM(Mixer):
 
     def axis_parameters(self, axis: str) -> AxisParameters:
         """Return theta, Gamma and phi of the paper's equations for one axis, from the parameters as they are stored."""
-        return AxisParameters(stepped(self.theta.get(axis), self.step_scale), *self._gain_parameters(axis))
-
-    def _gain_parameters(self, axis: str) -> tuple[Tensor, Tensor | None]:
-        """Return Gamma and phi."""
-        start = 1.0 if self.gain == "signed" else ops.UNIT_GAIN
-        table, phase = self.gain_table[axis], self.phase_table.get(axis)
-        return stepped(table, self.step_scale, start), stepped(phase, self.step_scale)
+        scale, start = self.step_scale, 1.0 if self.gain == "signed" else ops.UNIT_GAIN
+        theta, phase = self.theta.get(axis), self.phase_table.get(axis)
+        return AxisParameters(
+            None if theta is None else stepped(theta, scale),
+            stepped(self.gain_table[axis], scale, start),
+            None if phase is None else stepped(phase, scale),
+        )
 
     def operators(self, *spatial: int | tuple[int, ...]) -> dict[str, AxisOperator]:
         """Return basis and gains of every axis in use, for features of one spatial size. Differentiable.
@@ -201,11 +202,8 @@ class CHASM(Mixer):
         found = {}
         for axis in self.gain_table:
             i = AXES[self.ndim].index(axis)
-            table, phase = self._gain_parameters(axis)
-            if phase is not None:
-                gains = ops.complex_gains(table, phase, spatial[i])
-            else:
-                gains = (ops.signed_gains if self.gain == "signed" else ops.positive_gains)(table, spatial[i])
+            table, phase = self.gain_table[axis], self.phase_table.get(axis)
+            gains = gains_of(table, phase, self.gain, self.step_scale, spatial[i])
             found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
         return found
 
@@ -285,15 +283,30 @@ class CHASM(Mixer):
             return self._made(x.shape, form, dtype)
         if torch.compiler.is_compiling() or is_transformed(x) or not ops.can_be_kept(form, x.shape):
             return self._made(x.shape, form, dtype)
-        key = x.shape[2:], dtype, x.device, form
-        found: list[Chain] = self._cache.get(
-            key, params, lambda: [ops.prepare(c, x.shape) for c in self._made(x.shape, form, dtype)]
-        )
+
+        def make() -> list[Chain]:
+            operators = self._operators(x.shape[2:])
+            chains = [Chain(form, dtype, [operators[axis] for axis in chain]) for chain in self.chains]
+            return [ops.prepare(chain, x.shape) for chain in chains]
+
+        found: list[Chain] = self._cache.get((x.shape[2:], dtype, x.device, form), params, make)
         return found
 
     def _made(self, shape: torch.Size, form: str, dtype: torch.dtype) -> list[Chain]:
-        operators = self._operators(shape[2:])
-        return [Chain(form, dtype, [operators[axis] for axis in chain]) for chain in self.chains]
+        """The passes from the parameters as they are stored, or from operators where plain torch operations follow."""
+        axes: dict[str, Any] = {}
+        if form == "reference" or self.basis == "untied":
+            axes = dict(self._operators(shape[2:]))
+        else:
+            thetas = dict(self.theta.items())
+            bases = (self._cache.given and self._cache.given_for(list(thetas.values()))) or thetas
+            for dim, (axis, table) in zip(self._dims, self.gain_table.items(), strict=True):
+                phase = self.phase_table.get(axis)
+                axes[axis] = AxisSource(dim, bases.get(axis), table, phase, self.gain, self.step_scale)
+        found = []
+        for chain in self.chains:
+            found.append(Chain(form, dtype, list(map(axes.__getitem__, chain))))
+        return found
 
     def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
         """U of every axis; all shared ones in one call."""
@@ -321,20 +334,3 @@ class CHASM(Mixer):
         self._cache.clear()
         super().train(mode)
         return self
-
-
-def stepped(parameter: Tensor | None, scale: float, start: float = 0.0) -> Any:
-    """Return start + scale * parameter, with the gradient of that handed to the parameter as it is.
-
-    A step of any first-order optimiser then moves the result `scale` times as far as it would move the result
-    itself: Adam and Lion step by the learning rate whatever the gradient, SGD in proportion to it.
-
-    Args:
-        parameter: as it is stored, or None, which is returned.
-        scale: the step scale.
-        start: what a parameter of zero stands for.
-    """
-    if parameter is None or (scale == 1 and start == 0):
-        return parameter
-    scaled = torch.add(parameter, parameter.detach(), alpha=scale - 1)
-    return scaled + start if start else scaled

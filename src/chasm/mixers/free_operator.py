@@ -21,9 +21,10 @@ from chasm.mixers._options import bins_per_axis
 from chasm.mixers._spectral import full_precision, is_empty, upcast
 from chasm.mixers._wrapper import Pointwise2d
 from chasm.mixers.base import Facts, Mixer, register_mixer
-from chasm.mixers.chasm import STEP_SCALE, stepped
+from chasm.mixers.chasm import STEP_SCALE
 from chasm.ops import table_at
 from chasm.ops.forms.fft import matrix_per_frequency
+from chasm.ops.gains import stepped
 
 OPERATORS = ("symmetric", "any")
 

@@ -4,13 +4,14 @@ from chasm.ops.basis import orthogonal_basis, skew
 from chasm.ops.block import Chain, prepare, run
 from chasm.ops.dispatch import FORMS, GPU_FORMS, Choice, can_be_kept, choose_form
 from chasm.ops.gains import UNIT_GAIN, complex_gains, positive_gains, signed_gains, table_at
-from chasm.ops.operators import AxisOperator
+from chasm.ops.operators import AxisOperator, AxisSource
 
 __all__ = [
     "FORMS",
     "GPU_FORMS",
     "UNIT_GAIN",
     "AxisOperator",
+    "AxisSource",
     "Chain",
     "Choice",
     "can_be_kept",

@@ -9,6 +9,7 @@ settings as without them. On a CUDA device the gradient of a float32 theta is co
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from chasm.common.cost import counted_as
+from chasm.common.precision import float64_device
 from chasm.common.tracing import is_transformed
 from chasm.ops.kernels import has_triton
 from chasm.ops.library import Operator, constant, is_fake, wants_gradient
@@ -44,12 +46,11 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
             [0., 1., 0.],
             [0., 0., 1.]])
     """
-    flat = theta.cpu() if theta.device.type == "mps" else theta  # Apple GPUs have no float64
-    flat = flat.flatten(0, -2) if flat.ndim > 1 else flat[None]
+    flat = theta.flatten(0, -2) if theta.ndim > 1 else theta[None]
     C = channels_of(theta.shape[-1])
-    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * flat.shape[0] * C**3):
+    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * len(flat) * C**3):
         U = _differentiable(flat) if is_transformed(theta) else _BASIS(flat)[0]
-    return U.view(*theta.shape[:-1], *U.shape[1:]).to(theta.device)
+    return U.view(*theta.shape[:-1], C, C)
 
 
 def skew(theta: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ def _cubics(device: torch.device, squarings: int) -> Tensor:
 
 def _differentiable(theta: Tensor) -> Tensor:
     """exp(skew(theta)) for theta (batch, C(C-1)/2) in operations that autograd, torch.func and torch.export follow."""
-    A = skew(theta.double())
+    A = skew(theta.to(float64_device(theta.device)).double())
     A2 = A @ A
     A3, A4 = A2 @ A, A2 @ A2
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
@@ -104,17 +105,23 @@ def _differentiable(theta: Tensor) -> Tensor:
         U = cubic + A4 @ U
     for _ in range(SQUARINGS):
         U = U @ U
-    return U.to(at_least_float32(theta.dtype))
+    return U.to(theta.device, at_least_float32(theta.dtype))
 
 
 # --- the registered operator ----------------------------------------------------------------------
 
 
-def _forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """U for theta (batch, C(C-1)/2), and what its gradient needs."""
+def forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """U for theta (batch, C(C-1)/2), and what `backward` needs. Records no gradient."""
     C = channels_of(theta.shape[-1])
-    if _has_kernels(theta):
-        return _forward_by_kernels(theta, C)
+    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * len(theta) * C**3):
+        if _has_kernels(theta):
+            return _forward_by_kernels(theta, C)
+        U, kept = _forward(theta.to(float64_device(theta.device)), C)
+    return U.to(theta.device), kept
+
+
+def _forward(theta: Tensor, C: int) -> tuple[Tensor, list[Tensor]]:
     # I, A .. A^4; V .. W; W^2 .. U. Room for the most squarings: the compiler needs a shape that no value decides.
     kept = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
     eye, A, A2, A3, A4, *steps = kept.unbind()
@@ -146,11 +153,20 @@ def _squarings(A2: Tensor) -> int:
     return math.ceil(math.log2(norm / MAX_NORM)) if norm > MAX_NORM else 0
 
 
-def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
-    """The gradient of theta for the gradient g of U."""
+def backward(g: Tensor, theta: Tensor, kept: Sequence[Tensor]) -> Tensor:
+    """The gradient of theta for the gradient g of U.
+
+    Args:
+        g: (batch, C, C).
+        theta: any tensor of its dtype.
+        kept: from `forward`.
+    """
     if len(kept) > 2:
         return _backward_by_kernels(g, *kept).to(theta.dtype)
-    values, count = kept
+    return _backward(g.to(kept[0].device), *kept).to(g.device, theta.dtype)
+
+
+def _backward(g: Tensor, values: Tensor, count: Tensor) -> Tensor:
     squarings = SQUARINGS if count.device.type != "cpu" or is_fake(count) else int(count)
     _, A, A2, _, A4, *steps = values[: 9 + squarings].unbind()
     g = g.double()
@@ -167,8 +183,7 @@ def _backward(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
         dA4.baddbmm_(g, V.mT)
     dA2.baddbmm_(dA3, A, alpha=-1).baddbmm_(dA4, A2).baddbmm_(A2, dA4)
     dA.baddbmm_(A2, dA3).baddbmm_(dA2, A, alpha=-1).baddbmm_(A, dA2, alpha=-1)
-    d = (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
-    return d.to(theta.dtype)
+    return (dA - dA.mT).flatten(1).index_select(1, constant(_places, g, A.shape[-1]))
 
 
 def _autograd(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -201,8 +216,8 @@ def _gradient_autograd(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
     return d
 
 
-_BASIS = Operator("basis(Tensor theta) -> (Tensor, Tensor[])", _forward, _autograd)
-_GRADIENT = Operator("basis_backward(Tensor g, Tensor theta, Tensor[] kept) -> Tensor", _backward, _gradient_autograd)
+_BASIS = Operator("basis(Tensor theta) -> (Tensor, Tensor[])", forward, _autograd)
+_GRADIENT = Operator("basis_backward(Tensor g, Tensor theta, Tensor[] kept) -> Tensor", backward, _gradient_autograd)
 
 
 # --- by kernels, on a GPU -------------------------------------------------------------------------
@@ -214,7 +229,7 @@ def _has_kernels(theta: Tensor) -> bool:
 
 
 def _forward_by_kernels(theta: Tensor, C: int) -> tuple[Tensor, list[Tensor]]:
-    """As `_forward` with half the launches; what the gradient needs is kept in pairs of float16."""
+    """As `forward` with half the launches; what the gradient needs is kept in pairs of float16."""
     from chasm.ops.kernels import basis as kernels  # imports triton, which is not installed everywhere
 
     powers = theta.new_empty(4 + SQUARINGS, len(theta), C, C, dtype=torch.float64)

@@ -1,29 +1,31 @@
 """The operator `chasm::block`: a chain of axis passes and, where asked, the layers around it, with its own backward.
 
-In training the constants that a form computes with are made from the operators in every step, and gradients go to the
-operators. A module in eval makes them once (`prepare`) and keeps them.
+In training one function leads from the parameters of a mixer to its output, and back: gains and bases, the constants
+that a form computes with, the passes, the layers. A module in eval makes the constants once (`prepare`) and keeps them.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from chasm.common.precision import full_precision
-from chasm.ops import local, reference
-from chasm.ops.forms import fft_kernels
+from chasm.ops import basis, local, reference
 from chasm.ops.forms.base import Form, Passes
 from chasm.ops.forms.fft import FFT, frequency_product
+from chasm.ops.forms.fft_kernels import FFTKernels
 from chasm.ops.forms.fused import Fused
 from chasm.ops.forms.triton import Triton
+from chasm.ops.gains import gains_adjoint, gains_of, stepped
+from chasm.ops.kernels import has_triton
 from chasm.ops.kernels.layout import channels_last, contiguous, is_channels_last
 from chasm.ops.library import FirstOrderOnly, Operator, wants_gradient
-from chasm.ops.operators import AxisOperator, at_least_float32
+from chasm.ops.operators import AxisOperator, AxisSource, at_least_float32
 
 _FORMS: dict[str, Form] = {"fft": FFT(), "triton": Triton(), "fused": Fused()}
-_FFT_KERNELS = fft_kernels.FFTKernels()
+_FFT_KERNELS = FFTKernels()
+_GIVEN = "given"  # the kind of gain of a chain that hands over gains and bases instead of parameters
 
 
 class Chain(NamedTuple):
@@ -31,7 +33,8 @@ class Chain(NamedTuple):
 
     form: str  # one that can run, see `dispatch.choose_form`; "none" for no passes at all
     dtype: torch.dtype  # of the features that enter and leave the passes
-    operators: Sequence[AxisOperator]  # one for each pass, in order; all with a basis, or none
+    # One for each pass, in order; all with a basis, or none. Plain forms and `prepare` take operators only.
+    operators: Sequence[AxisOperator] | Sequence[AxisSource]
     constants: Sequence[Tensor] = ()  # made from the operators by `prepare`: then no gradient goes to them
 
     @property
@@ -39,19 +42,18 @@ class Chain(NamedTuple):
         """True if it runs in plain torch operations, which torch.func, torch.export and second derivatives follow."""
         if self.form == "reference" or not self.operators:
             return self.form == "reference"
-        U = self.operators[0].U
-        return U is not None and U.ndim == 3
+        first = self.operators[0]
+        return isinstance(first, AxisOperator) and first.U is not None and first.U.ndim == 3
 
 
 def prepare(chain: Chain, shape: torch.Size) -> Chain:
     """The chain with constants for inputs of one shape (B, C, *spatial), whose batch does not matter. No gradient."""
     if chain.is_plain:
         return chain
-    passes = _passes(chain.operators)
-    like = passes.gains[0]
-    with torch.no_grad(), full_precision(like):
-        form = _form(chain.form, like, chain.dtype, not like.is_complex())
-        constants = form.prepare(shape, passes, chain.dtype, False)
+    dims, gains, _, bases, *_ = _unpack(chain.operators)
+    with torch.no_grad(), full_precision(gains[0]):
+        form = _form(chain.form, gains[0], chain.dtype, not gains[0].is_complex())
+        constants = form.prepare(shape, Passes(dims, gains, bases), chain.dtype, False)
     return chain._replace(constants=constants)
 
 
@@ -72,11 +74,11 @@ def run(x: Tensor, chains: Sequence[Chain], *, layers: Sequence[Tensor] = (), re
         return _run_plain(x, chain)
     if form == "none" and not layers:
         return x
-    dims, gains, bases = _passes(operators)
-    symmetric, add_input = not (gains and gains[0].is_complex()), residual is x
+    dims, tables, phases, bases, gain, scale = _unpack(operators)
+    is_real, add_input = not phases and not (tables and tables[0].is_complex()), residual is x
     result: Tensor = _BLOCK(
-        x, None if add_input else residual, gains, bases, layers, constants,
-        form, dims, dtype, add_input, symmetric, False, False,
+        x, None if add_input else residual, tables, phases, bases, layers, constants,
+        form, dims, gain, scale, dtype, add_input, is_real, False, False,
     )[0]  # fmt: skip
     return result
 
@@ -92,20 +94,43 @@ def can_join_layers(x: Tensor, chains: Sequence[Chain]) -> bool:
     return fits and form == "fft" and len(chains) == 1 and x.is_contiguous()
 
 
-def _form(name: str, x: Tensor, dtype: torch.dtype, real: bool) -> Form:
+def _form(name: str, x: Tensor, dtype: torch.dtype, is_real: bool) -> Form:
     """The form of a name for features on the device of x, with real gains or not."""
-    return _FFT_KERNELS if name == "fft" and real and fft_kernels.can_run(x, dtype) else _FORMS[name]
+    return _FFT_KERNELS if name == "fft" and is_real and _has_fft_kernels(x, dtype) else _FORMS[name]
 
 
-def _passes(operators: Sequence[AxisOperator]) -> Passes:
-    bases = [op.U for op in operators if op.U is not None]
-    return Passes([op.dim for op in operators], [op.gains for op in operators], bases)
+def _has_fft_kernels(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.is_cuda and dtype != torch.float64 and has_triton()
+
+
+def _unpack(
+    operators: Sequence[Any],
+) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor], str, float]:
+    """Of each pass its axis, table, phase table and theta, then the kind of gain and the step scale.
+
+    Where operators are handed over, tables are gains and thetas are bases. There is a list for phases and for bases,
+    empty if the chain has none.
+    """
+    dims: list[int] = []
+    tables, phases, bases = [], [], []
+    gain, scale = _GIVEN, 1.0
+    for op in operators:
+        dims.append(op.dim)
+        if isinstance(op, AxisSource):
+            _, U, table, phase, gain, scale = op
+            phases += [] if phase is None else [phase]
+        else:
+            _, U, table = op
+        tables.append(table)
+        bases += [] if U is None else [U]
+    return dims, tables, phases, bases, gain, scale
 
 
 def _run_plain(x: Tensor, chain: Chain) -> Tensor:
     with full_precision(x):
         z = x.to(at_least_float32(x.dtype))
         for op in chain.operators:
+            assert isinstance(op, AxisOperator)
             if chain.form == "reference":
                 U = torch.eye(x.shape[1], device=x.device) if op.U is None else op.U
                 wide = torch.promote_types(z.dtype, torch.complex64) if op.gains.is_complex() else z.dtype
@@ -121,30 +146,41 @@ def _run_plain(x: Tensor, chain: Chain) -> Tensor:
 def _forward(
     x: Tensor,
     residual: Tensor | None,
-    gains: list[Tensor],
+    tables: list[Tensor],
+    phases: list[Tensor],
     bases: list[Tensor],
     layers: list[Tensor],
     constants: list[Tensor],
     form: str,
     dims: list[int],
+    gain: str,
+    scale: float,
     dtype: torch.dtype,
     add_input: bool,
-    symmetric: bool,
+    is_real: bool,
     keep: bool,
     trains: bool,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The result; with `keep` also the constants that were made here, and what else a backward needs.
+) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    """The result; with `keep` also what was made here of the parameters, the constants, and what else a backward needs.
 
-    `trains`: gradients of gains and bases are wanted. An empty tensor stands for x, which an operator may not return.
+    `trains`: gradients of the parameters are wanted. An empty tensor stands for x, which an operator may not return.
     """
     made: list[Tensor] = []
+    new: list[Tensor] = []
     kept: list[Tensor] = []
     with full_precision(x):
         y = z = _entering(x, form, dtype)
         if form != "none":
-            how = _form(form, x, dtype, symmetric)
-            made = [] if constants else how.prepare(x.shape, Passes(dims, gains, bases), dtype, trains)
-            y, kept = how.forward(z, dims, constants or made, trains, bool(layers))
+            how = _form(form, x, dtype, is_real)
+            if not constants:
+                if gain != _GIVEN:
+                    for j, dim in enumerate(dims):
+                        made.append(gains_of(tables[j], phases[j] if phases else None, gain, scale, x.shape[dim]))
+                    if bases and bases[0].ndim == 1:  # they are thetas
+                        U, needed = basis.forward(stepped(torch.stack(bases), scale))
+                        made += [U, *needed]
+                constants = new = how.prepare(x.shape, _passes(dims, tables, bases, made), dtype, trains)
+            y, kept = how.forward(z, dims, constants, trains, bool(layers))
         if layers:
             y, more = local.forward(y, x if add_input else residual, layers, keep)
             kept = [*more, *kept]
@@ -152,7 +188,20 @@ def _forward(
             y = y.to(x.dtype if layers else dtype)
         y = channels_last(y) if is_channels_last(x) else contiguous(y)
     y = y.clone() if y is x else y
-    return (y, made, [x.new_empty(0) if t is x else t for t in kept]) if keep else (y, [], [])
+    if not keep:
+        return y, [], [], []
+    for i, t in enumerate(kept):
+        if t is x:
+            kept[i] = x.new_empty(0)
+    return y, made, new, kept
+
+
+def _passes(dims: Sequence[int], tables: Sequence[Tensor], bases: Sequence[Tensor], made: Sequence[Tensor]) -> Passes:
+    """Gains and bases of the passes: those that were made of parameters, or those that were handed over."""
+    m = len(dims)
+    if not made:
+        return Passes(dims, tables, bases)
+    return Passes(dims, made[:m], made[m].unbind() if len(made) > m else bases)
 
 
 def _entering(x: Tensor, form: str, dtype: torch.dtype) -> Tensor:
@@ -163,21 +212,25 @@ def _entering(x: Tensor, form: str, dtype: torch.dtype) -> Tensor:
 
 def _backward(
     g: Tensor,
-    gains: list[Tensor],
+    tables: list[Tensor],
+    phases: list[Tensor],
     bases: list[Tensor],
     layers: list[Tensor],
+    made: list[Tensor],
     constants: list[Tensor],
     kept: list[Tensor],
     form: str,
     dims: list[int],
+    gain: str,
+    scale: float,
     dtype: torch.dtype,
     add_input: bool,
-    symmetric: bool,
+    is_real: bool,
     x_dtype: torch.dtype,
     to_last: bool,
     needs_x: bool,
 ) -> list[Tensor]:
-    """The gradients of x if it needs one, of gains, bases and layers. `to_last`: x is channels last."""
+    """The gradients of x if it needs one, of tables, phases, bases and layers. `to_last`: x is channels last."""
     with full_precision(g):
         g = contiguous(g)
         gz = g.to(dtype)
@@ -189,12 +242,18 @@ def _backward(
             kept = kept[n:]
         if form == "none":
             dx = gz if add is None else gz + add
-        elif needs_x or gains:
-            passes = Passes(dims, gains, bases)
-            how = _form(form, gz, dtype, symmetric)
-            d, d_gains, d_bases = how.backward(gz, kept, passes, constants, needs_x, add, symmetric)
+        elif needs_x or tables:
+            how, passes = _form(form, gz, dtype, is_real), _passes(dims, tables, bases, made)
+            d, d_gains, d_bases = how.backward(gz, kept, passes, constants, needs_x, add, is_real)
             dx = gz if d is None else d
-            pairs = zip([*d_gains, *d_bases], [*gains, *bases], strict=True)
+            d_phases: list[Tensor] = []
+            if made:
+                for j, dim in enumerate(dims):
+                    d_gains[j], d_phase = gains_adjoint(d_gains[j], made[j], len(tables[j]), gain, g.shape[dim])
+                    d_phases += [] if d_phase is None else [d_phase]
+                if len(made) > len(dims):
+                    d_bases = list(basis.backward(torch.stack(d_bases), bases[0], made[len(dims) + 1 :]).unbind())
+            pairs = zip([*d_gains, *d_phases, *d_bases], [*tables, *phases, *bases], strict=True)
             found = [*[d.to(t.dtype) for d, t in pairs], *found]
         if needs_x:
             dx = dx.to(x_dtype) if add is not None or not add_input else g + dx
@@ -205,18 +264,20 @@ def _backward(
 def _autograd(
     x: Tensor,
     residual: Tensor | None,
-    gains: list[Tensor],
+    tables: list[Tensor],
+    phases: list[Tensor],
     bases: list[Tensor],
     layers: list[Tensor],
     constants: list[Tensor],
     *arguments: Any,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    trains = not constants and wants_gradient([*gains, *bases])
+) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    operands = *tables, *phases, *bases
+    trains = not constants and wants_gradient(operands)
     if not trains and not wants_gradient([x, residual, *layers]):
-        found: Any = _BLOCK.without_autograd(x, residual, gains, bases, layers, constants, *arguments)
+        found: Any = _BLOCK.without_autograd(x, residual, tables, phases, bases, layers, constants, *arguments)
         return found
-    counts = len(gains), len(bases)
-    return _Block.apply(arguments[:-2], counts, trains, constants, x, residual, *gains, *bases, *layers), [], []
+    counts = len(tables), len(phases), len(bases), len(layers)
+    return _Block.apply(arguments[:-2], counts, trains, constants, x, residual, *operands, *layers), [], [], []
 
 
 class _Block(torch.autograd.Function):
@@ -224,22 +285,23 @@ class _Block(torch.autograd.Function):
     def forward(
         ctx: Any,
         arguments: tuple[Any, ...],
-        counts: tuple[int, int],
+        counts: tuple[int, ...],
         trains: bool,
         constants: list[Tensor],
         x: Tensor,
         residual: Tensor | None,
         *operands: Tensor,
     ) -> Tensor:
-        """operands: gains and bases, as many as `counts` says, and the parameters of the layers."""
-        gains, bases, layers = _cut(operands, (counts[0], sum(counts)))
-        y, made, kept = _BLOCK.without_autograd(
-            x, residual, gains, bases, layers, constants, *arguments, True, trains
-        )  # fmt: skip
-        constants = constants or made
+        """operands: tables, phases, bases and the parameters of the layers, as many as `counts` says."""
+        parts = _cut(operands, counts)
+        y, made, new, kept = _BLOCK.without_autograd(x, residual, *parts, constants, *arguments, True, trains)
+        constants = constants or new
+        for i, t in enumerate(kept):
+            if t.ndim == 1:
+                kept[i] = x
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands, *constants, *[x if t.ndim == 1 else t for t in kept])
-        ctx.ends = counts[0], sum(counts), len(operands), len(operands) + len(constants)
+        ctx.save_for_backward(*operands, *made, *constants, *kept)
+        ctx.counts = *counts, len(made), len(constants), len(kept)
         ctx.arguments, ctx.trains = (*arguments, x.dtype, is_channels_last(x)), trains
         ctx.residual_dtype = None if residual is None else residual.dtype
         return y
@@ -249,37 +311,42 @@ class _Block(torch.autograd.Function):
         if g is None:
             return (None,) * len(ctx.needs_input_grad)
         needs_x, needs_residual = ctx.needs_input_grad[4:6]
-        gains, bases, *rest = _cut(ctx.saved_tensors, ctx.ends)
-        frozen = [] if ctx.trains else [None] * (len(gains) + len(bases))
-        trained = (gains, bases) if ctx.trains else ([], [])
+        tables, phases, bases, *rest = _cut(ctx.saved_tensors, ctx.counts)
+        frozen = [] if ctx.trains else [None] * (len(tables) + len(phases) + len(bases))
+        trained = (tables, phases, bases) if ctx.trains else ([], [], [])
         found = _GRADIENT(g, *trained, *rest, *ctx.arguments, needs_x)
         dx, d_residual = found[0] if needs_x else None, g.to(ctx.residual_dtype) if needs_residual else None
         return None, None, None, None, dx, d_residual, *frozen, *found[needs_x:]
 
 
-def _cut(tensors: Sequence[Tensor], ends: Sequence[int]) -> list[Sequence[Tensor]]:
-    """Slices that end there, and the rest."""
-    return [tensors[a:b] for a, b in pairwise((0, *ends, len(tensors)))]
+def _cut(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Sequence[Tensor]]:
+    """Slices of these lengths, one after the other."""
+    found, start = [], 0
+    for n in counts:
+        found.append(tensors[start : start + n])
+        start += n
+    return found
 
 
 def _gradient_autograd(g: Tensor, *args: Any) -> list[Tensor]:
-    gains, bases, layers = args[:3]
-    tensors = g, *gains, *bases, *layers
+    tables, phases, bases, layers = args[:4]
+    tensors = g, *tables, *phases, *bases, *layers
     if not wants_gradient(tensors):
         return _GRADIENT.without_autograd(g, *args)
     return list(FirstOrderOnly.apply(_GRADIENT, (g, *args), *tensors))
 
 
-_SHARED = "str form, int[] dims, ScalarType dtype, bool add_input, bool symmetric"
+_OPERANDS = "Tensor[] tables, Tensor[] phases, Tensor[] bases, Tensor[] layers"
+_SHARED = "str form, int[] dims, str gain, float scale, ScalarType dtype, bool add_input, bool is_real"
 _BLOCK = Operator(
-    "block(Tensor x, Tensor? residual, Tensor[] gains, Tensor[] bases, Tensor[] layers, Tensor[] constants,"
-    f" {_SHARED}, bool keep, bool trains) -> (Tensor, Tensor[], Tensor[])",
+    f"block(Tensor x, Tensor? residual, {_OPERANDS}, Tensor[] constants, {_SHARED}, bool keep, bool trains)"
+    " -> (Tensor, Tensor[], Tensor[], Tensor[])",
     _forward,
     _autograd,
 )
 _GRADIENT = Operator(
-    "block_backward(Tensor g, Tensor[] gains, Tensor[] bases, Tensor[] layers, Tensor[] constants, Tensor[] kept,"
-    f" {_SHARED}, ScalarType x_dtype, bool to_last, bool needs_x) -> Tensor[]",
+    f"block_backward(Tensor g, {_OPERANDS}, Tensor[] made, Tensor[] constants, Tensor[] kept, {_SHARED},"
+    " ScalarType x_dtype, bool to_last, bool needs_x) -> Tensor[]",
     _backward,
     _gradient_autograd,
 )

@@ -64,9 +64,76 @@ def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
         phase_table: phi (B, C).
         n: length of the axis.
     """
-    k = torch.arange(n // 2 + 1, device=table.device)
-    has_phase = ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
-    return torch.polar(positive_gains(table, n), table_at(phase_table, n) * has_phase)
+    return torch.polar(positive_gains(table, n), table_at(phase_table, n) * constant(_has_phase, table, n))
+
+
+def _has_phase(device: torch.device, n: int) -> Tensor:
+    """(K, 1): 0 at DC and Nyquist, else 1."""
+    k = torch.arange(n // 2 + 1, device=device)
+    return ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
+
+
+# --- from the parameters of a mixer, and back -----------------------------------------------------------
+
+
+def stepped(parameter: Tensor, scale: float, start: float = 0.0) -> Tensor:
+    """Return start + scale * parameter, with the gradient of that handed to the parameter as it is.
+
+    A step of any first-order optimiser then moves the result `scale` times as far as it would move the result
+    itself: Adam and Lion step by the learning rate whatever the gradient, SGD in proportion to it.
+
+    Args:
+        parameter: as it is stored.
+        scale: the step scale.
+        start: what a parameter of zero stands for.
+    """
+    if scale == 1 and start == 0:
+        return parameter
+    scaled = torch.add(parameter, parameter.detach(), alpha=scale - 1)
+    return scaled + start if start else scaled
+
+
+def gains_of(table: Tensor, phase_table: Tensor | None, gain: str, scale: float, n: int) -> Tensor:
+    """The gains of a mixer at the rFFT bins of length n.
+
+    Args:
+        table: (B, C) as it is stored: zeros are gains of one.
+        phase_table: (B, C) as it is stored, of complex gains.
+        gain: "positive", "signed" or "complex".
+        scale: the step scale.
+        n: length of the axis.
+    """
+    if gain == "signed":
+        return table_at(stepped(table, scale, 1.0), n)
+    gains = softplus(table_at(stepped(table, scale, UNIT_GAIN), n))
+    if phase_table is None:
+        return gains
+    return torch.polar(gains, table_at(stepped(phase_table, scale), n) * constant(_has_phase, table, n))
+
+
+def gains_adjoint(d: Tensor, gains: Tensor, bins: int, gain: str, n: int) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the tables of Gamma and, for complex gains, of phi. Records nothing.
+
+    Args:
+        d: gradient of the gains (K, C).
+        gains: as `gains_of` returned them.
+        bins: rows B of the tables.
+        gain: "positive", "signed" or "complex".
+        n: length of the axis.
+    """
+    if gain == "signed":
+        return _table_adjoint(d, bins), None
+    if gain == "positive":  # the slope of softplus is 1 - exp(-softplus)
+        return _table_adjoint(d * -torch.expm1(-gains), bins), None
+    size, turned = gains.abs(), d * gains.conj()
+    d_phase = turned.imag * constant(_has_phase, d, n)
+    return _table_adjoint(turned.real / size * -torch.expm1(-size), bins), _table_adjoint(d_phase, bins)
+
+
+def _table_adjoint(d: Tensor, bins: int) -> Tensor:
+    """The gradient (B, C) of a table, for the gradient of `table_at`."""
+    K = len(d)
+    return d if bins == K else exact_product(constant(interpolation_matrix, d, K, bins, d.dtype).mT, d)
 
 
 # --- the filter of an axis as a circulant matrix: no gradients here, the forms have their own ------------

@@ -21,6 +21,17 @@ class AxisOperator(NamedTuple):
     gains: Tensor  # (K, C) real, or complex with real DC and Nyquist
 
 
+class AxisSource(NamedTuple):
+    """One axis as a mixer stores it. A is s theta, Gamma is start + s table, phi is s phase (`gains.stepped`)."""
+
+    dim: int
+    theta: Tensor | None  # (C(C-1)/2,), or where it was computed before U (C, C); None for the identity basis
+    table: Tensor  # (B, C)
+    phase: Tensor | None  # (B, C) of complex gains
+    gain: str  # "positive", "signed" or "complex"
+    scale: float  # the step scale s
+
+
 def channel_operators(op: AxisOperator) -> Tensor:
     """M(k) = U diag(lambda_k) U^T for every frequency, (K, C, C)."""
     if op.U is None:
@@ -38,8 +49,15 @@ def merge(bases: Sequence[Tensor]) -> Tensor:
     become one product.
     """
     with counted_as("merged bases"):
-        between = [exact_product(V.mT, U) for U, V in pairwise(bases)]
-    return torch.stack([bases[0].mT, *between, bases[-1]])
+        found = [bases[0].mT]
+        for U, V in pairwise(bases):
+            found.append(exact_product(V.mT, U))
+    return torch.stack([*found, bases[-1]])
+
+
+def matrices(dims: Sequence[int], constants: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """A_0 .. A_m of `merge`, which stand after one table for each pass; for the identity None each."""
+    return constants[-1].unbind() if len(constants) > len(dims) else [None] * (len(dims) + 1)
 
 
 def merge_adjoint(d: Sequence[Tensor], bases: Sequence[Tensor]) -> list[Tensor]:

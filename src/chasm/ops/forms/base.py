@@ -66,8 +66,3 @@ class Form(ABC):
             symmetric: whether all gains are real, so that the operators are symmetric.
         """
         raise NotImplementedError(f"form {type(self).__name__} has no gradient")
-
-
-def matrices(dims: Sequence[int], constants: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """A_0 .. A_m of `operators.merge`, which stand after one table for each pass; for the identity None each."""
-    return constants[-1].unbind() if len(constants) > len(dims) else [None] * (len(dims) + 1)

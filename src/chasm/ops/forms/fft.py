@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from chasm.ops.forms.base import Form, Passes, matrices
+from chasm.ops.forms.base import Form, Passes
 from chasm.ops.library import constant
-from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, merge
+from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, matrices, merge
 
 
 class FFT(Form):
@@ -29,8 +29,10 @@ class FFT(Form):
         # What multiplies the coefficients in each pass, then with bases the channel matrices (m + 1, C, C).
         dims, gains, bases = passes
         dtype = at_least_float32(dtype)
-        tables = [_gain_table(g, shape, dim, dims, dtype) for g, dim in zip(gains, dims, strict=True)]
-        return [*tables, merge(bases).to(dtype)] if bases else tables
+        constants = []
+        for g, dim in zip(gains, dims, strict=True):
+            constants.append(_gain_table(g, shape, dim, dims, dtype))
+        return [*constants, merge(bases).to(dtype)] if bases else constants
 
     def forward(
         self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool

@@ -16,19 +16,13 @@ import torch
 from torch import Tensor
 
 from chasm.common.cost import counted_as
-from chasm.ops.forms.base import Form, Passes, matrices
-from chasm.ops.kernels import has_triton
+from chasm.ops.forms.base import Form, Passes
 from chasm.ops.kernels.launch import is_large_card
 from chasm.ops.kernels.layout import contiguous
-from chasm.ops.operators import at_least_float32, merge, merge_adjoint
+from chasm.ops.operators import matrices, merge, merge_adjoint
 
 MAX_KERNEL_CHANNELS = 128  # the kernel keeps both halves of a matrix in shared memory
 WEIGHT = 2.0  # of the gradients of gains and matrices, see `RealFFT.inverse_adjoint`
-
-
-def can_run(x: Tensor, dtype: torch.dtype) -> bool:
-    """True if this form takes the place of `FFT` for features on the device of x, of a dtype, and real gains."""
-    return x.is_cuda and at_least_float32(dtype) == torch.float32 and has_triton()
 
 
 class RealFFT:
