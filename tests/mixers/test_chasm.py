@@ -242,6 +242,23 @@ def test_float64_input_keeps_its_precision_under_autocast() -> None:
         assert relative(core(x), oracle(core, x)) <= 1e-10
 
 
+@pytest.mark.parametrize("options", [{}, {"gain": "complex"}, {"basis": "identity"}], ids=str)
+@pytest.mark.parametrize("trained", ["nothing", "theta", "gain_table", "refine"])
+def test_gradients_with_most_parameters_frozen(options: dict[str, Any], trained: str) -> None:
+    """In training mode: the gradient of x needs no maps of the core, that of a table all of them."""
+    mixer = moved(CHASM(3, bins=4, **options)).double()
+    names = [name for name, p in mixer.named_parameters() if p.requires_grad_(name.startswith(trained)).requires_grad]
+    wanted = []
+    for form in ("auto", "reference"):
+        mixer.form = form
+        x = features(2, 3, 6, 5, dtype=torch.float64).requires_grad_()
+        parameters = dict(mixer.named_parameters())
+        y = mixer(x)
+        wanted.append(torch.autograd.grad(y.square().sum(), [x, *(parameters[name] for name in names)]))
+    for found, expected in zip(*wanted, strict=True):
+        assert relative(found, expected) <= 1e-10
+
+
 def test_a_core_takes_features_of_any_float_type() -> None:
     """The bare core has no convolution, so features need not have the dtype of its parameters."""
     for gain in ("positive", "complex"):

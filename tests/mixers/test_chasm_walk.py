@@ -49,6 +49,6 @@ def test_a_training_forward_on_a_cpu_stays_a_short_walk() -> None:
     found = {name: walk(partial(mixer, x)) for name, mixer in mixers.items()}
     print(found)
     assert found["gfnet"].functions >= 10  # the walk sees what runs
-    assert found["chasm"].functions <= 56
+    assert found["chasm"].functions <= 57
     assert found["chasm"].files <= 14
     assert found["chasm"].changes <= 56

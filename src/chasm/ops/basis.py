@@ -48,7 +48,7 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
     """
     flat = theta.flatten(0, -2) if theta.ndim > 1 else theta[None]
     C = channels_of(theta.shape[-1])
-    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * len(flat) * C**3):
+    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * flat.shape[0] * C**3):
         U = _differentiable(flat) if is_transformed(theta) else _BASIS(flat)[0]
     return U.view(*theta.shape[:-1], C, C)
 
@@ -114,7 +114,7 @@ def _differentiable(theta: Tensor) -> Tensor:
 def forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
     """U for theta (batch, C(C-1)/2), and what `backward` needs. Records no gradient."""
     C = channels_of(theta.shape[-1])
-    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * len(theta) * C**3):
+    with counted_as("matrix exponential", macs=(6 + SQUARINGS) * theta.shape[0] * C**3):
         if _has_kernels(theta):
             return _forward_by_kernels(theta, C)
         U, kept = _forward(theta.to(float64_device(theta.device)), C)

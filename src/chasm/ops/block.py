@@ -193,7 +193,7 @@ def _forward(
     for i, t in enumerate(kept):
         if t is x:
             kept[i] = x.new_empty(0)
-    return y, made, new, kept
+    return y, made if trains else [], new, kept
 
 
 def _passes(dims: Sequence[int], tables: Sequence[Tensor], bases: Sequence[Tensor], made: Sequence[Tensor]) -> Passes:

@@ -104,11 +104,11 @@ def gains_of(table: Tensor, phase_table: Tensor | None, gain: str, scale: float,
         n: length of the axis.
     """
     if gain == "signed":
-        return table_at(stepped(table, scale, 1.0), n)
-    gains = softplus(table_at(stepped(table, scale, UNIT_GAIN), n))
+        return signed_gains(stepped(table, scale, 1.0), n)
+    table = stepped(table, scale, UNIT_GAIN)
     if phase_table is None:
-        return gains
-    return torch.polar(gains, table_at(stepped(phase_table, scale), n) * constant(_has_phase, table, n))
+        return positive_gains(table, n)
+    return complex_gains(table, stepped(phase_table, scale), n)
 
 
 def gains_adjoint(d: Tensor, gains: Tensor, bins: int, gain: str, n: int) -> tuple[Tensor, Tensor | None]:
