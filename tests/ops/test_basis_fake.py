@@ -15,7 +15,7 @@ def test_the_compiler_can_run_the_kernels_of_a_basis_on_fake_tensors(monkeypatch
     theta = torch.randn(2, 10)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(theta)
-        U, kept = basis._forward(fake)
-        gradient = basis._backward(U, fake, kept)
+        U, kept = basis.forward(fake)
+        gradient = basis.backward(U, fake, kept)
     assert U.shape == (2, 5, 5)
     assert gradient.shape == theta.shape

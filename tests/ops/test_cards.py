@@ -72,8 +72,8 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     C = 96 if capability == 90 else 192  # by kernels that hold a whole matrix, and by others
     what = f"basis, {C} channels"
     theta = torch.zeros(1, C * (C - 1) // 2)
-    _, kept = basis._forward(theta)
-    basis._backward(torch.zeros(1, C, C), theta, kept)
+    _, kept = basis.forward(theta)
+    basis.backward(torch.zeros(1, C, C), theta, kept)
     for channels, n, dims in ((C, 250, (2, 3)), (16, 600, (3,))):
         what = f"triton, {channels} channels, length {n}"
         x = torch.zeros(2, channels, n, n, dtype=torch.bfloat16)
