@@ -330,3 +330,5 @@ def test_the_resolution_study_trains_small_and_declares_where_it_is_tested():
     assert sizes_of(full) == [256, 320]
     assert {run.config.data.options["crop"] for run in full.runs} == {128}
     assert {run.config.data.options["size"] for run in tiny.runs} == {32}
+    assert tiny.setting_title("cc359-x8-128") == "CC359 ×8, 32 x 32"
+    assert full.setting_title("cc359-x8-128") == "CC359 ×8, 128 x 128"

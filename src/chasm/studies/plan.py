@@ -23,6 +23,7 @@ from chasm.studies.factors import (
     MULTIPLIERS,
     SCALES,
     SETTINGS,
+    TINY_SIZE,
     Arm,
     UnknownArmError,
     base_recipe,
@@ -110,7 +111,8 @@ class Plan:
         Args:
             setting: name of the setting.
         """
-        return labels.setting_title(setting, self.overrides)
+        title, size = labels.setting_title(setting, self.overrides), SETTINGS[setting].size
+        return title.replace(f"{size} x {size}", f"{TINY_SIZE} x {TINY_SIZE}") if self.scale == "tiny" else title
 
     def host_label(self, host: str) -> str:
         """Return what a host is called in reports: by what runs, where overrides put another in its place.
