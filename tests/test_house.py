@@ -301,6 +301,13 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
     assert not found, "\n".join(found)
 
 
+def test_files_that_contributors_are_sent_to_are_there() -> None:
+    named = set(re.findall(r"`([\w./]+\.(?:py|md|toml|cff))`", (ROOT / "CONTRIBUTING.md").read_text())) - {"mine.py"}
+    files = [f"/{path.relative_to(ROOT)}" for path in tracked_files()]
+    assert len(named) > 5
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+
+
 def modules() -> list[str]:
     package = Path(chasm.__file__).parent
     return sorted(

@@ -40,14 +40,14 @@ def test_points_of_a_poisson_disc_keep_their_distance(acceleration):
 
 def test_poisson_points_are_those_of_drawing_one_after_the_other():
     priority = 1 - np.random.default_rng(1).uniform(size=(20, 17))
-    from chasm.mri.plane_masks import _apart
+    from chasm.mri.plane_masks import _draw_with_distance
 
     drawn: list[tuple[int, int]] = []
     for flat in np.argsort(-priority, axis=None):
         y, x = divmod(int(flat), 17)
         if all((y - b) ** 2 + (x - a) ** 2 >= 8 for b, a in drawn):
             drawn.append((y, x))
-    assert sorted(drawn) == [tuple(p) for p in np.argwhere(_apart(priority, 8)).tolist()]
+    assert sorted(drawn) == [tuple(p) for p in np.argwhere(_draw_with_distance(priority, 8)).tolist()]
 
 
 def test_gaussian_points_lean_to_the_middle_and_radial_ones_lie_on_lines():

@@ -238,13 +238,13 @@ def form_that_runs(subject: Subject, kind: str, x: Tensor) -> str:
         return f"auto ({subject.chasm.explain(x).form})"
 
 
-def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, float, str]:
+def errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, float, str]:
     """Compare results with the exact ones.
 
     The error of a gradient that is zero up to rounding (a bias before a batch norm) is relative to the largest one.
 
     Args:
-        found: results of a call.
+        results: of a call.
         exact: the same in float64.
 
     Returns:
@@ -252,11 +252,11 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, f
         are NaN if a result is missing.
     """
     names = list(exact)
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in results]
     if missing:
         return float("nan"), float("nan"), f"no {missing[0]}"
     with torch.no_grad():
-        pairs = [((found[n].double() - exact[n]).norm(), exact[n].norm()) for n in names]
+        pairs = [((results[n].double() - exact[n]).norm(), exact[n].norm()) for n in names]
         values = dict(zip(names, torch.tensor([[float(a) for a in pair] for pair in pairs]).tolist(), strict=True))
     largest = max((size for name, (_, size) in values.items() if name not in ("y", "x")), default=0.0)
 

@@ -122,8 +122,8 @@ def require_single(array: np.ndarray, file: Path, field: str) -> np.ndarray:
 def crop_or_pad(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Return (..., H, W) cropped or zero-padded about its centre to a size.
 
-    >>> crop_or_pad(torch.ones(1, 2, 6), (4, 4)).sum().item()
-    8.0
+    >>> crop_or_pad(torch.arange(7.0)[None], (1, 4)), crop_or_pad(torch.ones(1, 2), (1, 5))
+    (tensor([[1., 2., 3., 4.]]), tensor([[0., 1., 1., 0., 0.]]))
     """
     for axis, n in zip((-2, -1), size, strict=True):
         length = image.shape[axis]

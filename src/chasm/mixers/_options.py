@@ -24,16 +24,16 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
     raise ValueError(f"unknown {name}={value!r}: {suggest(str(value), [str(a) for a in allowed])}")
 
 
-def spatial_size(given: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
+def spatial_size(size: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
     """Return (64, 48) for operators(64, 48) and for operators((64, 48)).
 
     Args:
-        given: the arguments.
+        size: the arguments: numbers, or one tuple of them.
         ndim: number of spatial axes.
     """
-    values = tuple(given[0]) if len(given) == 1 and isinstance(given[0], Iterable) else given
+    values = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Iterable) else size
     if len(values) != ndim or not all(map(is_count, values)):
-        raise ValueError(f"expected {ndim} positive whole numbers, one per spatial axis, got {given!r}")
+        raise ValueError(f"expected {ndim} positive whole numbers, one per spatial axis, got {size!r}")
     return tuple(map(int, values))
 
 

@@ -161,26 +161,28 @@ def _poisson(kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndar
     distances = sorted({i * i + j * j for i in range(16) for j in range(16)} - {0}, reverse=True)
     roomy = 1.2 * (~kept).sum() / budget  # square of a distance at which not even a regular grid has room
     for squared in (d for d in distances if d <= max(roomy, 1)):
-        drawn = _apart(priority, squared)
+        drawn = _draw_with_distance(priority, squared)
         if drawn.sum() >= budget:
             break
     last = np.sort(priority[drawn])[-budget]
     return np.asarray(drawn & (priority >= last))
 
 
-def _apart(priority: np.ndarray, squared: int) -> np.ndarray:
+def _draw_with_distance(priority: np.ndarray, squared: int) -> np.ndarray:
     """Draw points by priority, each unless one with a smaller squared distance was drawn before.
 
     All points that have the highest priority among the free ones near them are drawn at once, which gives the same
     points as one after the other.
     """
     reach = math.isqrt(squared)
-    near = [(i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1) if 0 < i * i + j * j < squared]
+    offsets = [
+        (i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1) if 0 < i * i + j * j < squared
+    ]
     free, drawn = priority.copy(), np.zeros(priority.shape, dtype=bool)
     while free.any():
-        top = (free > 0) & (free > _largest(free, near))
+        top = (free > 0) & (free > _largest(free, offsets))
         drawn |= top
-        free[top | (_largest(top, near) > 0)] = 0
+        free[top | (_largest(top, offsets) > 0)] = 0
     return drawn
 
 

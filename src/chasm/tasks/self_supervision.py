@@ -104,9 +104,9 @@ def self_supervised_loss(output: Tensor, batch: TaskBatch) -> Tensor:
     return (held_out + _relative_error(lines, kept)).mean()
 
 
-def _relative_error(found: Tensor, expected: Tensor) -> Tensor:
-    """|found - expected| / |expected| in the norms l1 and l2, added: (B,). It is 0 where nothing is expected."""
-    error, expected = (found - expected).flatten(1), expected.flatten(1)
+def _relative_error(output: Tensor, expected: Tensor) -> Tensor:
+    """|output - expected| / |expected| in the norms l1 and l2, added: (B,). It is 0 where nothing is expected."""
+    error, expected = (output - expected).flatten(1), expected.flatten(1)
     total = torch.zeros(len(error), device=error.device)
     for order in (1, 2):
         size = torch.linalg.vector_norm(expected, order, dim=1)

@@ -65,8 +65,8 @@ def compare(stored: Fingerprint, now: Fingerprint, folder: Path) -> list[str]:
     return notes
 
 
-def _without_dates(found: Fingerprint) -> dict[str, Any]:
-    return {split: {k: v for k, v in facts.items() if k != "dates"} for split, facts in found["data"].items()}
+def _without_dates(record: Fingerprint) -> dict[str, Any]:
+    return {split: {k: v for k, v in facts.items() if k != "dates"} for split, facts in record["data"].items()}
 
 
 def _describe(data: SliceDataset) -> dict[str, Any]:

@@ -95,21 +95,21 @@ def training_images(folder: Path) -> TrainingImages:
     return TrainingImages(tuple(shape), _description(facts.get("training_data"), file))
 
 
-def _description(found: Any, file: Path) -> dict[str, Any]:
+def _description(description: Any, file: Path) -> dict[str, Any]:
     def numbers(values: Any, n: int) -> bool:
         return isinstance(values, list) and len(values) == n and all(isinstance(v, int | float) for v in values)
 
-    if not found:
+    if not description:
         return {}
     if not (
-        isinstance(found, dict)
-        and numbers(found.get("shape"), 3)
-        and isinstance(found.get("complex"), bool)
-        and (found.get("brightness") is None or numbers(found["brightness"], 2))
+        isinstance(description, dict)
+        and numbers(description.get("shape"), 3)
+        and isinstance(description.get("complex"), bool)
+        and (description.get("brightness") is None or numbers(description["brightness"], 2))
     ):
         problem = "training_data: expected shape (three numbers), complex and brightness (two numbers)"
-        raise ValueError(f"{file}: {problem}, got {found!r:.80}")
-    return found
+        raise ValueError(f"{file}: {problem}, got {description!r:.80}")
+    return description
 
 
 def describe_training_data(data: SliceDataset) -> dict[str, Any]:

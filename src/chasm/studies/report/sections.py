@@ -157,17 +157,17 @@ def _drop_text(f: Falsification) -> str:
     return f"{f.drop.mean:.0f} % [{f.drop.low:.0f}, {f.drop.high:.0f}]"
 
 
-def _mean_rows(found: list[Falsification], printed: dict[str, float]) -> list[TableRow]:
+def _mean_rows(settings: list[Falsification], printed: dict[str, float]) -> list[TableRow]:
     """Return the mean over settings, of gains and of drops, as in the paper."""
-    structured = sum(f.structured.mean for f in found) / len(found)
-    random = sum(f.random.mean for f in found) / len(found)
-    mean_drop = sum(f.drop.mean for f in found) / len(found)
+    structured = sum(f.structured.mean for f in settings) / len(settings)
+    random = sum(f.random.mean for f in settings) / len(settings)
+    mean_drop = sum(f.drop.mean for f in settings) / len(settings)
     drop = f"{mean_drop:.0f} %" if math.isfinite(mean_drop) else "undefined"
     lines = []
     for name, value in (("structured", structured), ("random", random)):
         is_last = name == "random"
-        texts = ["" if is_last else f"Mean of {counted(len(found), 'setting')}", name, ""]
-        texts += [text.signed(value, found[0].metric), _printed_gain(printed[name])]
+        texts = ["" if is_last else f"Mean of {counted(len(settings), 'setting')}", name, ""]
+        texts += [text.signed(value, settings[0].metric), _printed_gain(printed[name])]
         texts += [drop if is_last else "", f"{printed['drop']:.1f} %" if is_last else ""]
         lines.append(TableRow([TableCell(t, "paper" if i in (4, 6) else "") for i, t in enumerate(texts)]))
     return lines
