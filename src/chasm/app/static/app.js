@@ -150,6 +150,8 @@ async function open(files) {
 /** Show the slices of a scan from its middle on. */
 function use(scan) {
   state.scan = scan;
+  state.result = null;
+  $('numbers').replaceChildren();
   const planes = scan.count > 1 ? scan.planes ?? [] : [];
   $('plane-label').hidden = !planes.length;
   $('plane').replaceChildren(...planes.map((plane) => new Option(plane)));
@@ -169,7 +171,7 @@ async function choosePlane() {
   await reconstruct();
 }
 
-async function infer(index, bands) {
+async function infer(index, bands, onPrepared = () => {}) {
   const {scan, model} = state, isEnlarged = $('mode').value === 'enlarge';
   const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value), isEnlarged};
   const most = Math.floor(MAX_ENLARGED_SIDE / (model.task.factor ?? 1));
@@ -180,6 +182,7 @@ async function infer(index, bands) {
   if (model.task.name === 'reconstruction' && slice.channels.length > 1) slice.channels = [grey(slice.channels)];
   const prepared = prepare(slice, scan.H, scan.W, model.task, sampling);
   const {input, channels, H, W, mask} = prepared;
+  onPrepared(prepared);
   const run = async (factors) => {
     const {output, ms} = await network.run({input, channels, H, W, mask, bands: factors});
     return {output, ms, shown: shown(output, model.task)};
@@ -195,7 +198,8 @@ async function reconstruct() {
   const turn = ++state.turn;
   $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
   say('Reconstructing ..');
-  const result = await infer(state.index, state.bands);
+  // What is known before the network has run is shown at once.
+  const result = await infer(state.index, state.bands, ({H, W, target, plain}) => state.result || views.show({target, plain}, H, W));
   if (turn !== state.turn) return;  // another slice or mask was chosen meanwhile
   state.result = result;
   const {note} = state.scan, {H, W, target, plain, shown: output, unchanged} = result;
@@ -213,7 +217,8 @@ function showNumbers(output, plain, target) {
   const line = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
   if (!target) {
     const {H, W} = state.scan, isPicture = state.model.task.name === 'superres';
-    $('numbers').replaceChildren(line('span', `no target: ${isPicture ? `the picture is ${H} x ${W}` : 'the k-space was measured undersampled'}`));
+    const why = isPicture ? `this is the picture of ${H} x ${W} itself, enlarged` : 'the k-space was measured undersampled';
+    $('numbers').replaceChildren(line('span', `No target to compare with: ${why}.`));
     return;
   }
   const [ours, theirs] = [output, plain].map((image) => scores(image, target)), better = ours.psnr - theirs.psnr;
@@ -288,7 +293,7 @@ $('reset').onclick = () => views.reset();
 $('slot').onchange = chooseSlot;
 $('axis').onchange = drawLearned;
 $('cancel').onclick = () => { state.stopped = true; };
-$('save-png').onclick = () => act(async () => save(await views.png(), `${state.scan.name}-${state.index + 1}.png`));
+$('save-png').onclick = () => state.result && act(async () => save(await views.png(), `${state.scan.name}-${state.index + 1}.png`));
 $('save-nifti').onclick = () => act(async () => save(await volume(), `${state.scan.name}-reconstructed.nii`));
 $('volume-button').onclick = () => act(showVolume);
 $('restart').onclick = () => act(async () => { network.start(); await chooseModel(); });

@@ -82,7 +82,8 @@ export class Views {
       canvas.closest('figure').hidden = !this.pictures[canvas.dataset.view];
       this.paint(canvas, this.pictures[canvas.dataset.view]);
     }
-    this.paint(this.compare, this.pictures.output, this.pictures[this.left]);
+    const {output, plain} = this.pictures;
+    this.paint(this.compare, output ?? plain, output && this.pictures[this.left]);
   }
 
   paint(canvas, picture, left = null) {
