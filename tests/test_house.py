@@ -100,7 +100,7 @@ def test_what_is_declared() -> None:
     assert PROJECT["requires-python"] == ">=3.11"
     assert PROJECT["license"] == "MIT"
     assert "MIT" in (ROOT / "LICENSE").read_text()
-    extras = {"train", "data", "report", "export", "hub", "cluster", "dev", "docs"}
+    extras = {"train", "data", "report", "export", "hub", "cluster", "all", "dev", "docs"}
     assert set(PROJECT["optional-dependencies"]) == extras
 
 

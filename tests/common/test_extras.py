@@ -34,6 +34,7 @@ def test_extras_are_those_that_the_package_declares() -> None:
         (["data", "list"], "h5py"),
         (["bench", "scaling", "--plot", "times.png"], "matplotlib"),
         (["reconstruct", "scan.h5", "--run", "runs/demo"], "matplotlib"),
+        (["app", "photo-x4"], "skimage"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -47,6 +48,12 @@ def test_a_command_says_what_it_lacks_before_it_works(
     found = CliRunner(env={"COLUMNS": "300"}).invoke(app, words)
     extra = next(extra for extra, modules in extras.EXTRAS.items() if lacking in modules)
     assert (found.exit_code, found.stderr) == (3, f"error: this needs {lacking}: pip install 'chasm-mixer[{extra}]'\n")
+
+
+def test_without_typer_the_command_line_says_how_to_get_all_of_it() -> None:
+    code = "import sys; sys.modules['typer'] = None; from chasm.cli import main; main()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (3, "error: the command line needs typer: pip install 'chasm-mixer[all]'\n")
 
 
 def test_a_package_of_chasm_says_what_it_lacks() -> None:

@@ -2,7 +2,6 @@
 
 import sys
 
-from chasm.common.extras import how_to_install
 from chasm.common.namesake import namesake_warning
 
 
@@ -15,6 +14,7 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.split(".")[0] == "chasm":
             raise
-        print(f"error: the command line needs {missing.name}: {how_to_install(missing.name or '')}", file=sys.stderr)
+        # Not only what the first command lacks: who begins with the command line will want the next one, too.
+        print(f"error: the command line needs {missing.name}: pip install 'chasm-mixer[all]'", file=sys.stderr)
         sys.exit(3)  # as cli/errors.py has it, which needs Typer itself
     app()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import typer
 
+from chasm.common.extras import require
+
 RUNS = "Run folders, names of models ('chasm models list') or owner/name on the Hub. Default: all models of chasm."
 
 
@@ -20,6 +22,7 @@ def app(
     The network runs in the page. Without -o, chasm serves it on 127.0.0.1 to who has the token in its address, and
     reads formats that the page cannot; nothing leaves the machine. With -o the page stands alone, and files stay in it.
     """
+    require("train", "data")
     import tempfile
     import webbrowser
 
