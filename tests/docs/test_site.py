@@ -142,6 +142,11 @@ def test_links_of_files_outside_the_site_lead_somewhere(name: str, tools: Simple
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = set(re.findall(r"^   (\w+)$", (DOCS / "api/index.md").read_text(), re.M))
+    assert set(chasm.__all__) - {"__version__"} <= listed
+
+
 def test_every_page_is_in_a_table_of_contents() -> None:
     tables = re.findall(r"^```{toctree}\n(.*?)^```", "\n".join(page.read_text() for page in PAGES), re.M | re.S)
     listed = [line for table in tables for line in table.splitlines()]
