@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]  # for the package `site_tools` and the module `libraries`
 
-from site_tools import fold, generate, links, signatures  # noqa: E402
+from site_tools import fold, generate, links, reference  # noqa: E402
 
 import chasm  # noqa: E402
 from libraries import library  # noqa: E402
@@ -103,5 +103,6 @@ def setup(app: Any) -> None:
     """Write the generated pages, and connect what changes pages while Sphinx reads and writes them."""
     generate.write_all(HERE)
     app.connect("source-read", links.rewrite)
-    app.connect("autodoc-process-signature", signatures.of_init)
+    app.connect("autodoc-process-signature", reference.of_init)
+    app.connect("autodoc-skip-member", reference.skip_foreign)
     app.connect("doctree-resolved", fold.long_tables)

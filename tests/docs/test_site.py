@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import chasm
@@ -41,7 +42,7 @@ def tools() -> SimpleNamespace:
 def sphinx_tools() -> SimpleNamespace:
     """Those that import Sphinx, which `make docs` installs and `make test` does not."""
     pytest.importorskip("sphinx")
-    return site_tools("fold", "signatures")
+    return site_tools("fold", "reference")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -111,11 +112,19 @@ def test_long_tables_of_results_are_folded(sphinx_tools: SimpleNamespace) -> Non
 
 
 def test_classes_show_the_arguments_of_init(sphinx_tools: SimpleNamespace) -> None:
-    shown = sphinx_tools.signatures.of_init(
+    shown = sphinx_tools.reference.of_init(
         None, "class", "chasm.CHASM", chasm.CHASM, None, "(*args: Any, **kwargs: Any)", None
     )
     assert shown[0].startswith("(channels: int, *, size: int | tuple[int, ...] | None = None, ")
-    assert sphinx_tools.signatures.of_init(None, "function", "chasm.swap", chasm.swap, None, "(*args)", None) is None
+    assert sphinx_tools.reference.of_init(None, "function", "chasm.swap", chasm.swap, None, "(*args)", None) is None
+
+
+def test_the_reference_leaves_out_functions_and_classes_of_torch(sphinx_tools: SimpleNamespace) -> None:
+    skip = sphinx_tools.reference.skip_foreign
+    for foreign in (torch.nn.Conv3d, torch.nn.functional.avg_pool3d, torch.nn.functional.gelu):
+        assert skip(None, "class", "x", foreign, False, None) is True
+    assert skip(None, "class", "x", chasm.CHASM.forward, False, None) is None
+    assert skip(None, "class", "x", 3, False, None) is None
 
 
 def test_promises_count_their_tests(tools: SimpleNamespace) -> None:
