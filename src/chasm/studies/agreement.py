@@ -21,7 +21,7 @@ def disagreements(runs: Sequence[RunRecord]) -> list[str]:
         --with, an installed plug-in. Empty: the runs may be compared.
     """
     runs = [run for run in runs if run.metrics is not None]
-    return [*_settings(runs), *_data(runs), *_code(runs)]
+    return [*_settings(runs), *_data(runs), *code_disagreements(runs)]
 
 
 def _settings(runs: Sequence[RunRecord]) -> list[str]:
@@ -45,7 +45,12 @@ def _data(runs: Sequence[RunRecord]) -> list[str]:
     return found
 
 
-def _code(runs: Sequence[RunRecord]) -> list[str]:
+def code_disagreements(runs: Sequence[RunRecord]) -> list[str]:
+    """Say in what code runs of any settings and hosts disagree, one sentence for each thing.
+
+    Args:
+        runs: the runs behind a table.
+    """
     environments = [run.environment for run in runs if run.environment is not None]
     found = []
     if values := _several(e.commit[:12] for e in environments if e.commit):

@@ -159,6 +159,15 @@ def test_runs_under_other_settings_are_said(tmp_path: Path) -> None:
     assert f"Runs come from different commits of chasm: {'a' * 12} and {'b' * 12}." in text
 
 
+def test_code_that_changed_between_the_settings_of_a_table_is_said(tmp_path: Path) -> None:
+    finish(tmp_path, "random-mask", "arm=gfnet,chasm,setting=cc359-x4,cc359-x4-random-1")
+    for environment in tmp_path.glob("tiny/*random-1*/environment.json"):
+        environment.write_text(json.dumps(json.loads(environment.read_text()) | {"commit": "b" * 40}))
+    page, _ = write_paper_page([tmp_path], tmp_path / "out")
+    text = page.with_suffix(".md").read_text()
+    assert text.count(f"Runs come from different commits of chasm: {'a' * 12} and {'b' * 12}.") == 1  # Table 3 (a)
+
+
 def test_a_file_that_changed_between_seeds_is_said_in_the_report(tmp_path: Path) -> None:
     plan = make_plan("seeds-basis", "tiny")
     for i, cell in enumerate(plan.runs):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from chasm.common.text import counted
 from chasm.mixers import MIXERS
 from chasm.studies import paper
-from chasm.studies.agreement import disagreements
+from chasm.studies.agreement import code_disagreements, disagreements
 from chasm.studies.comparisons import falsify
 from chasm.studies.factors import ARMS, HOSTS, RIVALS, SETTINGS, random_draws
 from chasm.studies.gather import FoundRow, FoundRows
@@ -352,10 +352,12 @@ def _note(runs: list[RunRecord]) -> str:
     if kind:
         found.append(f"Ours: {kind}, so compare orders and signs, not levels.")
     places = dict.fromkeys((run.setting, run.host) for run in runs)
+    code = code_disagreements(runs)  # over all places: a table compares them with each other
+    found += [f"{line}." for line in code]
     lines: dict[str, list[str]] = {}
     for setting, host in places:
         here = {run.key: run for run in runs if (run.setting, run.host) == (setting, host)}
-        for line in disagreements([*here.values()]):
+        for line in (line for line in disagreements([*here.values()]) if line not in code):
             lines.setdefault(line, []).append(f"{SETTINGS[setting].title} in {HOSTS[host].label}")
     for line, where in lines.items():
         found.append(f"{line}." if len(where) == len(places) else f"{line} ({'; '.join(where)}).")
