@@ -176,7 +176,7 @@ def _card(run: Run) -> str:
     try:
         return read_card(run.folder)
     except FileNotFoundError:
-        return f"{run.folder.name}: a run without a card.\n\n{dump(run.config)}"
+        return f"{run.folder.name}: a run without a card.\n\n```yaml\n{dump(run.config)}```"
 
 
 def _mixers(model: nn.Module) -> list[dict[str, Any]]:
