@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import chasm.ops.selective_scan as package
@@ -252,8 +253,10 @@ def test_choice_and_reason():
 
 
 def test_a_large_scan_on_the_fallback_warns_once(monkeypatch):
+    """A fake tensor stands for one on a GPU without the kernels."""
     package._warn_once.cache_clear()
-    large = [x.to("meta", torch.float32) for x in make(1, 2, 3, 2)]
+    with FakeTensorMode():
+        large = [torch.empty_strided(x.shape, x.stride(), device="xpu") for x in make(1, 2, 3, 2)]
     monkeypatch.setattr(package, "MIN_WARNED_ELEMENTS", 12)
     with pytest.warns(UserWarning, match="chunked form, many times slower.*needs a CUDA tensor"):
         selective_scan(*large)
@@ -263,6 +266,7 @@ def test_a_large_scan_on_the_fallback_warns_once(monkeypatch):
         package._warn_once.cache_clear()
         selective_scan(*large, form="chunked")  # chosen by the caller
         selective_scan(*make(1, 2, 3, 2))  # on a CPU it is what there is
+        selective_scan(*(x.to("meta", torch.float32) for x in make(1, 2, 3, 2)))  # nothing is computed
         monkeypatch.setattr(package, "MIN_WARNED_ELEMENTS", 13)
         selective_scan(*large)  # small
 

@@ -36,8 +36,8 @@ def build(config: RunConfig) -> nn.Module:
     ("host", "options"),
     [
         ("unet", {"width": MAX_OPTION}),
-        ("unet", {"depth": MAX_OPTION}),
-        ("unet-3d", {"depth": MAX_OPTION}),
+        ("unet", {"depth": 16}),
+        ("unet-3d", {"depth": 16}),
         ("vit", {"depth": MAX_OPTION}),
         ("vit", {"width": MAX_OPTION, "heads": 1}),
         ("varnet", {"cascades": MAX_OPTION}),

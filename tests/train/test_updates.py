@@ -13,6 +13,7 @@ from chasm.mixers import chasm as chasm_mixer
 from chasm.train import evaluate, load_run, train
 from chasm.train.loop import Trainer
 from chasm.train.schedule import learning_rate, rows_of_step
+from chasm.train.start import update_average
 
 
 def test_an_epoch_shows_every_slice_once_and_epochs_differ() -> None:
@@ -94,7 +95,7 @@ def test_average_of_the_weights(tmp_path: Path) -> None:
     assert any(not torch.equal(v, start[k]) for k, v in trainer.model.state_dict().items())
     for name, value in trainer.model.state_dict().items():
         torch.testing.assert_close(trainer.ema[name], start[name] + 0.9 * (value - start[name]))  # step 0: 1 / 10
-    trainer._average(10_000)
+    update_average(trainer.ema, trainer.model, 0.9, 10_000)
     expected = {k: 0.9 * (start[k] + 0.9 * (v - start[k])) + 0.1 * v for k, v in trainer.model.state_dict().items()}
     torch.testing.assert_close(trainer.ema, expected)
 

@@ -84,13 +84,6 @@ class Metrics(_FromFile):
     costs: dict[str, float] = field(default_factory=dict)  # of a cost study
     reference: Reference | None = None
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        found = super().read(path)
-        if not found.cases and not found.costs:
-            raise ValueError(f"{path}: cases: no scores: remove it, and the command that made it makes it again")
-        return found
-
     @property
     def slot_numbers(self) -> int | None:
         """Real numbers stored in the slots."""

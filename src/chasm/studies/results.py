@@ -113,6 +113,10 @@ def _selection(selection: Selection) -> SelectionRecord:
 def _run(plan: Plan, root: str | Path, planned: PlannedRun) -> RunRecord:
     folder = plan.folder(root, planned)
     status, error = state(folder, planned.config)
+    metrics = Metrics.read(folder / "metrics.json") if status == "done" else None
+    if metrics is not None and plan.study.kind == "train" and not metrics.cases:
+        advice = "remove it, and the command that made it makes it again"
+        status, error, metrics = "failed", f"{folder / 'metrics.json'}: cases: no scores: {advice}", None
     return RunRecord(
         key=planned.key,
         setting=planned.setting,
@@ -125,7 +129,7 @@ def _run(plan: Plan, root: str | Path, planned: PlannedRun) -> RunRecord:
         error=error,
         config=planned.config,
         environment=read_environment(folder / "environment.json"),
-        metrics=Metrics.read(folder / "metrics.json") if status == "done" else None,
+        metrics=metrics,
     )
 
 
