@@ -117,7 +117,7 @@ def _read(
     jobs: int,
     progress: Progress | None,
 ) -> list[tuple[Case, CaseFacts]]:
-    """Probe every case and hash the files of sound ones, some at a time; return the facts of the sound cases."""
+    """Probe every case and hash every file, some at a time; return the facts of the sound cases."""
 
     def one(case: Case) -> CaseFacts | DataError:
         try:
@@ -132,12 +132,8 @@ def _read(
             return fault(case.files[0], "image", BEYOND_SINGLE)
         return facts
 
-    refused: set[Path] = set()  # not hashed: what claims a terabyte may be a terabyte of holes
-
     def record(file: Path) -> dict[str, Any]:
         try:
-            if file in refused:
-                return {"size": file.stat().st_size, "sha256": ""}
             with open(file, "rb") as f:
                 return {"size": file.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
         except OSError:  # the probe says why
@@ -149,17 +145,16 @@ def _read(
             some = cases[start : start + 256]
             new = {_relative(report.root, f): f for case in some for f in case.files if f.is_file()}
             todo = [(name, f) for name, f in new.items() if name not in report.files]
+            hashed = pool.map(record, [f for _, f in todo])
             for i, (case, result) in enumerate(zip(some, pool.map(one, some), strict=True)):
                 report.cases.setdefault(case.split, []).append(case.name)
                 if isinstance(result, DataError):
                     report.findings.append(str(result))
-                    refused.update(case.files)
                 else:
                     good.append((case, result))
                     report.slices[case.split] += result.slices
                 if progress is not None:
                     progress(start + i + 1, len(cases))
-            hashed = pool.map(record, [f for _, f in todo])
             report.files.update(zip([name for name, _ in todo], hashed, strict=True))
     return good
 
@@ -268,7 +263,7 @@ def _read_sums(file: Path) -> dict[str, str]:
 
 def _compare(report: CheckReport, expected: dict[str, str], source: str) -> None:
     for name, digest in expected.items():
-        if name in report.files and report.files[name]["sha256"] not in ("", digest):  # "": refused, and a finding
+        if name in report.files and report.files[name]["sha256"] != digest:
             report.findings.append(f"{report.root / name}: sha256: differs from {source}")
         elif name not in report.files and not (report.root / name).is_file():
             report.findings.append(f"{report.root / name}: file: missing, but listed in {source}")

@@ -15,7 +15,7 @@ import numpy as np
 from chasm.common.files import write_atomic
 from chasm.common.text import counted
 from chasm.data.files import H5Files, h5_whole, reading, require_finite
-from chasm.data.limits import MAX_DEFLATE_RATIO, max_bytes, require_fits, require_h5_fits
+from chasm.data.limits import max_bytes, require_fits, require_h5_fits
 from chasm.data.lines import Encoding, Line, assemble
 from chasm.data.records import fault, patient_name
 from chasm.data.scan import KSpaceScan, Placement, image_noise
@@ -119,8 +119,6 @@ def _lines(
         # No readout is larger than the file, but many may share one place in it.
         chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, max_bytes() // file.stat().st_size))
         require_h5_fits(file, "data", acquisitions.data, (min(chunk, len(acquisitions)),))
-        if len(acquisitions) * acquisitions.data.dtype.itemsize > MAX_DEFLATE_RATIO * file.stat().st_size:
-            raise fault(file, "data", f"{len(acquisitions)} readouts, more than the file can hold: damaged")
         for start in range(0, len(acquisitions), chunk):
             for readout in acquisitions[start : start + chunk]:
                 head = readout.getHead()
