@@ -46,10 +46,11 @@ def test_a_delayed_signal_comes_after_the_block() -> None:
 
 def test_a_reader_that_dies_during_a_step_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> None:
     config: Any = recipe(resident=False, workers=1)
+    others = set(multiprocessing.active_children())  # of tests before this one
 
     def kill() -> None:
-        (reader,) = multiprocessing.active_children()
-        os.kill(reader.pid or 0, signal.SIGKILL)
+        for reader in set(multiprocessing.active_children()) - others:
+            os.kill(reader.pid or 0, signal.SIGKILL)
         time.sleep(10)  # until torch raises its error here
 
     with pytest.raises(ChildProcessError, match="a process that reads data was killed") as e, at_step(4, kill):
