@@ -225,6 +225,21 @@ def test_a_slice_of_a_sparse_file_is_refused(tmp_path: Path) -> None:
         open_dataset("folder", tmp_path, split="all")
 
 
+def test_pages_of_a_tiff_that_go_in_a_circle_are_one_line(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as tiff:
+        for value in (1, 2, 3):
+            tiff.write(np.full((8, 6), value, np.uint8), contiguous=False, metadata=None)
+    content = bytearray((tmp_path / "a.tif").read_bytes())
+    with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
+        second, last = tiff.pages[1].offset, tiff.pages[2].offset
+    (tags,) = struct.unpack_from("<H", content, last)
+    struct.pack_into("<I", content, last + 2 + 12 * tags, second)
+    (tmp_path / "a.tif").write_bytes(content)
+    assert check(tmp_path, "folder").findings == [
+        f"{tmp_path / 'a.tif'}: pages: they lead back to an earlier one: damaged"
+    ]
+
+
 def test_more_slices_than_any_scan_has_are_refused(tmp_path: Path) -> None:
     (tmp_path / "Train").mkdir()
     with h5py.File(tmp_path / "Train" / "a.h5", "w") as f:

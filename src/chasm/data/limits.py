@@ -113,6 +113,11 @@ def read_tiff(file: Path) -> np.ndarray:
     import tifffile
 
     with tifffile.TiffFile(file) as tiff:
+        seen: set[int] = set()
+        for page in tiff.pages:  # tifffile would follow a circle for ever
+            if page.offset in seen:
+                raise fault(file, "pages", "they lead back to an earlier one: damaged")
+            seen.add(page.offset)
         series = tiff.series[0]
         require_fits(file, "image", series.shape, series.dtype.itemsize)
         for page in series.pages:
