@@ -25,7 +25,7 @@ FENCE = re.compile(r"^```(python|bash)\n(.*?)^```", re.M | re.S)
 
 
 def site_tools(*names: str) -> SimpleNamespace:
-    """Modules that the build of the site uses, which are no package of ours."""
+    """Import modules of docs/site_tools, which the build of the site uses and which are not part of the package."""
     sys.path.insert(0, str(DOCS))
     try:
         return SimpleNamespace(**{name: import_module(f"site_tools.{name}") for name in names})

@@ -12,10 +12,11 @@ With ``sensitivities="learned"``, as in the public code, S is made by one more U
 fully sampled centre of each coil: S = V(F^-1(centre)) / root-sum-of-squares over coils. Without, it comes with the
 measurement (`chasm.mri.estimate_maps` in the tasks).
 
-Readings: the last step of the public code, the root-sum-of-squares of the coils, is a sum weighted by the sensitivities
-here, which keeps the phase. That of an image with learned sensitivities is given for those of the measurement, because
-whoever asks knows only them. One coil has the sensitivity 1. Its eta_0 has no effect, because K_0 is what was measured,
-and is left out. If no column is missing, the centre is all of k-space (the public code then takes one column).
+Readings. The public code ends with the root-sum-of-squares of the coils. Here the coils are added with their
+sensitivities as weights, which keeps the phase. With learned sensitivities, the k-space of the result is multiplied by
+the sensitivities of the measurement, because the caller has no others. One coil has the sensitivity 1. The weight eta_0
+of the public code is left out: K_0 is the measured k-space, so it has no effect. If no column is missing, the centre is
+all of k-space (the public code then takes one column).
 29,452,067 parameters, and 484,898 for the sensitivities.
 """
 

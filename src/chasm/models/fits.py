@@ -1,15 +1,15 @@
 """Whether a config and a file of weights belong together, found out before any memory is taken for the network."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from torch.nn.modules import module as hooks
 
+from chasm.common.building import watched_building
 from chasm.common.text import first_line
 
 MODULES_PER_TENSOR = 8  # a network has fewer modules, with or without parameters, than this times its tensors
@@ -55,8 +55,7 @@ class _TooLargeError(Exception):
     """Stops the building of a network."""
 
 
-@contextmanager
-def _at_most(tensors: int) -> Iterator[None]:
+def _at_most(tensors: int) -> AbstractContextManager[None]:
     """Stop the building of networks with more parameters than this, or very many more modules."""
     counts = {"parameters": 0, "modules": 0}
     limits = {"parameters": tensors, "modules": max(MIN_MODULES, MODULES_PER_TENSOR * tensors)}
@@ -69,12 +68,4 @@ def _at_most(tensors: int) -> Iterator[None]:
 
         return registered
 
-    handles = [
-        hooks.register_module_parameter_registration_hook(count("parameters")),
-        hooks.register_module_module_registration_hook(count("modules")),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return watched_building(count("parameters"), count("modules"))

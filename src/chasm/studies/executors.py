@@ -177,8 +177,8 @@ def on_ray(
         raise ValueError("the ray executor needs ray: pip install 'chasm-mixer[cluster]'") from None
     started = not ray.is_initialized()
     if started:
-        # Ray's own processes are in the group of this one. SIGHUP or SIGUSR1 to the group would end them, and nobody
-        # would be left to tell the cells to save. SIGTERM, which ray.shutdown needs, ends them in order.
+        # Ray's own processes belong to the process group of this one. SIGHUP or SIGUSR1 to the group would end them,
+        # and then nothing could tell the cells to save. SIGTERM stays: ray.shutdown ends them with it.
         with _same_handlers(), delayed_signals(set(STOP_SIGNALS) - {signal.SIGTERM, signal.SIGINT}):
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(_run_in_task)

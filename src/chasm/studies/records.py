@@ -16,7 +16,7 @@ from chasm.studies.paper import Quote
 from chasm.train.config import RunConfig
 
 FORMAT = 2  # of report.json; 1 had "cells" instead of "runs", and no "selections"
-
+MAKE_AGAIN = "remove it, and the command that made it makes it again"
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null: not finite
 
@@ -47,8 +47,7 @@ class _FromFile:
         except ValidationError as e:
             problem = e.errors()[0]
             place = ".".join(map(str, problem["loc"]))
-            advice = "remove it, and the command that made it makes it again"
-            raise ValueError(f"{path}: {place}: {problem['msg']}, got {problem['input']!r:.80}: {advice}") from None
+            raise ValueError(f"{path}: {place}: {problem['msg']}, got {problem['input']!r:.80}: {MAKE_AGAIN}") from None
 
 
 @dataclass

@@ -9,6 +9,7 @@ from chasm.studies.comparisons import compare, falsify, per_seed
 from chasm.studies.factors import SETTINGS
 from chasm.studies.plan import Plan, PlannedRun, Selection
 from chasm.studies.records import (
+    MAKE_AGAIN,
     ArmInfo,
     ArmResult,
     Environment,
@@ -115,8 +116,7 @@ def _run(plan: Plan, root: str | Path, planned: PlannedRun) -> RunRecord:
     status, error = state(folder, planned.config)
     metrics = Metrics.read(folder / "metrics.json") if status == "done" else None
     if metrics is not None and plan.study.kind == "train" and not metrics.cases:
-        advice = "remove it, and the command that made it makes it again"
-        status, error, metrics = "failed", f"{folder / 'metrics.json'}: cases: no scores: {advice}", None
+        status, error, metrics = "failed", f"{folder / 'metrics.json'}: cases: no scores: {MAKE_AGAIN}", None
     return RunRecord(
         key=planned.key,
         setting=planned.setting,

@@ -1,13 +1,13 @@
 """The size of a network is limited while it is built: a few words of a recipe can ask for more than memory holds."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as hooks
 
+from chasm.common.building import watched_building
 from chasm.data.limits import LIMIT_VARIABLE, max_bytes
 
 MAX_MODULES = 10_000  # the default HiFi-MambaV2, the largest host, has 1,029
@@ -39,8 +39,7 @@ def build_within_limits(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-@contextmanager
-def _limits() -> Iterator[None]:
+def _limits() -> AbstractContextManager[None]:
     """Raise NetworkTooLargeError as soon as what is built in the block is too large."""
     limit, size, modules = max_bytes(), 0, 0
 
@@ -61,13 +60,4 @@ def _limits() -> Iterator[None]:
                 f"the network has more than {MAX_MODULES} modules: choose smaller options of backbone and mixer"
             )
 
-    handles = [
-        hooks.register_module_parameter_registration_hook(weigh),
-        hooks.register_module_buffer_registration_hook(weigh),
-        hooks.register_module_module_registration_hook(count),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return watched_building(weigh, count, weigh)
