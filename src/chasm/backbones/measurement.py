@@ -88,10 +88,6 @@ class Measurement(NamedTuple):
         """Return an image (B, 2, H, W) that belongs to other sensitivities, with the phase that belongs to these.
 
         Both explain the same coil images: S x = S' x', so that x has the phase of sum_coils conj(S) S' x'.
-
-        Args:
-            image: the image.
-            own: has the sensitivities it belongs to.
         """
         assert self.maps is not None
         assert own.maps is not None

@@ -81,10 +81,6 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
     """Run a call and return the memory that it takes beyond what was allocated before.
 
-    Args:
-        call: called once.
-        device: device that the call runs on.
-
     Returns:
         MiB on CUDA. None on other devices, which do not count.
     """
@@ -104,17 +100,11 @@ class NotCapturableError(RuntimeError):
 
 
 class Captured(NamedTuple):
-    """A CUDA graph of one call on each input set.
+    """A CUDA graph of one call on each input set."""
 
-    Attributes:
-        replay: runs the graph.
-        results: results of the first set, which every replay overwrites.
-        peak_mib: memory that the calls take.
-    """
-
-    replay: Callable[[], None]
-    results: dict[str, Tensor]
-    peak_mib: float
+    replay: Callable[[], None]  # runs the graph
+    results: dict[str, Tensor]  # results of the first set, which every replay overwrites
+    peak_mib: float  # memory that the calls take
 
 
 def capture(call: Call, sets: int, device: torch.device) -> Captured:
@@ -197,15 +187,10 @@ def input_sets(touched_bytes: int, device: torch.device) -> int:
 
 
 class Limits(NamedTuple):
-    """Peak rates of the device, measured in the same run.
+    """Peak rates of the device, measured in the same run."""
 
-    Attributes:
-        copy_gb_per_s: bytes read plus bytes written by a copy.
-        gemm_tflop_per_s: rate of a large matrix product, bfloat16 on CUDA and float32 on a CPU.
-    """
-
-    copy_gb_per_s: float
-    gemm_tflop_per_s: float
+    copy_gb_per_s: float  # bytes read plus bytes written by a copy
+    gemm_tflop_per_s: float  # rate of a large matrix product, bfloat16 on CUDA and float32 on a CPU
 
     def floor_ms(self, moved_bytes: float) -> float:
         """Return the least time to move this many bytes through memory."""

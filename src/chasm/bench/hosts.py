@@ -55,12 +55,7 @@ MAX_HOST_ERROR = 5e-2  # relative error of a whole network in bfloat16
 
 
 def guarded(row: Row, measure: Callable[[], Row]) -> Row:
-    """Return the row with its measurements, or with a note that says why it could not be measured.
-
-    Args:
-        row: the row so far.
-        measure: returns the measured fields.
-    """
+    """Return the row with its measurements, or with a note that says why it could not be measured."""
     try:
         return row | measure()
     except Exception as e:  # the other rows are still measured
@@ -71,12 +66,7 @@ def guarded(row: Row, measure: Callable[[], Row]) -> Row:
 
 
 def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
-    """Yield the rows of the bases: torch's matrix exponential first, then `chasm.ops.orthogonal_basis`.
-
-    Args:
-        device: device to measure on.
-        pace: how long to measure each row.
-    """
+    """Yield the rows of the bases: torch's matrix exponential first, then `chasm.ops.orthogonal_basis`."""
     count, channels = (12, 96) if device.type == "cuda" else (4, 32)
     generator = torch.Generator().manual_seed(0)
     entries = channels * (channels - 1) // 2
@@ -215,12 +205,7 @@ def make_batch(batch: int, size: int, device: torch.device) -> TaskBatch:
 
 
 def hifi(device: torch.device, pace: Pace) -> Iterator[Row]:
-    """Yield the rows of a HiFi-Mamba training step: with empty slots, paper-literal blocks, and CHASM.
-
-    Args:
-        device: device to measure on.
-        pace: how long to measure each row.
-    """
+    """Yield the rows of a HiFi-Mamba training step: with empty slots, paper-literal blocks, and CHASM."""
     gpu = device.type == "cuda"
     batch, size = (8, 256) if gpu else (1, 32)
     options: dict[str, Any] = {} if gpu else {"width": 16, "groups": 2, "blocks": 1, "state": 4}
@@ -306,12 +291,7 @@ def _with_ratio(row: Row, base: dict[str, float], is_base: bool, key: str) -> Ro
 
 
 def unet(device: torch.device, pace: Pace) -> Iterator[Row]:
-    """Yield the rows of U-Net inference: with empty slots and with folded CHASM, each in its faster layout.
-
-    Args:
-        device: device to measure on.
-        pace: how long to measure each row.
-    """
+    """Yield the rows of U-Net inference: with empty slots and with folded CHASM, each in its faster layout."""
     gpu = device.type == "cuda"
     batches, size = ((1, 16), 256) if gpu else ((1, 2), 32)
     options: dict[str, Any] = {} if gpu else {"width": 8, "depth": 2, "levels": (0, 1, 2)}

@@ -46,12 +46,7 @@ COLUMNS = ("part", "kernel", "time_ms", "share", "forward_ms", "calls")
 
 
 def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a mark around each call, which the profiler records.
-
-    Args:
-        name: name of the part.
-        function: function to wrap.
-    """
+    """Return the function with a mark around each call, which the profiler records."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with record_function(MARK + name):

@@ -32,10 +32,6 @@ above the inputs. error: relative to float64, of the output / the largest of the
 def cell(field: str, row: Row) -> str:
     """Return the text of a field in a table, "-" if the row does not have it.
 
-    Args:
-        field: name of the field.
-        row: the row.
-
     >>> cell("time_ms", {"time_ms": 12.3456})
     '12.3'
     """
@@ -74,22 +70,12 @@ def significant(value: float) -> str:
 
 
 def markdown(rows: Sequence[Row], titles: dict[str, str]) -> str:
-    """Return rows as a Markdown table.
-
-    Args:
-        rows: rows of the table.
-        titles: title of each column, by the name of its field.
-    """
+    """Return rows as a Markdown table."""
     return markdown_table(list(titles.values()), [[cell(field, row) for field in titles] for row in rows])
 
 
 def header(title: str, facts: dict[str, str]) -> str:
-    """Return the first lines of a Markdown page.
-
-    Args:
-        title: heading of the page.
-        facts: where and how the numbers were measured.
-    """
+    """Return the first lines of a Markdown page."""
     return "\n".join([f"# {title}", "", *(f"- {name}: {value}" for name, value in facts.items())])
 
 

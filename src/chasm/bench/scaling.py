@@ -80,12 +80,7 @@ def run(
 
 
 def total(config: table.BenchConfig, sweeps: Sequence[str]) -> int:
-    """Return the number of rows, for a progress bar.
-
-    Args:
-        config: mixers, dtypes and modes to measure.
-        sweeps: from `SWEEPS`.
-    """
+    """Return the number of rows, for a progress bar."""
     lines = len(names(config)) * len(config.dtypes) * len(config.modes)
     return lines * sum(len(shapes(sweep, config.device.type == "cuda")) for sweep in sweeps)
 
@@ -181,9 +176,6 @@ SLOPES = {
 def slopes(rows: Sequence[Row]) -> list[Row]:
     """Fit the exponent p of time ~ n^p for each mixer, dtype and mode.
 
-    Args:
-        rows: rows of sweeps.
-
     Returns:
         One row per fit. It uses the larger half of the powers of two, and at least three of them.
     """
@@ -215,9 +207,6 @@ def _fit(x: list[float], y: list[float]) -> float:
 
 def read(path: Path) -> list[Row]:
     """Read a CSV file that `chasm bench scaling` wrote.
-
-    Args:
-        path: the file.
 
     Returns:
         Its rows.

@@ -22,21 +22,13 @@ PURE_CORES = ("gfnet",)  # rivals that are only a spectral core; mode "core" tim
 
 @dataclass
 class Subject:
-    """A block to time.
+    """A block to time."""
 
-    Attributes:
-        mixer: name of the mixer.
-        form: form of CHASM, or another word for how the block runs.
-        module: the block with float32 parameters; bfloat16 runs under autocast.
-        core: its spectral core, with the same parameters, if it has one.
-        chasm: the mixer if it is CHASM, to ask which form runs.
-    """
-
-    mixer: str
-    form: str
-    module: nn.Module
-    core: Callable[[Tensor], Tensor] | None = None
-    chasm: CHASM | None = None
+    mixer: str  # its name
+    form: str  # form of CHASM, or another word for how the block runs
+    module: nn.Module  # the block with float32 parameters; bfloat16 runs under autocast
+    core: Callable[[Tensor], Tensor] | None = None  # its spectral core, with the same parameters, if it has one
+    chasm: CHASM | None = None  # the mixer if it is CHASM, to ask which form runs
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by their names in the mixer, without the prefixes of wrappers."""
@@ -71,23 +63,13 @@ def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
 
 
 def literal(shape: Shape, device: torch.device) -> Subject:
-    """Return the paper-literal block.
-
-    Args:
-        shape: of the input.
-        device: device of the block.
-    """
+    """Return the paper-literal block."""
     block = LiteralBlock(chasm_block(shape, "auto", device))
     return Subject(LITERAL, "eager", block, block.core)
 
 
 def compiled_literal(shape: Shape, device: torch.device) -> Subject:
-    """Return the paper-literal block under torch.compile.
-
-    Args:
-        shape: of the input.
-        device: device of the block.
-    """
+    """Return the paper-literal block under torch.compile."""
     torch.compiler.reset()  # otherwise a second shape makes torch compile for dynamic shapes
     block = LiteralBlock(chasm_block(shape, "auto", device))
     return Subject(LITERAL, "compiled", torch.compile(block), torch.compile(block.core))  # type: ignore[arg-type]
@@ -142,12 +124,7 @@ def forms(device: torch.device) -> list[str]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Return bfloat16 autocast, which is off for other dtypes.
-
-    Args:
-        device: device of the inputs.
-        dtype: dtype of the inputs.
-    """
+    """Return bfloat16 autocast, which is off for other dtypes."""
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
@@ -242,10 +219,6 @@ def errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float,
     """Compare results with the exact ones.
 
     The error of a gradient that is zero up to rounding (a bias before a batch norm) is relative to the largest one.
-
-    Args:
-        results: of a call.
-        exact: the same in float64.
 
     Returns:
         The relative error of y, the largest relative error of a gradient, and the name of that gradient. Both errors

@@ -64,12 +64,7 @@ def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool | 
 
 
 def holds(path: Path, mark: bytes) -> bool:
-    """Return True if a file holds some bytes, anywhere; it is not read into memory.
-
-    Args:
-        path: the file.
-        mark: the bytes.
-    """
+    """Return True if a file holds some bytes, anywhere; it is not read into memory."""
     with open(path, "rb") as f:
         if os.fstat(f.fileno()).st_size < len(mark):
             return False

@@ -18,11 +18,7 @@ def heeded_signals() -> list[signal.Signals]:
 
 @contextmanager
 def delayed_signals(numbers: Iterable[int] = STOP_SIGNALS) -> Iterator[None]:
-    """Keep signals waiting while the block runs. A process that is started meanwhile keeps them waiting for good.
-
-    Args:
-        numbers: the signals; all stop signals by default.
-    """
+    """Keep signals waiting while the block runs. A process that is started meanwhile keeps them waiting for good."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

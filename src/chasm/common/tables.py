@@ -31,10 +31,6 @@ def markdown_table(columns: Sequence[str], rows: Cells, *, right: Collection[str
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table as CSV with a line of titles; None is an empty cell.
 
-    Args:
-        columns: the titles.
-        rows: the cells of each row.
-
     >>> csv_text(["mixer", "ms"], [["a, b", None]])
     'mixer,ms\\n"a, b",\\n'
     """

@@ -26,31 +26,18 @@ _FORMAT = "chasm-manifest-1"
 
 @dataclass
 class CheckReport:
-    """What a check found.
+    """What a check found."""
 
-    Attributes:
-        dataset: the registered name of the format.
-        root: the folder or file that was read.
-        split_rule: how the cases got their splits.
-        cases: split -> names of its cases.
-        slices: split -> number of slices.
-        shapes: "kind (M, H, W) dtype" -> number of cases.
-        ranges: kind -> lowest and highest value.
-        files: relative path -> {"size", "sha256"}.
-        findings: what is wrong, each in one line: file, field, problem.
-        notes: what is worth knowing and not wrong.
-    """
-
-    dataset: str
-    root: Path
-    split_rule: str
-    cases: dict[str, list[str]] = field(default_factory=dict)
-    slices: Counter[str] = field(default_factory=Counter)
-    shapes: Counter[str] = field(default_factory=Counter)
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    findings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    dataset: str  # the registered name of the format
+    root: Path  # the folder or file that was read
+    split_rule: str  # how the cases got their splits
+    cases: dict[str, list[str]] = field(default_factory=dict)  # split -> names of its cases
+    slices: Counter[str] = field(default_factory=Counter)  # split -> number of slices
+    shapes: Counter[str] = field(default_factory=Counter)  # "kind (M, H, W) dtype" -> number of cases
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # kind -> lowest and highest value
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size", "sha256"}
+    findings: list[str] = field(default_factory=list)  # what is wrong, each in one line: file, field, problem
+    notes: list[str] = field(default_factory=list)  # what is worth knowing and not wrong
 
     @property
     def ok(self) -> bool:

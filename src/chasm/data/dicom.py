@@ -26,48 +26,28 @@ MIN_GAP = 1.5  # times the usual distance between slices: one is missing
 
 @dataclass(frozen=True)
 class Frame:
-    """One image of a DICOM file, without its pixels.
-
-    Attributes:
-        file: the file.
-        number: of the frame within it.
-        instance: its number within the series.
-        rows: the height of the image.
-        echo: echo time in ms, or the number of the echo; 0 if unknown.
-        component: "m", "p", "r" or "i" for magnitude, phase, real or imaginary part; "" if unknown.
-        time: the number of the repetition; 0 if unknown.
-        position: of the centre of its first pixel in mm, to the left, to the back and up.
-        orientation: the directions in which columns and rows count up, (2, 3).
-        spacing: between rows and between columns, in mm.
-        thickness: between slices, in mm, if the file says.
-    """
+    """One image of a DICOM file, without its pixels."""
 
     file: Path
-    number: int
-    instance: int
-    rows: int
-    echo: float
-    component: str
-    time: int
-    position: np.ndarray | None
-    orientation: np.ndarray | None
-    spacing: np.ndarray | None
-    thickness: float | None
+    number: int  # of the frame within the file
+    instance: int  # the number of the frame within the series
+    rows: int  # the height of the image
+    echo: float  # echo time in ms, or the number of the echo; 0 if unknown
+    component: str  # "m", "p", "r" or "i" for magnitude, phase, real or imaginary part; "" if unknown
+    time: int  # the number of the repetition; 0 if unknown
+    position: np.ndarray | None  # of the centre of the first pixel in mm, to the left, to the back and up
+    orientation: np.ndarray | None  # the directions in which columns and rows count up, (2, 3)
+    spacing: np.ndarray | None  # between rows and between columns, in mm
+    thickness: float | None  # between slices, in mm, if the file says
 
 
 @dataclass(frozen=True)
 class SeriesFile:
-    """The header of a DICOM file.
+    """The header of a DICOM file."""
 
-    Attributes:
-        series: the UID that the files of a series share.
-        patient: a name for the patient that hides the PatientID, or "".
-        frames: what it holds; none if it is no image, as reports and directories are not.
-    """
-
-    series: str
-    patient: str
-    frames: list[Frame]
+    series: str  # the UID that the files of a series share
+    patient: str  # a name for the patient that hides the PatientID, or ""
+    frames: list[Frame]  # what it holds; none if it is no image, as reports and directories are not
 
 
 def read_header(file: Path) -> SeriesFile:
@@ -111,9 +91,6 @@ def read_pixels(file: Path) -> np.ndarray:
 
 def split_volumes(frames: Iterable[Frame]) -> dict[str, list[Frame]]:
     """Sort the frames of a series into volumes.
-
-    Args:
-        frames: in any order.
 
     Returns:
         Frames in the order of the slices, by a name that says how the volumes differ: "echo2", "p", "time1", "view3";

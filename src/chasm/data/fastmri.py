@@ -36,18 +36,12 @@ _GRID = ("fieldOfView_mm", "matrixSize")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the ISMRMRD header says about the grid.
+    """What the ISMRMRD header says about the grid."""
 
-    Attributes:
-        encoded: (H, W) of the k-space: readout, phase encoding.
-        recon: (H, W) of the image.
-        padding: the first acquired column, and the one after the last.
-        voxel: millimetres along H, W and the slices (their thickness, without gaps), if the header says.
-    """
-
-    encoded: tuple[int, int]
-    recon: tuple[int, int]
-    padding: tuple[int, int]
+    encoded: tuple[int, int]  # (H, W) of the k-space: readout, phase encoding
+    recon: tuple[int, int]  # (H, W) of the image
+    padding: tuple[int, int]  # the first acquired column, and the one after the last
+    # millimetres along H, W and the slices (their thickness, without gaps), if the header says
     voxel: tuple[float, float, float] | None = None
 
 

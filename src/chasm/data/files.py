@@ -231,12 +231,7 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
 
 
 def h5_names(handle: Any, file: Path) -> list[str]:
-    """Return the names of what an open HDF5 file or a group holds, in order; those that are no text, as they print.
-
-    Args:
-        handle: the open file.
-        file: its path, for messages.
-    """
+    """Return the names of what an open HDF5 file or a group holds, in order; those that are no text, as they print."""
     with reading(file, "names"):
         return sorted(name if isinstance(name, str) else repr(name) for name in handle)
 

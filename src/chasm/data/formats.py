@@ -19,32 +19,20 @@ _LABEL_KEYS = ("label", "labels", "mask", "seg")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to take from files that hold more than one thing.
+    """What to take from files that hold more than one thing."""
 
-    Attributes:
-        arrays: the names that images may have in an .npz, first choice first.
-        plane: how NIfTI is cut: "axial", "coronal" or "sagittal"; None: in the acquired plane.
-        volume: which volume of a 4-D NIfTI file, counted from 0.
-    """
-
-    arrays: tuple[str, ...] = ()
-    plane: str | None = None
-    volume: int | None = None
+    arrays: tuple[str, ...] = ()  # the names that images may have in an .npz, first choice first
+    plane: str | None = None  # how NIfTI is cut: "axial", "coronal" or "sagittal"; None: in the acquired plane
+    volume: int | None = None  # which volume of a 4-D NIfTI file, counted from 0
 
 
 @dataclass(frozen=True)
 class FileImages:
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes:
-        images: (slices, H, W), real or complex.
-        labels: integers of the same shape, if the file has any.
-        note: how the slices were cut, if the file leaves a choice.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray | None = None
-    note: str = ""
+    images: np.ndarray  # (slices, H, W), real or complex
+    labels: np.ndarray | None = None  # integers of the same shape, if the file has any
+    note: str = ""  # how the slices were cut, if the file leaves a choice
 
 
 def format_of(file: Path) -> str:

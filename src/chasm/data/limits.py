@@ -214,10 +214,6 @@ def refuse_other_files(handle: Any, file: Path) -> None:
     """Raise a DataError if anything in an open HDF5 file leads to another file.
 
     That is an external link, a dataset with external storage, or a virtual dataset. Links within the file are allowed.
-
-    Args:
-        handle: the open file.
-        file: its path, for messages.
     """
     import h5py
 

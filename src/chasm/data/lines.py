@@ -23,19 +23,12 @@ COUNTERS = ("repetition", "echo", "phase", "set")
 
 @dataclass(frozen=True)
 class Encoding:
-    """The grid that lines belong to.
+    """The grid that lines belong to."""
 
-    Attributes:
-        matrix: samples, lines and partitions of the full k-space.
-        fov: what that k-space covers, in mm; zeros if unknown.
-        image_fov: what the image shall cover, in mm; zeros if unknown.
-        centre: the line and the partition that hold the zero frequency.
-    """
-
-    matrix: tuple[int, int, int]
-    fov: tuple[float, float, float]
-    image_fov: tuple[float, float, float]
-    centre: tuple[int, int]
+    matrix: tuple[int, int, int]  # samples, lines and partitions of the full k-space
+    fov: tuple[float, float, float]  # what that k-space covers, in mm; zeros if unknown
+    image_fov: tuple[float, float, float]  # what the image shall cover, in mm; zeros if unknown
+    centre: tuple[int, int]  # the line and the partition that hold the zero frequency
 
     def kept(self, axis: int) -> int:
         """Return how many pixels along an axis the image has: all but the oversampling."""
@@ -51,25 +44,15 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Line:
-    """One readout.
+    """One readout."""
 
-    Attributes:
-        samples: (coils, samples) complex.
-        centre: the sample that holds the zero frequency.
-        line: its number among the phase-encoded lines.
-        partition: its number along the third axis of a 3-D scan.
-        slice: the number of its slice.
-        volume: its repetition, echo, phase and set.
-        place: where its slice lies.
-    """
-
-    samples: np.ndarray
-    centre: int
-    line: int
-    partition: int
-    slice: int
-    volume: tuple[int, int, int, int]
-    place: Placement
+    samples: np.ndarray  # (coils, samples) complex
+    centre: int  # the sample that holds the zero frequency
+    line: int  # the number of the readout among the phase-encoded lines
+    partition: int  # the number of the readout along the third axis of a 3-D scan
+    slice: int  # the number of the slice
+    volume: tuple[int, int, int, int]  # the numbers of repetition, echo, phase and set
+    place: Placement  # where the slice lies
 
 
 @dataclass

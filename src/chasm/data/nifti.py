@@ -25,19 +25,12 @@ PLANES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
 
 @dataclass(frozen=True)
 class NiftiSlices:
-    """How the slices of a NIfTI file are cut; nothing but its header has been read.
-
-    Attributes:
-        file: the file.
-        plane: "axial", "coronal" or "sagittal".
-        shape: (slices, H, W).
-        geometry: where the slices lie.
-    """
+    """How the slices of a NIfTI file are cut; nothing but its header has been read."""
 
     file: Path
-    plane: str
-    shape: tuple[int, int, int]
-    geometry: Geometry
+    plane: str  # "axial", "coronal" or "sagittal"
+    shape: tuple[int, int, int]  # (slices, H, W)
+    geometry: Geometry  # where the slices lie
     _image: Any
     _orientation: np.ndarray
     _volume: int | None

@@ -92,19 +92,12 @@ def image_noise(noise: np.ndarray, band: float, averages: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one slice lies: vectors to the left, to the back and up, as in DICOM.
+    """Where one slice lies: vectors to the left, to the back and up, as in DICOM."""
 
-    Attributes:
-        centre: of the field of view, in mm.
-        down: the direction in which rows count up.
-        right: the direction in which columns count up.
-        normal: from one slice to the next, in a 3-D scan.
-    """
-
-    centre: np.ndarray
-    down: np.ndarray
-    right: np.ndarray
-    normal: np.ndarray
+    centre: np.ndarray  # of the field of view, in mm
+    down: np.ndarray  # the direction in which rows count up
+    right: np.ndarray  # the direction in which columns count up
+    normal: np.ndarray  # from one slice to the next, in a 3-D scan
 
     @property
     def is_known(self) -> bool:

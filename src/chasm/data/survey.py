@@ -10,11 +10,6 @@ import numpy as np
 class SliceSurvey:
     """Facts about slices, taken one after another.
 
-    Attributes:
-        low: the smallest value, or magnitude of complex values.
-        high: the largest.
-        digests: a hash of the values of each slice; empty for a blank slice, whose values are all equal.
-
     Example:
         >>> survey = SliceSurvey()
         >>> survey.add(np.eye(4))
@@ -23,8 +18,9 @@ class SliceSurvey:
         (0.0, 1.0, [True, False])
     """
 
-    low: float = np.inf
-    high: float = -np.inf
+    low: float = np.inf  # the smallest value, or magnitude of complex values
+    high: float = -np.inf  # the largest
+    # a hash of the values of each slice; empty for a blank slice, whose values are all equal
     digests: list[bytes] = field(default_factory=list)
 
     def add(self, values: np.ndarray) -> None:

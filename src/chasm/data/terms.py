@@ -9,17 +9,11 @@ RESEARCH = "research and education, without commerce"
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Of one source of data.
+    """The terms of one source of data."""
 
-    Attributes:
-        source: what it is and who made it.
-        licence: its name, or what the owners say.
-        weights: whether weights trained on it may be given away.
-    """
-
-    source: str
-    licence: str
-    weights: bool
+    source: str  # what it is and who made it
+    licence: str  # its name, or what the owners say
+    weights: bool  # whether weights trained on it may be given away
 
 
 _NONE = "none stated: for research evaluation only"

@@ -21,11 +21,7 @@ _TRAP = re.compile(rb"\[[0-9]{5,}\]|[^\s\0]{2048}| {2048}")
 
 
 def require_sound_lengths(file: Path) -> None:
-    """Raise a DataError if a length in the file points out of it, or nowhere, or its protocol is a trap.
-
-    Args:
-        file: a .dat file, which is a regular file.
-    """
+    """Raise a DataError if a length in the file points out of it, or nowhere, or its protocol is a trap."""
     with open(file, "rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(0)

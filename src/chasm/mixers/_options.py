@@ -25,12 +25,7 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def spatial_size(size: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
-    """Return (64, 48) for operators(64, 48) and for operators((64, 48)).
-
-    Args:
-        size: the arguments: numbers, or one tuple of them.
-        ndim: number of spatial axes.
-    """
+    """Return (64, 48) for operators(64, 48) and for operators((64, 48))."""
     values = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Iterable) else size
     if len(values) != ndim or not all(map(is_count, values)):
         raise ValueError(f"expected {ndim} positive whole numbers, one per spatial axis, got {size!r}")
@@ -38,12 +33,7 @@ def spatial_size(size: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
 
 
 def parse_axes(axes: str, ndim: int) -> list[list[str]]:
-    """Return the chains of passes: "ch>cw" is one chain of two passes, "ch+cw" two chains, to be averaged.
-
-    Args:
-        axes: as it was given.
-        ndim: number of spatial axes.
-    """
+    """Return the chains of passes: "ch>cw" is one chain of two passes, "ch+cw" two chains, to be averaged."""
     names = re.split(r"[>+]", str(axes))
     if any(n not in AXES[ndim] for n in names) or len(set(names)) != len(names) or (">" in axes and "+" in axes):
         example = ">".join(AXES[ndim])

@@ -30,13 +30,7 @@ from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
 def squeeze_gate(channels: int, hidden: int, **like: Any) -> nn.Sequential:
-    """Return a gate in (0, 1) for every channel and bin, made from the real part of the spectrum without pooling.
-
-    Args:
-        channels: of the spectrum.
-        hidden: channels in the middle.
-        **like: device and dtype of the parameters.
-    """
+    """Return a gate in (0, 1) for every channel and bin, made from the real part of the spectrum without pooling."""
     return nn.Sequential(
         nn.Conv2d(channels, hidden, 1, **like),
         nn.BatchNorm2d(hidden, **like),

@@ -13,9 +13,6 @@ FACTORS = ("name", "seed", "mixer", "train.spectral_multiplier")
 def disagreements(runs: Sequence[RunRecord]) -> list[str]:
     """Say in what finished runs of one setting and host disagree, apart from the factors of a study.
 
-    Args:
-        runs: the runs behind a table.
-
     Returns:
         One sentence for each thing: a setting, the data, the test cases, the code of chasm, a file loaded with
         --with, an installed plug-in. Empty: the runs may be compared.
@@ -46,11 +43,7 @@ def _data(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def code_disagreements(runs: Sequence[RunRecord]) -> list[str]:
-    """Say in what code runs of any settings and hosts disagree, one sentence for each thing.
-
-    Args:
-        runs: the runs behind a table.
-    """
+    """Say in what code runs of any settings and hosts disagree, one sentence for each thing."""
     environments = [run.environment for run in runs if run.environment is not None]
     found = []
     if values := _several(e.commit[:12] for e in environments if e.commit):

@@ -27,46 +27,27 @@ MAX_PROBE_SECONDS = 2.0  # for one model; less where many models share the limit
 
 @dataclass(frozen=True)
 class Probe:
-    """The cost of one model.
+    """The cost of one model."""
 
-    Attributes:
-        step: seconds of a training step.
-        forward: seconds of a scored batch.
-        parameters: number of parameters.
-        measured: False if the numbers are the mean of other models.
-    """
-
-    step: float
-    forward: float
+    step: float  # seconds of a training step
+    forward: float  # seconds of a scored batch
     parameters: int
-    measured: bool = True
+    measured: bool = True  # False if the numbers are the mean of other models
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a study.
-
-    Attributes:
-        runs: number of runs.
-        steps: steps of all runs; None if the number of slices is not known.
-        hours: device hours of all runs; None if the number of slices is not known.
-        wall_hours: hours with `gpus` devices and one run on each.
-        disk: bytes of all run folders.
-        gpus: number of devices.
-        device: name of the device that was measured.
-        probes: cost of each model, by setting, host and arm.
-        notes: lines that say what was assumed.
-    """
+    """The cost of a study."""
 
     runs: int
-    steps: int | None
-    hours: float | None
-    wall_hours: float | None
-    disk: int
-    gpus: int
-    device: str
-    probes: dict[tuple[str, str, str], Probe]
-    notes: list[str]
+    steps: int | None  # steps of all runs; None if the number of slices is not known
+    hours: float | None  # device hours of all runs; None if the number of slices is not known
+    wall_hours: float | None  # hours with `gpus` devices and one run on each
+    disk: int  # bytes of all run folders
+    gpus: int  # number of devices that will run it
+    device: str  # that was measured
+    probes: dict[tuple[str, str, str], Probe]  # cost of each model, by setting, host and arm
+    notes: list[str]  # lines that say what was assumed
 
 
 def probe(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float) -> Probe:

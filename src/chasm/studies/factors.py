@@ -282,12 +282,7 @@ def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
 
 
 def image_size(setting: Setting, scale: str) -> int:
-    """Return the height and width of the images.
-
-    Args:
-        setting: the setting.
-        scale: one of `SCALES`.
-    """
+    """Return the height and width of the images."""
     if scale == "tiny":
         return TINY_SIZE
     return setting.size or {"proxy": 256, "full": DATASETS[setting.dataset].size}[scale]
@@ -337,10 +332,5 @@ def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str])
 
 
 def needed_path(setting: Setting, scale: str) -> str | None:
-    """Return the key of `--path KEY=FOLDER` that a setting needs, or None.
-
-    Args:
-        setting: the setting.
-        scale: one of `SCALES`.
-    """
+    """Return the key of `--path KEY=FOLDER` that a setting needs, or None."""
     return {"tiny": None, "proxy": "proxy", "full": setting.dataset}[scale]

@@ -34,9 +34,6 @@ class _FromFile:
     def read(cls, path: Path) -> Self:
         """Read the record. Keys that are no fields are left out, and a null stands for the default.
 
-        Args:
-            path: the JSON file.
-
         Raises:
             ValueError: with one line that names the file and the key, if a value has another type than it should.
             OSError: if the file cannot be opened.

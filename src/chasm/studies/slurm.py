@@ -83,24 +83,14 @@ class Cell:
     process: WorkerProcess | None = None
 
     def __call__(self, job: Job, threads: int) -> str:
-        """Run the cell to its end, and return the outcome.
-
-        Args:
-            job: the cell.
-            threads: of its process.
-        """
+        """Run the cell to its end, and return the outcome."""
         self.process = WorkerProcess(job, environment_of(0, 1, visible_gpus(), threads))
         while (outcome := self.process.poll()) is None:
             time.sleep(0.2)
         return outcome
 
     def checkpoint(self, job: Job, threads: int) -> Any:
-        """Stop the cell, which saves, and return what to submit again.
-
-        Args:
-            job: the cell.
-            threads: of its process.
-        """
+        """Stop the cell, which saves, and return what to submit again."""
         from submitit.helpers import DelayedSubmission
 
         if self.process is not None:

@@ -19,9 +19,6 @@ STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 def working_on(folder: Path) -> AbstractContextManager[object]:
     """Lock a cell inside this context.
 
-    Args:
-        folder: of the cell.
-
     Raises:
         BusyError: if another process works on it.
     """
@@ -30,10 +27,6 @@ def working_on(folder: Path) -> AbstractContextManager[object]:
 
 def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
     """Return the state of a cell.
-
-    Args:
-        folder: of the cell.
-        config: config that the cell should have.
 
     Returns:
         One of `STATES`, and what went wrong, if anything.
@@ -65,10 +58,6 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
 
 def failed(folder: Path, error: BaseException | str) -> str:
     """Record a failure in failed.json, and the traceback in traceback.txt.
-
-    Args:
-        folder: of the cell.
-        error: what went wrong.
 
     Returns:
         The failure in one line.

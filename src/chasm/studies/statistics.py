@@ -179,12 +179,7 @@ def _blocks(draws: int, cases: int) -> list[int]:
 
 
 def interval(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Return the limits of the central part of resampled values.
-
-    Args:
-        means: resampled values.
-        level: size of the central part.
-    """
+    """Return the limits of the central part of resampled values."""
     tail = 100 * (1 - level) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)

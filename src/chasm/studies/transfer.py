@@ -33,22 +33,13 @@ class Transfer:
 
 
 def sizes_of(plan: Plan) -> list[int]:
-    """Return the sizes that a study declares; at tiny scale, as many times those of training as at full scale.
-
-    Args:
-        plan: the study at a scale.
-    """
+    """Return the sizes that a study declares; at tiny scale, as many times those of training as at full scale."""
     trained = image_size(SETTINGS[plan.study.grids[0].settings[0]], "full")
     return [size * TINY_SIZE // trained if plan.scale == "tiny" else size for size in plan.study.sizes]
 
 
 def transfer_file(folder: Path, size: int) -> Path:
-    """Return where the scores of a run at a size are kept, so that a report finds them.
-
-    Args:
-        folder: of the run.
-        size: height and width of the images.
-    """
+    """Return where the scores of a run at a size are kept, so that a report finds them."""
     return folder / "sizes" / f"{size}.json"
 
 

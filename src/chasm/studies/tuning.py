@@ -21,21 +21,12 @@ MAX_EXTENSIONS = 3
 
 
 def with_selections(plan: Plan, root: str | Path) -> Plan:
-    """Return the plan with the multipliers that the selection runs under `root` decide so far.
-
-    Args:
-        plan: of any protocol; only `tuned` has something to decide.
-        root: folder of the runs.
-    """
+    """Return the plan with the multipliers that the selection runs under `root` decide so far."""
     return replace(plan, selections=tuple(_decide(plan, selection, Path(root)) for selection in plan.open_selections))
 
 
 def extended(grid: tuple[float, ...], best: float) -> tuple[float, ...]:
     """Return the grid with one more multiplier if the best one is at its edge.
-
-    Args:
-        grid: multipliers in rising order.
-        best: the one that validation prefers.
 
     >>> extended((1, 10, 30, 100), 100), extended((1, 10, 30, 100), 1)
     ((1, 10, 30, 100, 300), (0.3, 1, 10, 30, 100))

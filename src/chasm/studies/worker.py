@@ -54,9 +54,6 @@ def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", siz
 def run_cell(job: Job) -> str:
     """Train or count, and write the results to the cell's folder.
 
-    Args:
-        job: from `make_job`.
-
     Returns:
         "done", "failed", or "running" if another process works on the cell.
     """
@@ -85,10 +82,6 @@ def run_cell(job: Job) -> str:
 
 def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
     """Count multiply-adds of the model for one complex image, and parameters, from shapes alone.
-
-    Args:
-        config: names backbone and mixer.
-        size: height and width of the image.
 
     Returns:
         The content of metrics.json. In its "costs", ``gmacs_paper`` counts as the paper's table seems to [reading],

@@ -191,9 +191,6 @@ def _one_line() -> Iterator[None]:
 def require_runtime(path: Path) -> Any:
     """Return the module onnxruntime, before work begins that could not be checked or written.
 
-    Args:
-        path: the file to write.
-
     Raises:
         ValueError: when onnxruntime or onnxscript is missing.
         FileNotFoundError: when the folder of the file is.

@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 def weights_as_bytes(state: Mapping[str, Tensor]) -> bytes:
-    """Return the content of the weights file of a graph: the tensors one after the other.
-
-    Args:
-        state: the state dict of the module that the graph was made of.
-    """
+    """Return the content of the weights file of a graph: the tensors one after the other."""
     return b"".join(value.detach().cpu().contiguous().numpy().tobytes() for value in state.values())
 
 

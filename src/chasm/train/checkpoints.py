@@ -39,20 +39,12 @@ def save_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None =
 
 
 def holds_work(folder: Path) -> bool:
-    """Return True if the folder holds results or checkpoints of a run, and not just the config of one that failed.
-
-    Args:
-        folder: of the run.
-    """
+    """Return True if the folder holds results or checkpoints of a run, and not just the config of one that failed."""
     return (folder / "metrics.json").exists() or any((folder / "checkpoints").glob("[0-9]*"))
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Raise a ValueError if the folder has files with the names of a run's, and no run was begun in it.
-
-    Args:
-        folder: of the run.
-    """
+    """Raise a ValueError if the folder has files with the names of a run's, and no run was begun in it."""
     if holds_work(folder) or any((folder / begun).exists() for begun in ("training.lock", "environment.json")):
         return
     for name in RUN_FILES:

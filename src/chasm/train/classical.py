@@ -19,15 +19,10 @@ from chasm.train.run import Run, open_split
 
 @dataclass(frozen=True)
 class Method:
-    """A method without training.
+    """A method without training."""
 
-    Attributes:
-        summary: what it does, for people.
-        strength: its regularisation unless another is asked for; None if it has none.
-    """
-
-    summary: str
-    strength: float | None
+    summary: str  # what it does, for people
+    strength: float | None  # its regularisation unless another is asked for; None if it has none
 
 
 METHODS = {

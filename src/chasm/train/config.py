@@ -243,10 +243,6 @@ def dump(config: RunConfig) -> str:
 def differences(stored: RunConfig, wanted: RunConfig) -> str:
     """List the keys in which two configs differ.
 
-    Args:
-        stored: config of an existing run.
-        wanted: config that was asked for.
-
     Returns:
         For example "train.steps (is 500, not 6)"; empty if they are equal.
 
@@ -259,10 +255,6 @@ def differences(stored: RunConfig, wanted: RunConfig) -> str:
 
 def changes(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
     """List the keys in which two nested mappings differ, as `differences` does.
-
-    Args:
-        stored: mapping of an existing run.
-        wanted: mapping to compare it with.
 
     Returns:
         For example "train.steps (is 500, not 6)"; empty if they are equal.

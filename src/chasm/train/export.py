@@ -26,19 +26,12 @@ MARK = "chasm.run"  # a name in the metadata of every file
 
 @dataclass(frozen=True)
 class ExportedRun:
-    """An ONNX file.
+    """An ONNX file."""
 
-    Attributes:
-        path: of the file.
-        inputs: name to shape of its inputs.
-        outputs: the same of its outputs.
-        error: the largest relative difference to the run that was found in onnxruntime.
-    """
-
-    path: Path
-    inputs: dict[str, Shape]
-    outputs: dict[str, Shape]
-    error: float
+    path: Path  # of the file
+    inputs: dict[str, Shape]  # name to shape of its inputs
+    outputs: dict[str, Shape]  # name to shape of its outputs
+    error: float  # the largest relative difference to the run that was found in onnxruntime
 
 
 class FromKSpace(nn.Module):

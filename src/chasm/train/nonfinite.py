@@ -71,12 +71,7 @@ class NonFiniteGuard:
 
 
 def check_weights_are_finite(step: int, *states: Mapping[str, Tensor] | None) -> None:
-    """Raise a NonFiniteError if weights are not finite: no step can repair them.
-
-    Args:
-        step: number of the step, for the message.
-        states: weights by name, or None.
-    """
+    """Raise a NonFiniteError if weights are not finite: no step can repair them."""
     for weights in states:
         for name, value in (weights or {}).items():
             if not torch.isfinite(value).all():

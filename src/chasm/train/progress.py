@@ -25,22 +25,12 @@ class Progress:
         self.bar.__exit__(*error)
 
     def begin(self, step: int, steps: int) -> None:
-        """Show the bar at a step.
-
-        Args:
-            step: steps that are done.
-            steps: steps of the whole run.
-        """
+        """Show the bar at a step."""
         self.steps = steps
         self.bar.update(step, steps)
 
     def step(self, step: int, loss: float) -> None:
-        """Move the bar to a step.
-
-        Args:
-            step: steps that are done.
-            loss: of the last step.
-        """
+        """Move the bar to a step."""
         speed = self.bar.speed
         rate = f"{speed:.1f} steps/s " if speed else ""
         self.bar.update(step, self.steps, f"{rate}loss {loss:.4f} {self.score}")

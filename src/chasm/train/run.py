@@ -63,11 +63,7 @@ def open_split(config: RunConfig, split: str) -> SliceDataset:
 
 
 def check_disjoint(data: dict[str, SliceDataset]) -> None:
-    """Raise a ValueError if a case is in two splits.
-
-    Args:
-        data: the splits "train", "val" and "test".
-    """
+    """Raise a ValueError if a case is in two splits."""
     for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
         shared = sorted(set(data[a].cases) & set(data[b].cases))
         if shared:

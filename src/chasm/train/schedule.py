@@ -29,10 +29,6 @@ def steps_per_epoch(n: int, batch: int) -> int:
     """Return the number of steps that see every slice once.
 
     The incomplete last batch is dropped. If there are fewer slices than one batch, they are repeated to fill it.
-
-    Args:
-        n: number of slices.
-        batch: slices per step.
     """
     return max(n // batch, 1)
 

@@ -20,9 +20,6 @@ class NetworkTooLargeError(ValueError):
 def build_within_limits(build: Callable[[], nn.Module]) -> nn.Module:
     """Build a network, after a trial on the meta device, where weights take no memory.
 
-    Args:
-        build: returns the network.
-
     Raises:
         NetworkTooLargeError: with one line, if the weights take more memory than `chasm.data.limits.max_bytes`, or if
             there are more than MAX_MODULES modules.

@@ -19,14 +19,10 @@ ENVIRONMENT = "environment.json"  # says the same, and is read for weights that 
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """The images that a run was trained on.
+    """The images that a run was trained on."""
 
-    Attributes:
-        shape: of a raw image, (M, H, W), which the model was built for; () if there is none.
-        description: what `describe_training_data` returned; {} if nothing was recorded.
-    """
-
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # of a raw image, (M, H, W), which the model was built for; () if there is none
+    # what `describe_training_data` returned; {} if nothing was recorded
     description: dict[str, Any] = field(default_factory=dict)
 
     def header(self) -> dict[str, str]:
@@ -48,9 +44,6 @@ def save_weights(path: Path, tensors: Tensors, images: TrainingImages) -> None:
 def check_weights(folder: Path) -> dict[str, str]:
     """Check that the weights of a run are there and not cut short. Reads only the header of the file.
 
-    Args:
-        folder: of the run.
-
     Returns:
         The metadata of the file.
 
@@ -69,9 +62,6 @@ def check_weights(folder: Path) -> dict[str, str]:
 
 def training_images(folder: Path) -> TrainingImages:
     """Return which images a run was trained on: from the header of its weights, or else from environment.json.
-
-    Args:
-        folder: of the run.
 
     Raises:
         ValueError: with one line, if neither says it, or not as training writes it.

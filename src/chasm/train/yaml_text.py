@@ -28,9 +28,6 @@ for _side in (_Loader, _Dumper):  # YAML 1.1 takes 1e-3 for a string; here it is
 def read_yaml(file: Path) -> Any:
     """Read a YAML file of plain values: a recipe, or the config of a run.
 
-    Args:
-        file: file to read.
-
     Returns:
         Its content.
 
@@ -48,10 +45,6 @@ def read_yaml(file: Path) -> Any:
 
 def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML of plain values.
-
-    Args:
-        text: the YAML.
-        where: where it comes from, for the message.
 
     Returns:
         Its content.

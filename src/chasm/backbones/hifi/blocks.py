@@ -126,12 +126,7 @@ class HiFiBlock(nn.Module):
         return high + residual
 
     def streams(self, x: Tensor, filters: Filters) -> Tensor:
-        """Return the two streams of x (B, C, H, W), high first, concatenated along the channels.
-
-        Args:
-            x: features.
-            filters: those of `low_pass_filters` for this size.
-        """
+        """Return the two streams of x (B, C, H, W), high first, concatenated along the channels."""
         high, low = x.chunk(2, 1)
         t = self.ib_low(low)
         low = low_pass(t, filters)
@@ -139,12 +134,7 @@ class HiFiBlock(nn.Module):
         return torch.cat([self.ib_1(high), self.ssm(self.norm_low(low), self.norm_high(high))], 1)
 
     def branch(self, x: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
-        """Return Y of the equations above, and the balance loss.
-
-        Args:
-            x: features.
-            filters: those of `low_pass_filters` for this size.
-        """
+        """Return Y of the equations above, and the balance loss."""
         return self.gate(self.streams(x, filters)), x.new_zeros((), dtype=torch.float32)
 
     def forward(self, x: Tensor, filters: Filters, is_added: bool = True) -> tuple[Tensor, Tensor]:

@@ -89,12 +89,7 @@ Filters = tuple[Tensor, Tensor]
 
 
 def low_pass(x: Tensor, filters: Filters) -> Tensor:
-    """Return the low band of x (B, C, H, W) at the size of x.
-
-    Args:
-        x: features.
-        filters: the result of `low_pass_filters` for this size.
-    """
+    """Return the low band of x (B, C, H, W) at the size of x."""
     B, C, H, W = x.shape
     rows, columns = (matrix.to(x.dtype) for matrix in filters)
     tokens = x.movedim(1, -1)  # (B, H, W, C)
