@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chasm.cli import main
-from chasm.common.namesake import namesake_warning
+from chasm.common.extras import namesake_warning
 
 
 def test_alone_there_is_nothing_to_say() -> None:

@@ -98,7 +98,7 @@ def test_bart_dimensions(tmp_path: Path) -> None:
         ("short", "a.cfl: file: 16 bytes, but a.hdr asks for 3840"),
         ("alone", "a.cfl: file: missing beside a.hdr"),
         ("words", "a.hdr: header: cannot be read"),
-        ("kz", "undersampled along the third dimension too"),
+        ("kz", "undersampled along the partitions too"),
         ("wraps", "a.cfl: file: 0 bytes, but a.hdr asks for 147573952589676412928"),
         ("endless", "a.hdr: header: cannot be read (invalid literal for int"),
     ],

@@ -2,7 +2,7 @@
 
 import sys
 
-from chasm.common.namesake import namesake_warning
+from chasm.common.extras import namesake_warning
 
 
 def main() -> None:

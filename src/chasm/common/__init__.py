@@ -9,5 +9,5 @@ provenance.py  hardware, versions, commit and command of a result
 tables.py      Markdown and terminal tables
 progress.py    the progress bar
 text.py        numbers with their nouns
-namesake.py    tells whether the other project called chasm is installed
+extras.py      what the extras install, and what to do where a package is missing
 """

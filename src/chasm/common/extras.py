@@ -1,5 +1,6 @@
-"""What the extras of the package install, and one line where something is missing."""
+"""What the extras of the package install, and one line where something is missing or in the way."""
 
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 # Extra -> the modules it brings, as pyproject.toml declares them.
@@ -41,3 +42,19 @@ def how_to_install(module: str) -> str:
         if name in modules:
             return f"pip install 'chasm-mixer[{extra}]'"
     return f"pip install {name}"
+
+
+def namesake_warning() -> str:
+    """Return one line if the other project called `chasm` is installed, which has the same import name; else "".
+
+    >>> namesake_warning()
+    ''
+    """
+    try:
+        other = version("chasm")
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"the package chasm {other} is another project with the same import name: "
+        "pip uninstall chasm chasm-mixer, then pip install chasm-mixer"
+    )

@@ -83,12 +83,9 @@ def _load(file: Path) -> Any:
     if suffix == ".npz":
         with reading(file, "archive"), np.load(file, allow_pickle=False) as archive:
             return read_npz(file, archive, _key(file, archive.files))
-    files = H5Files()
-    try:
+    with H5Files() as files:
         handle = files[file]
         return h5_whole(handle, file, _key(file, h5_names(handle, file)))
-    finally:
-        files.close()
 
 
 def _key(file: Path, names: list[str]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from chasm.common.files import write_atomic
 from chasm.data.files import reading, require_finite
 from chasm.data.limits import require_fits, require_regular
+from chasm.data.lines import refuse_gaps_along_partitions
 from chasm.data.records import fault
 from chasm.data.scan import KSpaceScan
 
@@ -96,10 +97,7 @@ def _scan(array: np.ndarray, file: Path, notes: list[str]) -> KSpaceScan:
         measured = (kspace != 0).any((0, 3, 4))  # (phase 1, phase 2)
         kspace = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, 2), axis=2, norm="ortho"), 2)
         kspace = kspace * measured.any(1)[:, None, None, None]
-        inside = np.logical_or.accumulate(measured, 1) & np.logical_or.accumulate(measured[:, ::-1], 1)[:, ::-1]
-        if (inside & ~measured).any():
-            problem = "undersampled along the third dimension too, which is not supported: only along the second"
-            raise fault(file, "data", problem)
+        refuse_gaps_along_partitions(measured, file, "data")
     kspace = kspace.transpose(2, 4, 3, 0, 1).reshape(partitions * slices, -1, *array.shape[:2])
     return KSpaceScan(np.ascontiguousarray(kspace, np.complex64), array.shape[:2], notes=list(notes))
 

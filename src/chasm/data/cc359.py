@@ -70,10 +70,8 @@ class CC359(KSpaceDataset):
         if path.is_file():
             return [Case(path.stem, "train", (path,))], SINGLE_FILE
         cases = []
-        for role, folders in role_folders(path).items():
-            for folder in folders:
-                files = sorted([*folder.glob("*.npy"), *folder.glob("*.h5")])
-                cases += [Case(f.stem, role, (f,)) for f in files]
+        for role, folder in role_folders(path):
+            cases += [Case(f.stem, role, (f,)) for f in sorted([*folder.glob("*.npy"), *folder.glob("*.h5")])]
         return assign_splits(cases, seed)
 
     def read(self, case: Case, k: int) -> Slice:

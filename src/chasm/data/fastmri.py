@@ -114,18 +114,17 @@ class FastMRI(KSpaceDataset):
         if path.is_file():
             return [Case(path.stem, "train", (path,))], SINGLE_FILE
         cases, challenge = [], []
-        by_role = role_folders(path)
-        present = {name for name in _COILS for folders in by_role.values() for f in folders if _has(f, name)}
+        folders = role_folders(path)
+        present = {name for name in _COILS for _, folder in folders if _has(folder, name)}
         if coils is None and len(present) > 1:
             raise fault(path, "folder", "singlecoil and multicoil folders: choose with coils=single or coils=multi")
-        for role, folders in by_role.items():
-            for folder in folders if coils is None else [f for f in folders if _has(f, coils)]:
-                for file in sorted(folder.glob("*.h5")):
-                    if role == "test":
-                        challenge.append(Case(file.stem, "challenge", (file,)))
-                    else:  # the patient matters only where cases are split: in a validation folder, or without roles
-                        group = "" if role == "train" else _patient(file)
-                        cases.append(Case(file.stem, role, (file,), group))
+        for role, folder in folders:
+            for file in sorted(folder.glob("*.h5")) if coils is None or _has(folder, coils) else ():
+                if role == "test":
+                    challenge.append(Case(file.stem, "challenge", (file,)))
+                else:  # the patient matters only where cases are split: in a validation folder, or without roles
+                    group = "" if role == "train" else _patient(file)
+                    cases.append(Case(file.stem, role, (file,), group))
         cases, rule = assign_splits(cases, seed)
         return cases + challenge, rule
 
@@ -322,10 +321,8 @@ def _attribute(handle: Any, file: Path, name: str, default: Any) -> Any:
 
 def _patient(file: Path) -> str:
     """The patient of a file, or the file's name if it does not say; `probe` reports what is wrong with such a file."""
-    files = H5Files()
     try:
-        return _text(_attribute(files[file], file, "patient_id", "")) or file.stem
+        with H5Files() as files:
+            return _text(_attribute(files[file], file, "patient_id", "")) or file.stem
     except DataError:
         return file.stem
-    finally:
-        files.close()

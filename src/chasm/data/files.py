@@ -154,7 +154,8 @@ def open_npy(file: Path) -> np.ndarray:
 class H5Files:
     """HDF5 files by path, opened on first use in each process.
 
-    A handle must not cross a fork or a pickle: after either, the copy starts with none.
+    A handle must not cross a fork or a pickle: after either, the copy starts with none. In a `with` statement all files
+    are closed at its end.
 
     Args:
         keep: the number of files that stay open; the one not used for longest is closed first.
@@ -183,6 +184,12 @@ class H5Files:
         while len(self._open) > self.keep:
             self._open.popitem(last=False)[1].close()
         return self._open[file]
+
+    def __enter__(self) -> "H5Files":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close all files."""

@@ -88,9 +88,8 @@ class Folder(FileDataset):
             names = {volume: f"{path.name}/{volume}" if volume else path.name for volume, _ in volumes}
             return [Case(names[v], "train", files, path.name, frames) for v, (files, frames) in volumes], SINGLE_FILE
         cases = []
-        for role, folders in role_folders(path).items():
-            for folder in folders:
-                cases += _cases_in(folder, role)
+        for role, folder in role_folders(path):
+            cases += _cases_in(folder, role)
         if splits is not None:
             cases, rule = splits_from_list(cases, existing(splits))
         else:

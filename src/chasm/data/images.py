@@ -82,13 +82,9 @@ class Images(FileDataset):
                     raise fault(listing, "list", f"{name!r} is not in {path}")
             return [Case(n, listed_as, (path / n,)) for n in names], f"list {listing.name}"
         roots = [path / layout for layout in _LAYOUTS if (path / layout).is_dir()] or [path]
-        root = next((r for r in roots if "" not in role_folders(r)), path)
-        cases = []
-        for role, folders in role_folders(root).items():
-            for folder in folders:
-                for file in _walk(folder):
-                    cases.append(Case(file.relative_to(path).as_posix(), role, (file,)))
-        return assign_splits(cases, seed)
+        root = next((r for r in roots if "" not in dict(role_folders(r))), path)
+        files = [(role, file) for role, folder in role_folders(root) for file in _walk(folder)]
+        return assign_splits([Case(file.relative_to(path).as_posix(), role, (file,)) for role, file in files], seed)
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)

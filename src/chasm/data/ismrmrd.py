@@ -35,13 +35,10 @@ _LEFT_OUT = {
 
 def ismrmrd_group(file: Path) -> str:
     """Return the name of the group of an HDF5 file that holds ISMRMRD data, or ""."""
-    files = H5Files()
-    try:
+    with H5Files() as files:
         handle = files[file]
         with reading(file, "groups"):
             groups = [n for n, item in handle.items() if hasattr(item, "keys") and {"xml", "data"} <= set(item)]
-    finally:
-        files.close()
     return groups[0] if groups else ""
 
 
@@ -49,16 +46,14 @@ def header_of_file(file: Path) -> bytes | None:
     """Return the ISMRMRD header of an HDF5 file as XML: of raw data, or of a fastMRI volume; None if it has none."""
     if file.suffix.lower() not in (".h5", ".hdf5", ".mrd"):
         return None
-    group, files = ismrmrd_group(file), H5Files()
-    try:
+    group = ismrmrd_group(file)
+    key = f"{group}/xml" if group else "ismrmrd_header"
+    with H5Files() as files:
         handle = files[file]
-        key = f"{group}/xml" if group else "ismrmrd_header"
         with reading(file, key):
             if key not in handle:
                 return None
             text = h5_whole(handle, file, key)
-    finally:
-        files.close()
     text = text if isinstance(text, bytes | str) else text[0]
     xml = text.encode() if isinstance(text, str) else bytes(text)
     if b"<!DOCTYPE" in xml.replace(b"\0", b""):

@@ -61,14 +61,11 @@ def kspace_format(file: Path) -> str:
         return ""
     if ismrmrd_group(file):
         return "ISMRMRD"
-    files = H5Files()
-    try:
+    with H5Files() as files:
         handle = files[file]
         with reading(file, "kspace"):
             item = handle.get("kspace")
         kind, ndim = getattr(getattr(item, "dtype", None), "kind", ""), len(getattr(item, "shape", ()))
-    finally:
-        files.close()
     if kind == "c" and ndim in (3, 4):
         return "fastMRI"
     return "CC359" if kind == "f" and ndim == 4 else "array"
@@ -182,11 +179,10 @@ class KSpace(KSpaceDataset):
         if path.is_file():
             return _cases(path, "train", path.stem, axes), SINGLE_FILE
         cases = []
-        for role, folders in role_folders(path).items():
-            for folder in folders:
-                for file in sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES):
-                    name = file.relative_to(folder).with_suffix("").as_posix()
-                    cases += _cases(file, role, f"{folder.name}/{name}" if role else name, axes)
+        for role, folder in role_folders(path):
+            for file in sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES):
+                name = file.relative_to(folder).with_suffix("").as_posix()
+                cases += _cases(file, role, f"{folder.name}/{name}" if role else name, axes)
         if splits is not None:
             return splits_from_list(cases, existing(splits))
         cases, rule = assign_splits(cases, seed)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from chasm.common.text import counted
+from chasm.data.filled import between
 from chasm.data.limits import require_fits
 from chasm.data.records import fault
 from chasm.data.scan import KSpaceScan, Placement, slice_geometry
@@ -129,7 +130,7 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     stack = []
     for k in order:
         count = volume.count[k]
-        _refuse_gaps_along_partitions(count > 0, file)
+        refuse_gaps_along_partitions(count > 0, file, "acquisitions")
         stack.append(volume.total[k] / np.maximum(count, 1).astype(np.float32))
     columns = [(volume.count[k] > 0).any(1) for k in order]
     mask = np.any(columns, axis=0)
@@ -155,13 +156,18 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     return KSpaceScan(filled, size, geometry, mask=mask, notes=notes, averages=repeats, **facts)
 
 
-def _refuse_gaps_along_partitions(measured: np.ndarray, file: Path) -> None:
-    """Partitions of a measured line may lack at the ends (partial Fourier, elliptical scanning), not in between."""
-    inside = np.logical_or.accumulate(measured, 1) & np.logical_or.accumulate(measured[:, ::-1], 1)[:, ::-1]
-    if (inside & ~measured).any():
-        raise fault(
-            file, "acquisitions", "undersampled along the partitions too, which is not supported: only along lines"
-        )
+def refuse_gaps_along_partitions(measured: np.ndarray, file: Path, field: str) -> None:
+    """Raise a DataError if partitions of a measured line are missing between others.
+
+    At the ends they may be missing, as in partial Fourier and elliptical scanning.
+
+    Args:
+        measured: True for the measured (lines, partitions).
+        file: the file, for messages.
+        field: the part of the file.
+    """
+    if (between(measured, 1) & ~measured).any():
+        raise fault(file, field, "undersampled along the partitions too, which is not supported: only along lines")
 
 
 def _partial_fourier(columns: np.ndarray) -> str:

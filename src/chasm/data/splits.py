@@ -25,14 +25,11 @@ def role_of(folder: str) -> str:
     return _ROLES.get(folder.lower().rpartition("_")[2], "")
 
 
-def role_folders(path: Path) -> dict[str, list[Path]]:
-    """Return the folders directly in `path` by the split they stand for; if none does, `path` itself."""
+def role_folders(path: Path) -> list[tuple[str, Path]]:
+    """Return the folders directly in `path` with the split that each stands for; if none does, `path` itself."""
     require_folder(path)
-    folders: dict[str, list[Path]] = {}
-    for folder in sorted(p for p in path.iterdir() if p.is_dir()):
-        if role_of(folder.name):
-            folders.setdefault(role_of(folder.name), []).append(folder)
-    return folders or {role_of(path.name): [path]}
+    folders = sorted(p for p in path.iterdir() if p.is_dir())
+    return [(role_of(f.name), f) for f in folders if role_of(f.name)] or [(role_of(path.name), path)]
 
 
 def ranked_split(groups: Iterable[str], seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, str]:
