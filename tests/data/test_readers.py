@@ -19,7 +19,6 @@ from writers import (
 )
 
 from chasm.data import DataError, list_datasets, open_dataset
-from chasm.data.brats import regions
 from chasm.data.splits import ranked_split
 
 
@@ -184,10 +183,6 @@ def test_brats_both_naming_schemes(tmp_path: Path, scheme: str, names: list[str]
     classes = np.where(seg == 4, 3, seg)
     np.testing.assert_array_equal(sample.label, classes)
     assert (sample.image.min(), sample.image.max()) == (0, 1)
-    whole, core, enhancing = regions(sample.label)
-    np.testing.assert_array_equal(whole, classes > 0)
-    np.testing.assert_array_equal(core, np.isin(classes, (1, 3)))
-    np.testing.assert_array_equal(enhancing, classes == 3)
 
 
 def test_brats_normalises_by_percentiles_of_the_brain(tmp_path: Path) -> None:
@@ -222,9 +217,19 @@ def test_brats_tumour_share_and_step(tmp_path: Path) -> None:
     assert len(open_dataset("brats", tmp_path, split="all", step=3)) == 3
 
 
-def test_hash_split_is_fixed_for_ever() -> None:
-    split = ranked_split([f"case{i}" for i in range(10)], seed=0)
-    assert sorted(k for k, v in split.items() if v == "test") == ["case3", "case9"]
+@pytest.mark.parametrize(("seed", "test"), [(0, ["case3", "case9"]), (1, ["case2", "case3"])])
+def test_hash_split_is_fixed_for_ever(seed: int, test: list[str]) -> None:
+    split = ranked_split([f"case{i}" for i in range(10)], seed)
+    assert sorted(k for k, v in split.items() if v == "test") == test
+
+
+def test_a_reader_passes_its_seed_to_the_split(tmp_path: Path) -> None:
+    for i in range(10):
+        np.save(tmp_path / f"case{i}.npy", np.random.default_rng(i).random((1, 8, 8)))
+    for seed in (0, 1):
+        expected = ranked_split([f"case{i}.npy" for i in range(10)], seed)
+        data = open_dataset("folder", tmp_path, split="test", seed=seed)
+        assert sorted(data.cases) == sorted(name for name, split in expected.items() if split == "test")
 
 
 def test_proxy_undoes_its_coding_and_says_proxy(tmp_path: Path) -> None:

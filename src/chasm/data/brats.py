@@ -2,7 +2,7 @@
 
 2021 and before: ID/ID_{t1,t1ce,t2,flair,seg}.nii.gz, labels 1 necrosis, 2 oedema, 4 enhancing tumour.
 2023 and later:  ID/ID-{t1n,t1c,t2w,t2f,seg}.nii.gz, labels 1, 2, 3; IDs end in the number of the visit.
-Here: classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour, and the regions WT, TC and ET of them.
+Here: classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,7 @@ from chasm.data.records import Case, CaseFacts, Slice, fault
 from chasm.data.splits import assign_splits
 from chasm.data.survey import SliceSurvey
 
-MODALITIES = ("t1", "t1ce", "t2", "flair")
-REGIONS = ("WT", "TC", "ET")
 _SCHEMES = {"_": ("t1", "t1ce", "t2", "flair"), "-": ("t1n", "t1c", "t2w", "t2f")}
-
-
-def regions(label: Tensor) -> Tensor:
-    """Return the regions of classes (..., H, W): whole tumour, tumour core, enhancing tumour, bool (..., 3, H, W).
-
-    >>> regions(torch.tensor([[0, 1, 2, 3]])).int().tolist()
-    [[[0, 1, 1, 1]], [[0, 1, 0, 1]], [[0, 0, 0, 1]]]
-    """
-    whole, core, enhancing = label > 0, (label == 1) | (label == 3), label == 3
-    return torch.stack([whole, core, enhancing], dim=-3)
 
 
 @register_dataset("brats")

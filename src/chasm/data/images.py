@@ -83,8 +83,8 @@ class Images(FileDataset):
             return [Case(n, listed_as, (path / n,)) for n in names], f"list {listing.name}"
         roots = [path / layout for layout in _LAYOUTS if (path / layout).is_dir()] or [path]
         root = next((r for r in roots if "" not in dict(role_folders(r))), path)
-        files = [(role, file) for role, folder in role_folders(root) for file in _walk(folder)]
-        return assign_splits([Case(file.relative_to(path).as_posix(), role, (file,)) for role, file in files], seed)
+        found = [(role, file) for role, folder in role_folders(root) for file in _walk(folder)]
+        return assign_splits([Case(file.relative_to(path).as_posix(), role, (file,)) for role, file in found], seed)
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)

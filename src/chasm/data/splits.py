@@ -32,25 +32,17 @@ def role_folders(path: Path) -> list[tuple[str, Path]]:
     return [(role_of(f.name), f) for f in folders if role_of(f.name)] or [(role_of(path.name), path)]
 
 
-def ranked_split(groups: Iterable[str], seed: int = 0, val: float = 0.1, test: float = 0.2) -> dict[str, str]:
-    """Split groups by the rank of a seeded hash of their names: the same on every machine.
+def ranked_split(groups: Iterable[str], seed: int = 0) -> dict[str, str]:
+    """Return a split of each group (patient or case), 70/10/20 by the rank of a seeded hash of its name.
 
-    Args:
-        groups: names of patients, or of cases.
-        seed: another one gives another split.
-        val: the share of the validation split; with three groups or more it is not empty.
-        test: the share of the test split; with three groups or more it is not empty.
+    It is the same on every machine. With three groups or more no split is empty.
 
-    Returns:
-        The split of each group.
-
-    Example:
-        >>> ranked_split(["a", "b", "c"])
-        {'a': 'test', 'c': 'val', 'b': 'train'}
+    >>> ranked_split(["a", "b", "c"])
+    {'a': 'test', 'c': 'val', 'b': 'train'}
     """
     ranked = sorted(set(groups), key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
     n = len(ranked)
-    n_test, n_val = (max(round(n * share), int(n >= 3)) for share in (test, val))
+    n_test, n_val = (max(round(n * share), int(n >= 3)) for share in (0.2, 0.1))
     order = ["test"] * n_test + ["val"] * n_val + ["train"] * n
     return dict(zip(ranked, order, strict=False))
 

@@ -93,9 +93,9 @@ def _make(name: str, channels: int, options: dict[str, Any], seed: int = 0, **mo
     return mixer
 
 
-def _map(channels: int, size: tuple[int, int] = SIZE, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
+def _map(channels: int, size: tuple[int, int] = SIZE, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, channels, *size, dtype=dtype, generator=generator)
+    return torch.randn(batch, channels, *size, generator=generator)
 
 
 def _demand(holds: Any, otherwise: str) -> None:

@@ -73,9 +73,3 @@ def edge_noise(kspace: Tensor) -> float:
     edge = power[:, rows][:, :, columns].flatten(1)
     # the median of an exponential distribution is log 2 times its mean
     return math.sqrt(float((edge.median(1).values / math.log(2)).mean()))
-
-
-def prewhiten(kspace: Tensor, noise: Tensor) -> Tensor:
-    """Apply `whitening_matrix(noise)` to the coils of k-space (..., Q, H, W)."""
-    matrix = whitening_matrix(noise).to(kspace.device)
-    return torch.einsum("pq,...qhw->...phw", matrix, kspace)

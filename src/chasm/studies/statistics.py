@@ -178,10 +178,9 @@ def _blocks(draws: int, cases: int) -> list[int]:
     return [size] * (draws // size) + [draws % size] * bool(draws % size)
 
 
-def interval(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Return the limits of the central part of resampled values."""
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(means, [tail, 100 - tail])
+def interval(means: np.ndarray) -> tuple[float, float]:
+    """Return the limits of the central 95 % of resampled values."""
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
 

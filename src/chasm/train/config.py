@@ -254,14 +254,7 @@ def differences(stored: RunConfig, wanted: RunConfig) -> str:
 
 
 def changes(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """List the keys in which two nested mappings differ, as `differences` does.
-
-    Returns:
-        For example "train.steps (is 500, not 6)"; empty if they are equal.
-
-    >>> changes({"train": {"steps": 500}}, {"train": {"steps": 6}})
-    'train.steps (is 500, not 6)'
-    """
+    """List the keys in which two nested mappings differ, as `differences` does."""
     a, b = _flat(stored), _flat(wanted)
     pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in dict.fromkeys((*a, *b))}
     return ", ".join(f"{k} (is {is_!r}, not {not_!r})" for k, (is_, not_) in pairs.items() if is_ != not_)
