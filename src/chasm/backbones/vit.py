@@ -9,7 +9,7 @@ patch 8 with the head below (11.48 G multiply-adds without the attention product
 11.54 G); the slot is the attention branch of blocks 6 and 12, X <- X + mixer(LN X) on the (B, C, H, W) view.
 That location follows from the paper's table, in which the Baseline costs four C x C products per token of two
 blocks more than a free mixer. The Baseline ("identity" or None) keeps attention. The block supplies the
-identity path, so mixers come without theirs. Global residual, no data consistency (`data_consistency` adds
+identity path, so mixers come without their own. Global residual, no data consistency (`data_consistency` adds
 HiFi-Mamba's). 10,318,210 parameters.
 """
 

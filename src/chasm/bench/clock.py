@@ -38,7 +38,7 @@ class Pace(NamedTuple):
 
 
 def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: Pace, calls: int = 1) -> Timing:
-    """Time a call that has already run once.
+    """Return the median and the best time of a call that has already run once.
 
     On CUDA, events are recorded around every call and read after the last one. A call that keeps the device waiting
     for launches is therefore charged for the wait, as its user would be.
@@ -49,9 +49,6 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
         device: device that the call runs on.
         pace: how long to measure.
         calls: number of calls that one invocation stands for, for a graph that holds several.
-
-    Returns:
-        Median and best time of one call.
     """
     synchronize(device)
     start = time.perf_counter()
@@ -79,11 +76,7 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
 
 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
-    """Run a call and return the memory that it takes beyond what was allocated before.
-
-    Returns:
-        MiB on CUDA. None on other devices, which do not count.
-    """
+    """Run a call; return the MiB that it takes beyond what was allocated before, None on devices that do not count."""
     if device.type != "cuda":
         call()
         return None

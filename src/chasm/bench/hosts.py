@@ -117,15 +117,12 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
 
 
 def time_of(run: Callable[[int], object], device: torch.device, pace: Pace) -> float:
-    """Time a call: the median on CUDA, the best on a CPU.
+    """Return the milliseconds of a call: the median on CUDA, the best on a CPU.
 
     Args:
         run: called with 0.
         device: device that the call runs on.
         pace: how long to measure.
-
-    Returns:
-        Milliseconds.
     """
     timing = clock(run, 1, device, pace)
     return timing.median_ms if device.type == "cuda" else timing.best_ms

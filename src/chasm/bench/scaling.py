@@ -206,10 +206,7 @@ def _fit(x: list[float], y: list[float]) -> float:
 
 
 def read(path: Path) -> list[Row]:
-    """Read a CSV file that `chasm bench scaling` wrote.
-
-    Returns:
-        Its rows.
+    """Return the rows of a CSV file that `chasm bench scaling` wrote.
 
     Raises:
         ValueError: if a column is missing.

@@ -133,7 +133,7 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device: torch.device) -> Inputs:
-    """Return random inputs that bfloat16 represents exactly, so that all dtypes share one oracle.
+    """Return x and the gradient of the output for every set: random numbers that bfloat16 represents exactly.
 
     Args:
         shape: of the input.
@@ -141,9 +141,6 @@ def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device
         layout: a key of `LAYOUTS`.
         sets: number of input sets.
         device: device of the inputs.
-
-    Returns:
-        For each set x and the gradient of the output.
     """
     generator = torch.Generator(device).manual_seed(1)
     pairs = []
@@ -246,16 +243,13 @@ def errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float,
 
 
 def exact_results(subject: Subject, kinds: Iterable[str], shape: Shape, device: torch.device) -> dict[str, Any]:
-    """Compute the results of a block in float64.
+    """Return the results of each kind of call of a block, in float64.
 
     Args:
         subject: the block; for CHASM, pass the paper-literal block.
         kinds: from "core", "eval" and "step".
         shape: of the input.
         device: device to compute on.
-
-    Returns:
-        The results of each kind.
     """
     found: dict[str, Any] = {}
     for kind in kinds:

@@ -224,16 +224,13 @@ def _rows_of(config: BenchConfig, shape: Shape, tick: Callable[[str], None]) -> 
 def exact_or_reason(
     make: Callable[[], Subject], kinds: list[str], shape: Shape, device: torch.device
 ) -> dict[str, Any]:
-    """Compute the float64 results of a block.
+    """Return the float64 results of each kind, or a string that says why there are none.
 
     Args:
         make: creates the block.
         kinds: from "core", "eval" and "step".
         shape: of the input.
         device: device to compute on.
-
-    Returns:
-        The results of each kind, or a string that says why there are none.
     """
     try:
         return subjects.exact_results(make(), kinds, shape, device)

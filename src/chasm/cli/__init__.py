@@ -14,7 +14,7 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.split(".")[0] == "chasm":
             raise
-        # Not only what the first command lacks: who begins with the command line will want the next one, too.
+        # [all] and not only what this command lacks: the next command would lack something else.
         print(f"error: the command line needs {missing.name}: pip install 'chasm-mixer[all]'", file=sys.stderr)
         sys.exit(3)  # as cli/errors.py has it, which needs Typer itself
     app()

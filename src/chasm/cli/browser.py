@@ -19,7 +19,7 @@ def app(
 ) -> None:
     """Reconstruct in the browser: drop a scan, choose a mask, compare, save, and play with what the mixers learned.
 
-    The network runs in the page. Without -o, chasm serves it on 127.0.0.1 to who has the token in its address, and
+    The network runs in the page. Without -o, chasm serves it on 127.0.0.1 under an address with a secret token, and
     reads formats that the page cannot; nothing leaves the machine. With -o the page stands alone, and files stay in it.
     """
     require("train", "data")

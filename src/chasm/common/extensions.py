@@ -58,7 +58,7 @@ def loaded() -> dict[str, str]:
 
 def plugin_names(group: str) -> set[str]:
     """Return the names that installed packages announce in an entry-point group. Imports none of them."""
-    from importlib.metadata import entry_points  # not needed by those who only name classes of chasm
+    from importlib.metadata import entry_points  # imported late: names of chasm need no entry points
 
     return {point.name for point in entry_points(group=group)}
 

@@ -23,7 +23,7 @@ def parse_shape(text: str, *examples: str) -> tuple[int, ...]:
     """Return the positive whole numbers of a text, which an "x" or a comma divides.
 
     Args:
-        text: what somebody wrote.
+        text: as it was typed.
         *examples: texts that are allowed: the number of their numbers counts, and the error shows them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Is somebody recording or transforming what a module computes?"""
+"""Tells whether a compiler, an exporter or torch.func follows what a module computes."""
 
 import torch
 from torch import Tensor, nn

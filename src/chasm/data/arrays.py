@@ -1,4 +1,4 @@
-"""Plain arrays of k-space in .npy, .npz or HDF5 files, whose axes somebody has to name.
+"""Plain arrays of k-space in .npy, .npz or HDF5 files. They do not say what their axes are.
 
 The axes are given as letters, one for each dimension: S slices, C coils, H rows (the readout), W columns (the lines).
 "SCHW" is what chasm writes. The zero frequency may be in the middle or in the corner, and so may the centre of the

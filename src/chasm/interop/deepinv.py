@@ -1,4 +1,4 @@
-"""Hosts and MRI operators in deepinv, and theirs here.
+"""Hosts and MRI operators of chasm in deepinv, and those of deepinv in chasm.
 
     physics = to_physics(operator, size=(H, W))       # our Operator as their MRI or MultiCoilMRI
     operator = to_operator(physics)                   # and back

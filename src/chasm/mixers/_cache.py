@@ -77,5 +77,5 @@ class Cache:
 
 
 def _state(params: Sequence[Tensor]) -> list[Any]:
-    """What changes when a parameter is replaced, moved or written to. Whoever compares it must hold the parameters."""
+    """Return what changes when a parameter is replaced, moved or written to; its ids need parameters that live on."""
     return [(id(p), p.data_ptr(), p._version) for p in params]

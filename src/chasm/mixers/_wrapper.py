@@ -32,15 +32,15 @@ class Pointwise(nn.modules.conv._ConvNd):
 
 
 class Pointwise1d(Pointwise, nn.Conv1d):
-    """Of (B, C, L)."""
+    """A 1x1 convolution of (B, C, L)."""
 
 
 class Pointwise2d(Pointwise, nn.Conv2d):
-    """Of (B, C, H, W)."""
+    """A 1x1 convolution of (B, C, H, W)."""
 
 
 class Pointwise3d(Pointwise, nn.Conv3d):
-    """Of (B, C, D, H, W)."""
+    """A 1x1 convolution of (B, C, D, H, W)."""
 
 
 POINTWISE = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}

@@ -51,7 +51,7 @@ class Estimate:
 
 
 def probe(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float) -> Probe:
-    """Time the model of a config on random images.
+    """Return the seconds of a full batch of the model of a config, timed on random images.
 
     Args:
         config: names the model and its task.
@@ -59,9 +59,6 @@ def probe(config: RunConfig, modalities: int, size: int, device: torch.device, s
         size: height and width of the images.
         device: device to measure on.
         seconds: how long to measure. A warm-up step that takes longer is the measurement.
-
-    Returns:
-        Seconds for a full batch.
     """
     t = config.train
     # On a CPU the time of large images is nearly proportional to their number and their pixels.
@@ -106,15 +103,12 @@ def _time(work: Callable[[], None], device: torch.device, seconds: float) -> flo
 
 
 def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
-    """Probe the models of a plan, and add up the cost of its runs.
+    """Return the cost of the runs of a plan, from probes of its models, on a GPU if there is one.
 
     Args:
         plan: the study's runs.
         gpus: number of devices that will run it.
         limit: seconds to probe all models.
-
-    Returns:
-        The estimate, measured on a GPU if there is one.
     """
     plan = assume_choices(plan)
     runs = [*plan.selection_runs, *plan.runs]

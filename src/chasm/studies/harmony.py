@@ -97,14 +97,14 @@ def _commutator_norms(operators: Tensor) -> Tensor:
 
 
 def _relative(norms: Tensor, operators: Tensor) -> Tensor:
-    """Norms (K, K) divided by those of the two operators."""
+    """Return norms (K, K) divided by those of the two operators."""
     own = torch.linalg.matrix_norm(operators).double()
     both = torch.outer(own, own)
     return torch.where(both > 0, norms / both, 0)
 
 
 def mixing_parts(operators: Tensor) -> Tensor:
-    """M(k) - tr(M(k)) / C: the operators without their mean gain; zero where that is all there is but for rounding."""
+    """Return M(k) - tr(M(k)) / C, the operators without their mean gain; zero where only rounding is left."""
     mean = operators.diagonal(dim1=-2, dim2=-1).mean(-1)
     parts = operators - mean[:, None, None] * torch.eye(operators.shape[-1], dtype=operators.dtype)
     is_rounding = torch.linalg.matrix_norm(parts) <= 1e-10 * torch.linalg.matrix_norm(operators)
@@ -133,7 +133,7 @@ def basis_angles(bases: Tensor) -> Tensor:
 
 
 def unrelated_angle(channels: int) -> float:
-    """The angle of `basis_angles` between two random orthonormal bases."""
+    """Return the angle of `basis_angles` between two random orthonormal bases."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(2, channels, channels, generator=generator, dtype=torch.float64)
     return float(basis_angles(torch.linalg.qr(noise)[0])[0, 1])
@@ -191,7 +191,7 @@ def _mean_over_pairs(values: Tensor) -> float:
 
 @torch.no_grad()
 def _mode_operators(mixer: FNOD) -> dict[str, FrequencyOperators]:
-    """The modes of an FNO layer on the frequency axes that maps of its size have; real at DC and Nyquist."""
+    """Return the modes of an FNO layer on the frequency axes that maps of its size have; real at DC and Nyquist."""
     # Stored as (in, out, rows, columns, 2); M maps channels in to channels out.
     stored = (torch.view_as_complex(r.double().cpu()) for r in (mixer.spectral.r_pos, mixer.spectral.r_neg))
     positive, negative = (R.permute(2, 3, 1, 0) for R in stored)

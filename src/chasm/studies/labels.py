@@ -1,4 +1,4 @@
-"""What settings and hosts are called in reports: by what ran, where `--set` put other data or another host in place."""
+"""Names of settings and hosts in reports. Where `--set` put other data or another host in place, they say so."""
 
 from collections.abc import Sequence
 

@@ -96,17 +96,17 @@ class Plan:
 
     @property
     def own_parts(self) -> list[str]:
-        """The overrides that change data, task, host or mixers: the paper's numbers are about something else then."""
+        """The overrides that change data, task, host or mixers, so that the paper's numbers do not apply."""
         own = [o for o in self.overrides if o.partition(".")[0] in ("data", "task", "backbone", "mixer")]
         return [o for o in own if o.partition("=")[0] != "data.path"]
 
     @property
     def quotes(self) -> Quotes:
-        """What the paper prints for the runs; nothing where they are on other data, or in another host."""
+        """The numbers that the paper prints for the runs; none where these are on other data or in another host."""
         return {} if self.own_parts else self.study.quotes
 
     def setting_title(self, setting: str) -> str:
-        """Return what a setting is called in reports: by what runs, where overrides put other data in its place.
+        """Return the title of a setting in reports. Where overrides put other data in its place, it names these.
 
         Args:
             setting: name of the setting.
@@ -115,7 +115,7 @@ class Plan:
         return title.replace(f"{size} x {size}", f"{TINY_SIZE} x {TINY_SIZE}") if self.scale == "tiny" else title
 
     def host_label(self, host: str) -> str:
-        """Return what a host is called in reports: by what runs, where overrides put another in its place.
+        """Return the label of a host in reports. Where overrides put another host in its place, it names that.
 
         Args:
             host: name of the host.
@@ -123,7 +123,7 @@ class Plan:
         return labels.host_label(host, self.overrides)
 
     def arm(self, name: str) -> Arm:
-        """Return an arm. Where overrides set options that its mixer has and the arm leaves open, it has them.
+        """Return an arm, with the options that overrides set, its mixer has and the arm itself leaves open.
 
         Args:
             name: of the arm.

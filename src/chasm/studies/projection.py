@@ -33,19 +33,19 @@ class Projection:
 
 
 def has_untied(model: nn.Module) -> bool:
-    """True if there is something to harmonise."""
+    """Return True if there is something to harmonise."""
     return any(isinstance(m, CHASM) and m.basis == "untied" for m in model.modules())
 
 
 def harmonised_folder(folder: Path) -> Path:
-    """Where the harmonised run of a run is kept, so that a report finds it."""
+    """Return where the harmonised run of a run is kept, so that a report finds it."""
     return folder / "harmonised"
 
 
 def project_run(
     run: Run, out: Path | None = None, *, device: torch.device | str = "cpu", data_path: str | None = None
 ) -> Projection:
-    """Give every untied mixer of a run the best shared basis, and score the run before and after.
+    """Give every untied mixer of a run the best shared basis; return the test scores before and after.
 
     Args:
         run: a finished run with ``basis="untied"`` in its slots, as `load_run` returns it. Its model is harmonised in
@@ -54,9 +54,6 @@ def project_run(
             Default: `harmonised_folder`.
         device: where the model is and is scored.
         data_path: another place of the same dataset.
-
-    Returns:
-        The scores of both on the test split.
 
     Raises:
         ValueError: if the run has no untied mixer, or `out` holds a run with another config.

@@ -51,7 +51,7 @@ def run(
     partition: str | None = None,
     say: Say = print,
 ) -> dict[str, str]:
-    """Run what is missing of a study. A failed run is recorded and the rest goes on.
+    """Run what is missing of a study, and return the outcome of each run that was tried, by key.
 
     Under the protocol `tuned` this goes in rounds: selection runs, those of extended grids, then the results.
 
@@ -66,9 +66,6 @@ def run(
         minutes: time limit of a task under SLURM.
         partition: partition of the SLURM cluster.
         say: where messages go.
-
-    Returns:
-        Key of each run that was tried, and its outcome.
 
     Raises:
         ValueError: if a folder of data is missing, or the folders of the runs hold others.

@@ -78,7 +78,7 @@ def on_slurm(
 
 
 class Cell:
-    """What a task does: one cell in a process of its own. submitit calls `checkpoint` shortly before the time limit."""
+    """A task: it runs one cell in a process of its own. submitit calls `checkpoint` shortly before the time limit."""
 
     process: WorkerProcess | None = None
 
@@ -100,7 +100,7 @@ class Cell:
 
 
 def _outcome(job: Job, task: Any) -> str:
-    """The outcome of a task that has ended, read from the folder of its cell."""
+    """Return the outcome of a task that has ended, read from the folder of its cell."""
     folder = Path(job["folder"])
     found = state(folder, RunConfig.model_validate(job["config"]))[0]
     if found in ("done", "failed", "running"):

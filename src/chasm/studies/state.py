@@ -57,11 +57,7 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
 
 
 def failed(folder: Path, error: BaseException | str) -> str:
-    """Record a failure in failed.json, and the traceback in traceback.txt.
-
-    Returns:
-        The failure in one line.
-    """
+    """Record a failure in failed.json, and the traceback in traceback.txt; return it in one line."""
     if isinstance(error, BaseException):
         line = f"{type(error).__name__}: {' '.join(str(error).split())}" if str(error) else type(error).__name__
         write_text(folder / "traceback.txt", "".join(traceback.format_exception(error)))

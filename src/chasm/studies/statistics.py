@@ -71,7 +71,7 @@ def difference(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Compare two mixers case by case.
+    """Return the mean of ours - theirs, case by case, with its interval.
 
     Args:
         ours: for each seed the scores by case.
@@ -79,9 +79,6 @@ def difference(
         metric: name of the score; a difference that prints as zero is then "level".
         draws: number of bootstrap draws.
         seed: of the draws.
-
-    Returns:
-        The mean of ours - theirs, with its interval.
 
     Raises:
         ValueError: if seeds or cases differ.
@@ -142,7 +139,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
-    """Return bootstrap means: seeds, cases and, where there are several, masks are drawn with replacement.
+    """Return bootstrap means, one a draw: seeds, cases and, where there are several, masks are drawn with replacement.
 
     The draws of seeds and cases do not depend on the number of masks.
 
@@ -150,9 +147,6 @@ def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray
         d: differences, (seeds, cases) or (masks, seeds, cases).
         draws: number of draws.
         seed: of the draws.
-
-    Returns:
-        One mean per draw, (draws,).
     """
     d = d[None] if d.ndim == 2 else d
     rng, mask_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))

@@ -44,15 +44,12 @@ def transfer_file(folder: Path, size: int) -> Path:
 
 
 def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Score the best weights of a run on test images of another size. What is already scored is read.
+    """Return scores of the best weights of a run on test images of another size. What is already scored is read.
 
     Args:
         folder: of a finished run.
         size: height and width of the images.
         device: device to compute on.
-
-    Returns:
-        The size, the scores per case and their means.
 
     Raises:
         ValueError: if the dataset of the run comes in one size only, or the model cannot take this one.

@@ -28,7 +28,7 @@ Job = dict[str, Any]  # made by make_job, of plain values that JSON can hold
 
 
 def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", size: int = 0) -> Job:
-    """Describe a cell for a worker.
+    """Return the description of a cell for a worker.
 
     Args:
         key: name of the cell.
@@ -36,9 +36,6 @@ def make_job(key: str, folder: Path, config: RunConfig, kind: str = "train", siz
         config: what to train or to count.
         kind: "train", or "cost" to count multiply-adds and parameters.
         size: for "cost": height and width of the images.
-
-    Returns:
-        The job.
     """
     return {
         "key": key,

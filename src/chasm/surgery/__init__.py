@@ -1,4 +1,4 @@
-"""What one does to somebody's network.
+"""Changes of a network that exists: swap mixers in, fold them, write ONNX, count its cost.
 
 swap.py          put a mixer in place of some of its modules
 fold.py          replace its CHASM mixers by constants

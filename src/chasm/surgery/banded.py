@@ -8,7 +8,7 @@ from chasm.surgery.free_size import _AxisGains, free_size
 
 
 class _Factors:
-    """Of the bands, during one call."""
+    """Holds the factors of the bands during one call."""
 
     values: Tensor
 

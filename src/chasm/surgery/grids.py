@@ -17,7 +17,7 @@ MAX_PREFIX_TOKENS = 16  # class token and registers; a map that leaves more over
 
 
 class FixedGrid:
-    """The same grid at every call.
+    """Gives the same grid at every call.
 
     Args:
         grid: (H, W), or as many numbers as there are axes.
@@ -38,7 +38,7 @@ class FixedGrid:
 
 
 class SequenceGrid(FixedGrid):
-    """One axis, as long as there are tokens."""
+    """Gives one axis with as many positions as there are tokens."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -48,7 +48,7 @@ class SequenceGrid(FixedGrid):
 
 
 class CallGrid(FixedGrid):
-    """Numbers in the call.
+    """Takes the grid from numbers in the call.
 
     Args:
         ndim: the number of axes.
@@ -66,7 +66,7 @@ class CallGrid(FixedGrid):
 
 
 class MapGrid(FixedGrid):
-    """The size of the map that a convolution returned last. A hook: attach it to the convolution and the network."""
+    """Takes the size of the map that a convolution returned last. Attach it to the convolution and the network."""
 
     def __init__(self) -> None:
         super().__init__(())

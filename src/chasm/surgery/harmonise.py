@@ -104,7 +104,7 @@ def frequency_operators(mixer: CHASM) -> dict[str, FrequencyOperators]:
 
 
 def multiplicities(bins: int) -> Tensor:
-    """How many of the n frequencies of a real axis each rFFT bin stands for: 2, except DC and Nyquist (n even).
+    """Return how many of n frequencies (n even) each bin of a real transform stands for: 2, but 1 for DC and Nyquist.
 
     >>> multiplicities(4)
     tensor([1., 2., 2., 1.], dtype=torch.float64)
@@ -187,7 +187,7 @@ def _disjoint_pairs(C: int) -> Iterator[Tensor]:
 
 
 def _off_energy(M: Tensor) -> float:
-    """Of (C, C, K)."""
+    """Return the energy off the diagonals of K matrices, (C, C, K)."""
     energy = M.abs().square().sum(-1)
     return float(energy.fill_diagonal_(0).sum())
 

@@ -207,7 +207,7 @@ def require_runtime(path: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks about packages, inputs and its own deprecated calls."""
+    """Silence the exporter's remarks about packages, inputs and its own deprecated calls."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:

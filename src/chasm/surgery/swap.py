@@ -1,4 +1,4 @@
-"""Put a mixer into a network somebody else wrote.
+"""Put a mixer into a network that exists.
 
 >>> import torch, chasm
 >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -182,7 +182,7 @@ def _find_point(
     prefix: int | None,
     sources: dict[nn.Module, MapGrid],
 ) -> SwapPoint:
-    """What there is to know about the place of a module, from an example call or without one."""
+    """Return what is known about the place of a module, from an example call or without one."""
     batch_first = bool(getattr(old, "batch_first", True))
     if call is None:
         attention = isinstance(old, nn.MultiheadAttention)
@@ -238,7 +238,7 @@ def _tokens_of(
     prefix: int | None,
     sources: dict[nn.Module, MapGrid],
 ) -> tuple[FixedGrid, Grid]:
-    """How the grid of N tokens is found at every call, and what it is in the example."""
+    """Return how the grid of N tokens is found at every call, and what it is in the example."""
     if size:
         split_tokens(N, prefix, size)
         return FixedGrid(size), size

@@ -23,14 +23,11 @@ def _pair(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error of each image.
+    """Return the mean squared error of each image, (B,).
 
     Args:
         output: images, (B, C, H, W).
         target: images of the same shape.
-
-    Returns:
-        One number per image, (B,).
 
     Raises:
         ValueError: if the shapes differ or are not (B, C, H, W).
@@ -40,15 +37,12 @@ def mse(output: Tensor, target: Tensor) -> Tensor:
 
 
 def psnr(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
-    """Peak signal-to-noise ratio of each image: 10 log10(range^2 / MSE), infinite for equal images.
+    """Return the PSNR of each image in dB, (B,): 10 log10(range^2 / MSE), infinite for equal images.
 
     Args:
         output: images, (B, C, H, W).
         target: images of the same shape.
         data_range: a number, or one per image, (B,).
-
-    Returns:
-        Decibels, (B,).
 
     Raises:
         ValueError: if the shapes differ or are not (B, C, H, W).
@@ -62,14 +56,11 @@ def psnr(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
 
 
 def nmse(output: Tensor, target: Tensor) -> Tensor:
-    """Normalised squared error of each image: |output - target|^2 / |target|^2.
+    """Return the normalised squared error of each image, |output - target|^2 / |target|^2, (B,).
 
     Args:
         output: images, (B, C, H, W).
         target: images of the same shape.
-
-    Returns:
-        One number per image, (B,).
 
     Raises:
         ValueError: if the shapes differ or are not (B, C, H, W).
@@ -79,7 +70,7 @@ def nmse(output: Tensor, target: Tensor) -> Tensor:
 
 
 def ssim(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
-    """Structural similarity of each image, averaged over channels.
+    """Return the structural similarity of each image, averaged over channels, (B,).
 
     As scikit-image computes it by default: 7x7 uniform window, sample covariance, K1 = 0.01, K2 = 0.03, and only
     windows that lie inside the image.
@@ -88,9 +79,6 @@ def ssim(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
         output: images, (B, C, H, W).
         target: images of the same shape.
         data_range: a number, or one per image, (B,).
-
-    Returns:
-        One number per image, (B,).
 
     Raises:
         ValueError: if the shapes differ or are not (B, C, H, W), or the images are smaller than the window.
@@ -132,13 +120,10 @@ def overlap_counts(output: Tensor, target: Tensor, regions: Mapping[str, Sequenc
 
 
 def dice_iou(counts: Tensor) -> tuple[float, float]:
-    """Compute Dice and IoU of a region. A region that is empty in output and target scores 1.
+    """Return Dice and IoU of a region. A region that is empty in output and target scores 1.
 
     Args:
         counts: pixels in both maps, in the output and in the target, (3,).
-
-    Returns:
-        Dice and IoU.
 
     >>> dice_iou(torch.tensor([1, 2, 2]))
     (0.5, 0.3333333333333333)

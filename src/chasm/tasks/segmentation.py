@@ -92,7 +92,7 @@ class Segmentation(Task):
 
 
 def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
-    """Return 1 - soft Dice, averaged over the foreground classes.
+    """Return 1 - soft Dice, averaged over the foreground classes, a scalar.
 
     Sums run over the whole batch, so that false positives of a class count even in slices without that class
     (reading: the paper only names the loss).
@@ -100,9 +100,6 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
     Args:
         logits: (B, K, H, W) for K classes, the background first.
         label: (B, H, W) int64.
-
-    Returns:
-        A scalar.
     """
     p = logits.softmax(1)[:, 1:]
     t = torch.stack([label == c for c in range(1, logits.shape[1])], dim=1).to(p.dtype)

@@ -52,16 +52,13 @@ def evaluate(
 
 
 def split_of(run: Run, split: str, device: torch.device, data_path: str | None = None) -> SliceDataset:
-    """Open the data that a run is scored on.
+    """Return the slices that a run is scored on.
 
     Args:
         run: from `load_run`.
         split: "train", "val" or "test".
         device: device to hold the slices, if the run keeps them in memory.
         data_path: where the dataset is now, if not at the path in the run's config.
-
-    Returns:
-        The slices of the split.
     """
     config = run.config
     if data_path is not None:

@@ -73,15 +73,12 @@ def check_disjoint(data: dict[str, SliceDataset]) -> None:
 
 
 def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> SliceDataset:
-    """Move the slices to the device, if the config asks for it and they fit.
+    """Return the slices in memory on the device, if the config asks for it and they fit, else `data` itself.
 
     Args:
         config: its ``train.resident`` asks for it.
         data: slices of a split.
         device: device to hold them.
-
-    Returns:
-        The slices in memory, or `data` itself.
     """
     if not config.train.resident or not data.fixed:
         return data
@@ -94,15 +91,12 @@ def resident(config: RunConfig, data: SliceDataset, device: torch.device) -> Sli
 
 
 def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Module:
-    """Build the backbone with its mixer, initialised from the config's seed.
+    """Return the backbone with its mixer on the CPU, initialised from the config's seed.
 
     Args:
         config: names backbone, mixer and their options.
         task: decides the channels.
         shape: of a raw image, (M, H, W).
-
-    Returns:
-        The model, on the CPU.
 
     Raises:
         ValueError: if an option is unknown, or the network is larger than `chasm.train.size` allows.

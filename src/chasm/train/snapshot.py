@@ -7,16 +7,13 @@ Tensors = dict[str, Tensor]
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, device: torch.device) -> Tensors:
-    """Return the state of training.
+    """Return the state of training: tensors by name, for `restore`.
 
     Args:
         model: model in training.
         optimizer: its optimiser.
         ema: averaged weights, or None.
         device: device whose random state is included, beside that of the CPU.
-
-    Returns:
-        Tensors by name, for `restore`.
     """
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     state = optimizer.state_dict()["state"]

@@ -1,4 +1,4 @@
-"""The weights a run begins with: those of another run or model (`train.start`), and the average of them."""
+"""The weights that a run begins with (`train.start`: those of another run or model), and their running average."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ def add_gradients(
     no_sync: Callable[[], Context] = nullcontext,
     part: Callable[[str], Context] = nullcontext,
 ) -> Tensor:
-    """Add the gradients of a step to those in `p.grad`, micro-batch by micro-batch.
+    """Add the gradients of a step to those in `p.grad`, and return its loss, a scalar without a gradient.
 
     Args:
         model: a backbone in training mode.
@@ -39,9 +39,6 @@ def add_gradients(
         backward: called with the loss; Accelerate has its own.
         no_sync: context around all micro-batches but the last, in which processes do not exchange gradients.
         part: context around the parts "bases", "model" and "loss" of the forward pass, for a profiler.
-
-    Returns:
-        The loss of the step, a scalar without a gradient.
     """
     total: Tensor | None = None
     for i, batch in enumerate(batches):

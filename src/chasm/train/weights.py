@@ -42,10 +42,7 @@ def save_weights(path: Path, tensors: Tensors, images: TrainingImages) -> None:
 
 
 def check_weights(folder: Path) -> dict[str, str]:
-    """Check that the weights of a run are there and not cut short. Reads only the header of the file.
-
-    Returns:
-        The metadata of the file.
+    """Return the metadata of the weights of a run, after a check that they are there and not cut short.
 
     Raises:
         ValueError: if they cannot be read.

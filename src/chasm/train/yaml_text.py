@@ -26,10 +26,7 @@ for _side in (_Loader, _Dumper):  # YAML 1.1 takes 1e-3 for a string; here it is
 
 
 def read_yaml(file: Path) -> Any:
-    """Read a YAML file of plain values: a recipe, or the config of a run.
-
-    Returns:
-        Its content.
+    """Return the content of a YAML file of plain values: a recipe, or the config of a run.
 
     Raises:
         ValueError: if it is not YAML, or larger than any recipe; the message is one line that names the file.
@@ -44,10 +41,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML of plain values.
-
-    Returns:
-        Its content.
+    """Return the plain values of a YAML text.
 
     Raises:
         ValueError: if it is not YAML, or stands for more values than any recipe; the message is one line.
