@@ -67,7 +67,7 @@ def demo(
     page, run = _compare(task, out, steps, seed)
     typer.echo(f"report: {page.resolve()}")
     if task == "reconstruction":
-        typer.echo(f"try it on an image of yours, in the browser: chasm app {run}")
+        typer.echo(f"try it on your own image, in the browser: chasm app {run}")
 
 
 def _compare(task: str, out: Path, steps: int | None, seed: int) -> tuple[Path, Path]:

@@ -23,7 +23,7 @@ def list_(pattern: str = typer.Argument("*", help="Only names like this: 'brain*
     names = list_models(pattern)
     if not names:
         found = "no model comes with this version" if not shipped_models() else f"no model is named like {pattern!r}"
-        typer.echo(f"{found}: 'chasm models pack' makes one of a run of yours")
+        typer.echo(f"{found}: 'chasm models pack' makes one from your own run")
         return
     rows = [_row(name, read_json(shipped_models()[name] / RECORD)) for name in names]
     print_table(["model", "task", "trained on", "parameters", "test"], rows, right=["parameters"])
