@@ -121,6 +121,18 @@ def test_a_sequence_is_one_axis(how):
         assert model(torch.randn(2, 17, 8)).shape == (2, 17, 8)
 
 
+def test_a_token_before_a_sequence_passes():
+    """At every length: the sequence is what follows the token."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    swapped = swap(model, "self_attn", "chasm", channels=8, ndim=1, prefix_tokens=1).eval()
+    for length in (9, 13):
+        x = torch.randn(2, length, 8)
+        changed = torch.cat((x[:, :1], torch.randn(2, length - 1, 8)), 1)
+        a, b = (swapped.self_attn(z, z, z)[0] for z in (x, changed))
+        assert torch.equal(a[:, 0], b[:, 0])
+        assert not torch.equal(a[:, 1:], b[:, 1:])
+
+
 def test_maps_of_one_and_three_axes():
     for conv, shape in ((nn.Conv1d, (2, 4, 10)), (nn.Conv3d, (2, 4, 6, 5, 4))):
         model = swap(nn.Sequential(conv(4, 4, 1), conv(4, 4, 1)), "1", "chasm", example=torch.randn(shape))
