@@ -44,6 +44,20 @@ def test_micro_batches_add_up_to_the_batch(host: nn.Module) -> None:
             torch.testing.assert_close(grad, found[0][1][name], rtol=1e-3, atol=1e-5)
 
 
+def test_the_loss_of_a_host_is_added_to_that_of_the_task(host: nn.Module) -> None:
+    weight = next(host.parameters())
+
+    def with_loss(*args: Tensor, return_aux: bool, **physics: Tensor) -> tuple[Tensor, Tensor]:
+        return host(*args, **physics), 10 * weight.sum()
+
+    plain = add_gradients(host, TASK, batches(2), micro_batches=2)
+    expected = weight.grad + 10
+    gradients(host)
+    total = add_gradients(host, TASK, batches(2), micro_batches=2, forward=with_loss)
+    torch.testing.assert_close(total, plain + 10 * weight.detach().sum())
+    torch.testing.assert_close(weight.grad, expected)
+
+
 def test_gradients_are_added_to_those_that_are_there(host: nn.Module) -> None:
     add_gradients(host, TASK, batches(1))
     once = gradients(host)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from chasm.common.precision import full_precision
 from chasm.mri.fft import fft2c, ifft2c, to_channels, to_complex
-from chasm.mri.real import dft2c, product
+from chasm.mri.real import complex_product, dft2c
 
 NEEDS_MASK = "data consistency needs to know what was measured: pass the sampling mask as mask=..."
 PLANE = (-3, -1)  # slices and columns of a volume
@@ -165,12 +165,12 @@ class RealMeasurement(Measurement):
 
     def expand(self, image: Tensor) -> Tensor:
         im = image.unflatten(1, (-1, 2))
-        return dft2c(im if self.maps is None else product(self.maps, im))
+        return dft2c(im if self.maps is None else complex_product(self.maps, im))
 
     def reduce(self, k: Tensor) -> Tensor:
         im = dft2c(k, inverse=True)
         if self.maps is not None:
-            im = product(self.maps, im, conjugate=True).sum(1, keepdim=True)
+            im = complex_product(self.maps, im, conjugate=True).sum(1, keepdim=True)
         return im.flatten(1, 2)
 
     def coil_images(self, columns: Tensor) -> Tensor:
@@ -182,10 +182,12 @@ class RealMeasurement(Measurement):
     def rephased(self, image: Tensor, own: Measurement) -> Tensor:
         assert self.maps is not None
         assert own.maps is not None
-        turn = product(self.maps, own.maps, conjugate=True).sum(1, keepdim=True)
+        turn = complex_product(self.maps, own.maps, conjugate=True).sum(1, keepdim=True)
         size = turn.square().sum(2, keepdim=True).sqrt()
         one = torch.stack([torch.ones_like(size[:, :, 0]), torch.zeros_like(size[:, :, 0])], 2)
-        return product(torch.where(size == 0, one, turn / _or_one(size)), image.unflatten(1, (-1, 2))).flatten(1, 2)
+        return complex_product(torch.where(size == 0, one, turn / _or_one(size)), image.unflatten(1, (-1, 2))).flatten(
+            1, 2
+        )
 
 
 def _or_one(size: Tensor) -> Tensor:

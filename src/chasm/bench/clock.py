@@ -30,7 +30,7 @@ class Timing(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How long to measure one row: about this many seconds, with at least and at most so many calls."""
+    """How long to measure one row: seconds, and the smallest and the largest number of calls."""
 
     seconds: float = 0.025
     min_calls: int = 5

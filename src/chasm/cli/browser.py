@@ -28,11 +28,11 @@ def app(
 
     from chasm.app import build_site, serve
 
-    def told(name: str) -> None:
+    def announce(name: str) -> None:
         typer.echo(f"{name} .. (seconds; minutes if its architecture is new here)")
 
     if out is not None:
-        folder = build_site(runs or [], out, on_model=told)
+        folder = build_site(runs or [], out, on_model=announce)
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
         typer.echo(f"{folder}: {size / 2**20:.0f} MiB; try it with: python3 -m http.server -d {folder}")
         return
@@ -43,7 +43,7 @@ def app(
             webbrowser.open(address)
 
     with tempfile.TemporaryDirectory(prefix="chasm-app-") as temporary:
-        site = build_site(runs or [], temporary, convert=True, on_model=told)
+        site = build_site(runs or [], temporary, convert=True, on_model=announce)
         try:
             serve(site, port, ready)
         except KeyboardInterrupt:

@@ -45,7 +45,7 @@ class Tally:
 
     @contextmanager
     def section(self, kind: str, macs: int | None) -> Iterator[None]:
-        """Count what runs in this context under a name, or as so many multiply-adds."""
+        """Count what runs in this context under a name; with `macs`, count that number in its place."""
         before = self._label, self._muted
         if macs is not None:
             self.add(kind, macs)
@@ -58,7 +58,7 @@ class Tally:
 
     @contextmanager
     def paper_products(self, macs: int) -> Iterator[None]:
-        """Count so many multiply-adds by the paper's convention, instead of the matrix products that run inside."""
+        """Count `macs` by the paper's convention, in place of the matrix products that run inside."""
         before = self._products_in_paper
         self.paper += macs if before and not self._muted else 0
         self._products_in_paper = False

@@ -107,9 +107,7 @@ class FileDataset(SliceDataset):
     def __getitem__(self, i: int) -> Slice:
         case, k = self.locate(i)
         found = self.read(case, k)
-        if (
-            not found.image.isfinite().all()
-        ):  # an FFT or a sum over coils can leave float32, though every value is in it
+        if not found.image.isfinite().all():  # an FFT or a sum over coils can leave the range of float32
             raise fault(case.files[0], f"image of slice {k}", BEYOND_SINGLE)
         return found
 

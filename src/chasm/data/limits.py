@@ -1,4 +1,4 @@
-"""What a file may cost, and where it may lead: decided from its header, before memory is taken or anything is opened.
+"""Limits on what a file may cost and where it may lead, checked before memory is taken or anything is opened.
 
 A file of a few bytes can declare, or inflate to, more than any memory holds. An HDF5 file can point at other files. A
 picture can hold a program for Ghostscript. Readers call the checks here first.

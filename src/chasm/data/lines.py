@@ -31,8 +31,8 @@ class Encoding:
     image_fov: tuple[float, float, float]  # what the image shall cover, in mm; zeros if unknown
     centre: tuple[int, int]  # the line and the partition that hold the zero frequency
 
-    def kept(self, axis: int) -> int:
-        """Return how many pixels along an axis the image has: all but the oversampling."""
+    def pixels(self, axis: int) -> int:
+        """Return how many pixels the image has along an axis: all but the oversampling."""
         n, fov, wanted = self.matrix[axis], self.fov[axis], self.image_fov[axis]
         return n if min(fov, wanted) <= 0 else max(1, min(n, round(n * wanted / fov)))
 
@@ -138,7 +138,7 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     notes += [partial] if partial else []
     kspace = np.stack(stack)  # (slices, coils, samples, lines, partitions)
     nz = encoding.matrix[2]
-    kept = encoding.kept(2)
+    kept = encoding.pixels(2)
     if nz > 1:
         images = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, -1), axis=-1, norm="ortho"), -1)
         start = (nz - kept) // 2
@@ -146,7 +146,7 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
         kspace[..., ~columns[0]] = 0  # the transform of zeros is not always exactly zero
     else:
         kspace = kspace[..., 0]
-    size = encoding.kept(0), encoding.kept(1)
+    size = encoding.pixels(0), encoding.pixels(1)
     middle = tuple(n // 2 - (n - m) // 2 for n, m in zip(encoding.matrix[:2], size, strict=True))
     places = [volume.places[k] for k in order]
     voxel = encoding.voxel

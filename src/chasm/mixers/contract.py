@@ -1,4 +1,4 @@
-"""Does a mixer keep the promises that hosts, studies and commands rely on? For a mixer of your own, before it trains.
+"""Checks that a mixer keeps the promises that hosts, studies and commands rely on, before it trains.
 
 >>> [check.name for check in check_mixer("identity") if check.problem]
 []

@@ -1,4 +1,4 @@
-"""Whether a config and a file of weights belong together, found out before any memory is taken for the network."""
+"""Check that a config and a file of weights belong together, before any memory is taken for the network."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

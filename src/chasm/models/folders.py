@@ -89,7 +89,7 @@ def read_card(folder: Path) -> str:
     card = folder / "README.md"
     if not card.is_file():
         raise FileNotFoundError(
-            f"{card}: not there: {folder} is a run, not a model: 'chasm models pack' makes one of it"
+            f"{card}: not there: {folder} is a run, not a model: 'chasm models pack' turns it into one"
         )
     with open(card, encoding="utf-8", errors="replace") as f:
         text = f.read(MAX_CARD_CHARACTERS)

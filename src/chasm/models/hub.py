@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: files by name, no code, nothing that is not asked for."""
+"""Downloads from and uploads to the Hugging Face Hub: the files that are named, and no code."""
 
 import tempfile
 from collections.abc import Callable, Iterable

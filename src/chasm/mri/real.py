@@ -46,7 +46,7 @@ def _turns(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return angle.cos() * scale, angle.sin() * scale
 
 
-def product(a: Tensor, b: Tensor, conjugate: bool = False) -> Tensor:
+def complex_product(a: Tensor, b: Tensor, conjugate: bool = False) -> Tensor:
     """Return the complex product a b.
 
     Args:

@@ -230,7 +230,7 @@ def register_study(
     arms: Mapping[str, Arm] | None = None,
     datasets: Mapping[str, Dataset] | None = None,
 ) -> None:
-    """Add a study, and the names it is written in.
+    """Add a study, and the settings, hosts, arms and datasets that it names.
 
     Call it in a file that `chasm --with FILE.py` imports, or in the module that an installed package announces as an
     entry point of its name in "chasm.studies".
@@ -243,7 +243,7 @@ def register_study(
         datasets: name to what reads a dataset, for settings.
 
     Raises:
-        ValueError: if a name is taken by something else, or a grid names what there is not.
+        ValueError: if a name is taken by something else, or a grid names something unknown.
 
     A file with a study of its own host, for `chasm --with mine.py study run mine`:
 

@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 def jobs_of(plan: Plan, root: str | Path) -> list[Job]:
     """Return the runs that are neither done nor under way. Failed ones are tried again.
 
-    A selection run that diverged is not: that it diverged is what it was meant to find out.
+    A selection run that diverged is not tried again, since that is its result.
     """
     jobs = []
     for run in (*plan.selection_runs, *plan.runs):

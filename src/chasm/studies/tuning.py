@@ -39,7 +39,7 @@ def extended(grid: tuple[float, ...], best: float) -> tuple[float, ...]:
 
 
 def _half_decade(multiplier: float, steps: int) -> float:
-    """Return the multiplier that lies so many steps further in .. 0.1, 0.3, 1, 3, 10, 30 .."""
+    """Return the multiplier that is `steps` places further in the sequence .., 0.1, 0.3, 1, 3, 10, 30, .."""
     value = float(f"{10 ** ((round(2 * math.log10(multiplier)) + steps) / 2):.0e}")
     return int(value) if value >= 1 else value
 
