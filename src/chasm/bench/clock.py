@@ -22,13 +22,6 @@ from chasm.common.text import first_line
 Call = Callable[[int], dict[str, Tensor]]
 
 
-class Timing(NamedTuple):
-    """Milliseconds per call."""
-
-    median_ms: float
-    best_ms: float
-
-
 class Pace(NamedTuple):
     """How long to measure one row: seconds, and the smallest and the largest number of calls."""
 
@@ -37,8 +30,8 @@ class Pace(NamedTuple):
     max_calls: int = 40
 
 
-def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: Pace, calls: int = 1) -> Timing:
-    """Return the median and the best time of a call that has already run once.
+def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: Pace, calls: int = 1) -> float:
+    """Return the milliseconds of a call that has already run once: the median on CUDA, the best on a CPU.
 
     On CUDA, events are recorded around every call and read after the last one. A call that keeps the device waiting
     for launches is therefore charged for the wait, as its user would be.
@@ -56,7 +49,6 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
     synchronize(device)
     estimate = max(time.perf_counter() - start, 1e-6)
     repeats = min(max(round(pace.seconds / estimate), pace.min_calls), pace.max_calls)
-    found = []
     if device.type == "cuda":
         for i in range(max(repeats // 5, 1)):
             call(i % sets)
@@ -66,13 +58,13 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
             call(i % sets)
             after.record()
         torch.cuda.synchronize(device)
-        found = [before.elapsed_time(after) for before, after in events]
-    else:
-        for i in range(repeats):
-            start = time.perf_counter()
-            call(i % sets)
-            found.append(1e3 * (time.perf_counter() - start))
-    return Timing(statistics.median(found) / calls, min(found) / calls)
+        return statistics.median(before.elapsed_time(after) for before, after in events) / calls
+    found = []
+    for i in range(repeats):
+        start = time.perf_counter()
+        call(i % sets)
+        found.append(time.perf_counter() - start)
+    return 1e3 * min(found) / calls
 
 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
@@ -198,9 +190,9 @@ def measure_limits(device: torch.device) -> Limits:
     source = torch.ones(2**28 if gpu else 2**23, device=device)  # 1 GiB on a GPU
     target = torch.empty_like(source)
     target.copy_(source)
-    copy = clock(lambda _: target.copy_(source), 1, device, pace)
+    copy_ms = clock(lambda _: target.copy_(source), 1, device, pace)
     n, dtype = (8192, torch.bfloat16) if gpu else (512, torch.float32)
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     torch.mm(a, b)
-    gemm = clock(lambda _: torch.mm(a, b), 1, device, pace)
-    return Limits(2 * source.nbytes / copy.median_ms / 1e6, 2 * n**3 / gemm.median_ms / 1e9)
+    gemm_ms = clock(lambda _: torch.mm(a, b), 1, device, pace)
+    return Limits(2 * source.nbytes / copy_ms / 1e6, 2 * n**3 / gemm_ms / 1e9)

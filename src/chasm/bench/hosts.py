@@ -106,7 +106,7 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
                 if not (error <= 1e-4 and grad_error <= 1e-2):
                     return found | {"note": f"wrong: error {error:.1e} of U, {grad_error:.1e} of its gradient"}
                 run: Callable[[int], object] = call if captured is None else partial(_replay, captured.replay)
-                return found | {"time_ms": time_of(run, device, pace), "peak_mib": peak_of(run, captured, device)}
+                return found | {"time_ms": clock(run, 1, device, pace), "peak_mib": peak_of(run, captured, device)}
 
             row = guarded({"what": f"{count} bases, C = {channels}: {what}", "mode": mode}, measure)
             if literal is None:
@@ -114,18 +114,6 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
             if row.get("time_ms") is not None and literal is not None:
                 row["times_literal"] = literal / row["time_ms"]
             yield row
-
-
-def time_of(run: Callable[[int], object], device: torch.device, pace: Pace) -> float:
-    """Return the milliseconds of a call: the median on CUDA, the best on a CPU.
-
-    Args:
-        run: called with 0.
-        device: device that the call runs on.
-        pace: how long to measure.
-    """
-    timing = clock(run, 1, device, pace)
-    return timing.median_ms if device.type == "cuda" else timing.best_ms
 
 
 def peak_of(run: Callable[[int], object], captured: Captured | None, device: torch.device) -> float | None:
@@ -240,7 +228,7 @@ def _hifi_row(
     peak = peak_mib(
         lambda: [step(0) for _ in range(5)], device
     )  # enough steps to capture the graph, whose memory counts
-    return {"error": error, "layout": "NCHW", "time_ms": time_of(step, device, pace), "peak_mib": peak}
+    return {"error": error, "layout": "NCHW", "time_ms": clock(step, 1, device, pace), "peak_mib": peak}
 
 
 def training_step(
@@ -333,7 +321,7 @@ def _unet_row(mixer: str, mode: str, size: int, batch: TaskBatch, options: dict[
             if not torch.allclose(captured.results["y"], want, rtol=0.1, atol=0.1):
                 return {"error": error, "note": "wrong: the graph does not repeat the eager call"}
             run = partial(_replay, captured.replay)
-        time = time_of(run, device, pace)
+        time = clock(run, 1, device, pace)
         if not best or time < best["time_ms"]:
             best = {"error": error, "layout": layout, "time_ms": time, "peak_mib": peak_of(run, captured, device)}
     return best
