@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chasm.common.files import write_atomic
+from chasm.common.files import write_bytes, write_text
 from chasm.data.files import reading, require_finite
 from chasm.data.limits import require_fits, require_regular
 from chasm.data.lines import refuse_gaps_along_partitions
@@ -51,10 +51,8 @@ def read_cfl(file: Path) -> np.ndarray:
 def write_cfl(array: np.ndarray, file: Path) -> None:
     """Write an array as NAME.cfl and NAME.hdr; missing dimensions have length 1."""
     sizes = (*array.shape, *[1] * (DIMENSIONS - array.ndim))
-    columns = np.asarray(array, np.complex64)
-    write_atomic(file.with_suffix(".cfl"), lambda p: p.write_bytes(columns.tobytes(order="F")))
-    text = "# Dimensions\n" + " ".join(map(str, sizes)) + "\n"
-    write_atomic(file.with_suffix(".hdr"), lambda p: p.write_text(text))
+    write_bytes(file.with_suffix(".cfl"), np.asarray(array, np.complex64).tobytes(order="F"))
+    write_text(file.with_suffix(".hdr"), "# Dimensions\n" + " ".join(map(str, sizes)) + "\n")
 
 
 def read_bart(file: Path) -> dict[str, KSpaceScan]:

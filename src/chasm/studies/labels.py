@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from chasm.studies.factors import DATASETS, HOSTS, SETTINGS
+from chasm.train.config import flat
 from chasm.train.yaml_text import parse_yaml
 
 # Keys of a recipe that read better in words than as "key value".
@@ -68,14 +69,7 @@ def _changes(overrides: Sequence[str], parts: Sequence[str]) -> dict[str, object
         key, _, text = override.partition("=")
         if key.partition(".")[0] in parts and key != "data.path":
             value = parse_yaml(text, override)
-            found |= _flat(key, value) if isinstance(value, dict) else {key: value}
-    return found
-
-
-def _flat(key: str, values: dict[str, object]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        found |= _flat(f"{key}.{name}", value) if isinstance(value, dict) else {f"{key}.{name}": value}
+            found |= flat(value, key)
     return found
 
 

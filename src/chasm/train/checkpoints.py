@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from chasm.common.files import json_safe, read_json, sync_folder, unwritable, write_atomic, write_json
+from chasm.models import sha256
 
 Tensors = dict[str, Tensor]
 RUN_FILES = ("config.yaml", "weights.safetensors", "log.csv", "log.jsonl", "nonfinite.jsonl", "examples.npz")
@@ -84,7 +85,7 @@ class Checkpoints:
         shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left an unfinished one
         try:
             save_tensors(partial / "state.safetensors", tensors)
-            digest = _sha256(partial / "state.safetensors")
+            digest = sha256(partial / "state.safetensors")
             content = json_safe({**record, "step": step, "sha256": digest})
             write_json(partial / "record.json", {**content, "record_sha256": _sha256_of(content)})
             shutil.rmtree(target, ignore_errors=True)  # a damaged checkpoint, or the same step from before
@@ -112,7 +113,7 @@ class Checkpoints:
                 record = read_json(folder / "record.json")
                 if record.pop("record_sha256") != _sha256_of(record):
                     raise ValueError("checksum of record.json differs")
-                if _sha256(folder / "state.safetensors") != record["sha256"]:
+                if sha256(folder / "state.safetensors") != record["sha256"]:
                     raise ValueError("checksum differs")
                 return load_file(folder / "state.safetensors"), record
             except (OSError, ValueError, KeyError) as e:
@@ -127,8 +128,3 @@ class Checkpoints:
 
 def _sha256_of(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()

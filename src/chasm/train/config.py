@@ -255,20 +255,25 @@ def differences(stored: RunConfig, wanted: RunConfig) -> str:
 
 def changes(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
     """List the keys in which two nested mappings differ, as `differences` does."""
-    a, b = _flat(stored), _flat(wanted)
+    a, b = flat(stored), flat(wanted)
     pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in dict.fromkeys((*a, *b))}
     return ", ".join(f"{k} (is {is_!r}, not {not_!r})" for k, (is_, not_) in pairs.items() if is_ != not_)
 
 
 def flat_config(config: RunConfig) -> dict[str, Any]:
     """Return every value of a config by its dotted key: "train.steps"."""
-    return _flat(config.model_dump(mode="json"))
+    return flat(config.model_dump(mode="json"))
 
 
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
+def flat(value: Any, place: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by their dotted keys.
+
+    >>> flat({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
     if not isinstance(value, dict):
         return {place: value}
-    return {k: v for key, item in value.items() for k, v in _flat(item, f"{place}.{key}".lstrip(".")).items()}
+    return {k: v for key, item in value.items() for k, v in flat(item, f"{place}.{key}".lstrip(".")).items()}
 
 
 def _sampling(options: Any) -> Sampling:

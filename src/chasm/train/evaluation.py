@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.common.files import write_atomic
+from chasm.common.files import write_atomic, write_bytes
 from chasm.common.precision import tf32
 from chasm.common.provenance import device_name
 from chasm.data import Slice, SliceDataset, collate
@@ -149,7 +149,7 @@ def save_examples(run: Run, data: SliceDataset, device: torch.device) -> None:
     arrays = {k: np.stack(v) for k, v in views.items()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays, slices=np.array(names))  # type: ignore[arg-type]
-    write_atomic(run.folder / "examples.npz", lambda p: p.write_bytes(buffer.getvalue()))
+    write_bytes(run.folder / "examples.npz", buffer.getvalue())
 
 
 def _save_picture(path: Path, views: list[np.ndarray]) -> None:
