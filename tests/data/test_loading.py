@@ -136,10 +136,16 @@ def test_resident_batches_equal_collated_slices(tmp_path: Path) -> None:
         assert (batch.case, batch.index, batch.source) == (expected.case, expected.index, expected.source)
     assert (len(kept), kept.cases, kept.split) == (len(data), data.cases, data.split)
     assert "proxy" in kept[0].source
+    assert kept.to_memory(dtype=torch.float16).images.dtype == torch.float16
 
 
-def test_photographs_that_change_are_not_kept_in_memory(tmp_path: Path) -> None:
+def test_resident_photographs_keep_their_values_in_8_bits(tmp_path: Path) -> None:
     write_photo(tmp_path / "train" / "a.png")
+    data = open_dataset("images", tmp_path, size=16, augment=False)
+    kept = data.to_memory(dtype=torch.uint8)
+    assert kept.images.dtype == torch.uint8
+    assert torch.equal(kept[0].image, data[0].image)
+    assert torch.equal(kept.batch([0]).image[0], data[0].image)
     with pytest.raises(DataError, match="augment=False"):
         open_dataset("images", tmp_path).to_memory()
 

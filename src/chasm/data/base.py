@@ -63,15 +63,19 @@ class SliceDataset(Dataset[Slice]):
     def set_epoch(self, epoch: int) -> None:
         """Prepare for an epoch. Only datasets with `fixed = False` use it."""
 
-    def to_memory(self, device: torch.device | str = "cpu") -> "Resident":
+    def to_memory(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Resident":
         """Read every slice once into tensors on a device.
+
+        Args:
+            device: where the tensors are kept.
+            dtype: of the images; default: as they are. `torch.uint8` suits photographs.
 
         Raises:
             DataError: when they would not fit into memory.
         """
         from chasm.data.resident import Resident
 
-        return Resident(self, device)
+        return Resident(self, device=device, dtype=dtype)
 
 
 class FileDataset(SliceDataset):
