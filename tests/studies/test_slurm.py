@@ -1,5 +1,7 @@
 """Cells as an array job: by submitit on this machine, which submits, watches and requeues as it does under SLURM."""
 
+from types import SimpleNamespace
+
 import pytest
 from test_running import TINY, broken, endless, job, wait_for
 
@@ -37,29 +39,54 @@ def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="needs sbatch and srun, which are not here"):
         next(on_slurm([job(tmp_path / "good")], tmp_path))
+    with pytest.raises(ValueError, match="--minutes 5 or more, got 2"):
+        next(on_slurm([job(tmp_path / "good")], tmp_path, minutes=2, cluster="local"))
     with pytest.raises(ValueError, match=r"whole GPUs, got --gpus 0\.5"):
         next(on_slurm([job(tmp_path / "good")], tmp_path, gpus=0.5, cluster="local"))
 
 
-def test_the_job_script_asks_for_what_was_asked(tmp_path, monkeypatch):
-    """With an sbatch of our own, which keeps the script it is given."""
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """SLURM's commands, as far as they are needed: sbatch keeps its script, and squeue lists tasks 1 and 2 of the job.
+
+    As on a cluster without accounting, sacct fails.
+    """
     pytest.importorskip("submitit")
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "sbatch").write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/script.sh\necho Submitted batch job 12\n')
-    for name in ("sacct", "srun"):
-        (tools / name).write_text("#!/bin/sh\nexit 0\n")
-    (tools / "scancel").write_text(f"#!/bin/sh\necho $@ >> {tmp_path}/cancelled\n")
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
+    scripts = {
+        "sbatch": f'cp "$1" {tmp_path}/script.sh\necho Submitted batch job 12',
+        "squeue": f"cat {tmp_path}/queue",
+        "scancel": f"echo $@ >> {tmp_path}/cancelled",
+        "sacct": "exit 1",
+        "srun": "exit 0",
+    }
+    for name, script in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    (tmp_path / "queue").write_text("12_1\n12_2\n")
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr("submitit.slurm.slurm.SlurmJob.done", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    cells = [job(tmp_path / str(i)) for i in range(3)]
-    with pytest.raises(KeyboardInterrupt):
-        list(on_slurm(cells, tmp_path / "slurm", at_once=2, cpus=4, gpus=1, minutes=240, partition="gpu"))
-    script = (tmp_path / "script.sh").read_text()
+    return tmp_path
+
+
+def test_the_job_script_asks_for_what_was_asked(cluster):
+    cells = [job(cluster / str(i)) for i in range(3)]
+    outcomes = on_slurm(cells, cluster / "slurm", at_once=2, cpus=4, gpus=1, minutes=240, partition="gpu")
+    next(outcomes)
+    outcomes.close()
+    script = (cluster / "script.sh").read_text()
     for line in ("--array=0-2%2", "--cpus-per-task=4", "--gpus-per-node=1", "--time=240", "--partition=gpu"):
         assert line in script
     assert "--signal=USR2@" in script
-    assert len((tmp_path / "cancelled").read_text().splitlines()) == 3
+    assert (cluster / "cancelled").read_text().split() == ["12_1", "12_2"]
+
+
+def test_a_task_that_left_the_queue_without_a_result_has_failed(cluster):
+    cells = [job(cluster / str(i)) for i in range(3)]
+    outcomes = on_slurm(cells, cluster / "slurm")
+    assert next(outcomes) == ("0", "failed")
+    assert "SLURM job 12_0 ended" in state(cluster / "0", TINY)[1]
+    (cluster / "queue").unlink()  # squeue fails: that says nothing about a task
+    assert not slurm._not_in_the_queue([SimpleNamespace(job_id="12_0")])
+    outcomes.close()

@@ -1,9 +1,11 @@
 """Run the cells of a study as an array job of SLURM. submitit writes the job script, submits it and watches it."""
 
+import getpass
 import math
 import shutil
+import subprocess
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from chasm.studies.worker import Job
 from chasm.train.config import RunConfig
 
 MAX_REQUEUES = 1000  # after time limits; a cell goes on where it was, so only a cell that never saves meets this
+MIN_MINUTES = 5  # a task is told to save 90 to 150 seconds before its limit, and needs some to start
 POLL_SECONDS = 5.0
 
 
@@ -39,12 +42,13 @@ def on_slurm(
         at_once: how many tasks run at the same time.
         cpus: CPUs of a task, and the number of its threads.
         gpus: GPUs of a task.
-        minutes: time limit of a task.
+        minutes: time limit of a task, 5 or more.
         partition: of the cluster; None for its default.
         cluster: "slurm"; "local" runs the tasks on this machine, for tests.
 
     Raises:
-        ValueError: if submitit or SLURM is not installed, or GPUs are not a whole number.
+        ValueError: if submitit or SLURM is not installed, GPUs are not a whole number, or the time limit leaves none to
+            work in.
     """
     try:
         import submitit
@@ -54,6 +58,8 @@ def on_slurm(
         raise ValueError("--slurm needs sbatch and srun, which are not here: run it on a login node of the cluster")
     if gpus != int(gpus):
         raise ValueError(f"SLURM gives whole GPUs, got --gpus {gpus:g}: several runs can share one with --at-once")
+    if minutes < MIN_MINUTES:
+        raise ValueError(f"expected --minutes {MIN_MINUTES} or more, got {minutes}: a task saves before its time limit")
     threads = max(1, math.ceil(cpus))
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=MAX_REQUEUES)
     executor.update_parameters(
@@ -66,9 +72,14 @@ def on_slurm(
         **({"slurm_partition": partition} if partition else {}),
     )
     waiting = dict(zip(executor.map_array(Cell(), jobs, [threads] * len(jobs)), jobs, strict=True))
+    absent: set[Any] = set()
     try:
         while waiting:
-            for task in [task for task in waiting if task.done()]:
+            gone = _not_in_the_queue(waiting) if cluster == "slurm" else {task for task in waiting if task.done()}
+            # A task that ends now may have left the queue before its result can be seen: it is looked for twice.
+            ended = [task for task in waiting if task.paths.result_pickle.exists() or task in gone & absent]
+            absent = gone
+            for task in ended:
                 job = waiting.pop(task)
                 yield job["key"], _outcome(job, task)
             time.sleep(POLL_SECONDS if waiting else 0)
@@ -97,6 +108,16 @@ class Cell:
             self.process.stop()
             self.process.end(time.monotonic() + MAX_SAVE_SECONDS)
         return DelayedSubmission(Cell(), job, threads)
+
+
+def _not_in_the_queue(tasks: Iterable[Any]) -> set[Any]:
+    """The tasks that neither wait nor run. The queue knows them on clusters without accounting, too."""
+    command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return set()  # the controller does not answer: ask again later
+    return {task for task in tasks if task.job_id not in listed}
 
 
 def _outcome(job: Job, task: Any) -> str:
