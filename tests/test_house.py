@@ -73,6 +73,8 @@ def test_public_names_are_importable() -> None:
 
 def test_packages_that_the_documents_name_need_no_import_of_their_own(first_use: dict[str, Any]) -> None:
     assert first_use["names"] == ["Backbone", "open_dataset"]
+    packages = {folder.parent.name for folder in (ROOT / "src/chasm").glob("*/__init__.py")}
+    assert packages - {"cli"} == chasm._PACKAGES
     for name in chasm._PACKAGES:
         assert getattr(chasm, name).__name__ == f"chasm.{name}"
 

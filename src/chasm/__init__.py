@@ -33,8 +33,11 @@ _PUBLIC = {
     "load_model": "chasm.train.run",
 }
 
-# Packages that are there as `chasm.data` and so on without an import of their own.
-_PACKAGES = {"backbones", "data", "mixers", "mri", "ops", "reconstruct", "studies", "surgery", "tasks", "train"}
+# Packages that are there as `chasm.data` and so on without an import of their own: all but the command line.
+_PACKAGES = {
+    *("app", "backbones", "bench", "common", "data", "interop", "mixers", "models", "mri", "ops", "publish"),
+    *("reconstruct", "studies", "surgery", "tasks", "train"),
+}
 
 __all__ = ["__version__", *_PUBLIC]
 

@@ -17,9 +17,7 @@ H, W, COILS = 12, 10, 3
 @pytest.fixture(scope="module")
 def both() -> SimpleNamespace:
     deepinv = library("deepinv")
-    from chasm.interop import deepinv as bridge
-
-    return SimpleNamespace(theirs=deepinv, ours=bridge)
+    return SimpleNamespace(theirs=deepinv, ours=chasm.interop.deepinv)
 
 
 def mask(batch: int = 1) -> Tensor:

@@ -39,6 +39,7 @@ def test_convnet_by_name_type_and_function():
         ("body.*[02]", ["body.0", "body.2"]),
         (nn.AvgPool2d, ["token_mixer"]),
         ((nn.AvgPool2d, nn.ReLU), ["token_mixer", "body.1"]),
+        (["token_mixer", nn.ReLU], ["token_mixer", "body.1"]),
         (lambda name, m: isinstance(m, nn.Conv2d) and m.in_channels == m.out_channels, ["body.0", "body.2"]),
     ]:
         model = swap(MapNet(), select, "gfnet", example=x)
@@ -274,6 +275,11 @@ def test_nothing_matched_says_what_there_is():
         ("token_mixer", {"example": IMAGE, "mixer": "gfnt"}, "did you mean 'gfnet'"),
         ("token_mixer", {"example": IMAGE, "blocks": 3}, "no option 'blocks'"),
         ("token_mixer", {"example": IMAGE, "mixer": Double, "blocks": 3}, "go with a mixer's name"),
+        ("token_mixer", {"example": IMAGE, "mixer": nn.Identity()}, "got one Identity, and every place needs its own"),
+        ("token_mixer", {"example": IMAGE, "mixer": 3}, "expected a name, a class or a function .*, got 3"),
+        ("token_mixer", {"example": IMAGE, "mixer": lambda c, size: None}, "returned NoneType for 'token_mixer'"),
+        (nn.Identity(), {"example": IMAGE}, "expected a pattern of names, a type or a list of these, got Identity"),
+        ([3], {"example": IMAGE}, "expected a pattern .*, got int"),
     ],
 )
 def test_errors(select, options, message):

@@ -37,7 +37,7 @@ from chasm.surgery.grids import (
 from chasm.surgery.probe import call, evaluating
 from chasm.surgery.swapped import Call, Swapped, SwapPoint, call_names, probe
 
-Select = str | type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
+Select = str | type[nn.Module] | Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 LAYOUTS = ("auto", "channels_first", "channels_last", "tokens")
 # Layers by which the layout of the module that contains them can be told.
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
@@ -71,8 +71,8 @@ def swap(
 
     Args:
         model: the network.
-        select: which modules to replace: a module type or a tuple of them, a shell-style pattern for module names
-            ("blocks.*.attn"), or a function (name, module) -> bool.
+        select: which modules to replace: a module type, a shell-style pattern for module names ("blocks.*.attn"), a
+            list of these, or a function (name, module) -> bool.
         mixer: a registered name or a class of mixers, built with `options`; or a function (channels, size) ->
             nn.Module, whose result is used as it is.
         example: an input of the network: a tensor, a tuple of arguments, or a dictionary of keyword arguments. One
@@ -116,6 +116,12 @@ def swap(
         raise ValueError(f"unknown layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     if ndim not in (None, 1, 2, 3):
         raise ValueError(f"ndim={ndim!r}: expected 1, 2 or 3 spatial axes")
+    if isinstance(mixer, nn.Module):
+        raise ValueError(
+            f"mixer: got one {type(mixer).__name__}, and every place needs its own: give a name and its options"
+        )
+    if not isinstance(mixer, str) and not callable(mixer):
+        raise ValueError(f"mixer: expected a name, a class or a function (channels, size) -> module, got {mixer!r}")
     if isinstance(mixer, type) and issubclass(mixer, Mixer):
         mixer = MIXERS.name_of(mixer)
     if not isinstance(mixer, str) and options:
@@ -162,7 +168,9 @@ def _warn_if_blind(model: nn.Module, example: Any) -> None:
 def _build(mixer: Any, point: SwapPoint, host_residual: bool, options: dict[str, Any], name: str) -> nn.Module:
     """The mixer for one place."""
     if not isinstance(mixer, str):
-        new: nn.Module = mixer(point.channels, point.size)
+        new = mixer(point.channels, point.size)
+        if not isinstance(new, nn.Module):
+            raise ValueError(f"mixer: the function returned {type(new).__name__} for {name!r}: return a module")
         return new
     if "ndim" in MIXERS.options(mixer):
         options = {"ndim": point.ndim, **options}
@@ -282,13 +290,7 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
     modules = {name: m for name, m in model.named_modules(remove_duplicate=False) if name}
     chosen: dict[str, nn.Module] = {}
     for name, module in modules.items():
-        if isinstance(select, str):
-            hit = fnmatchcase(name, select)
-        elif isinstance(select, type | tuple):
-            hit = isinstance(module, select)
-        else:
-            hit = select(name, module)
-        if hit and not any(name.startswith(f"{outer}.") for outer in chosen):
+        if _is_selected(select, name, module) and not any(name.startswith(f"{outer}.") for outer in chosen):
             chosen[name] = module
     if not chosen:
         close = get_close_matches(select, modules, n=3, cutoff=0.5) if isinstance(select, str) else []
@@ -299,6 +301,19 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
         if isinstance(module, nn.TransformerEncoderLayer):
             raise ValueError(f"{name!r} is a whole transformer layer: select its attention, '{name}.self_attn'")
     return chosen
+
+
+def _is_selected(select: Select, name: str, module: nn.Module) -> bool:
+    """Whether a module is one of those to replace."""
+    if isinstance(select, str):
+        return fnmatchcase(name, select)
+    if isinstance(select, type):
+        return isinstance(module, select)
+    if isinstance(select, list | tuple):
+        return any(_is_selected(one, name, module) for one in select)
+    if isinstance(select, nn.Module) or not callable(select):
+        raise ValueError(f"select: expected a pattern of names, a type or a list of these, got {type(select).__name__}")
+    return select(name, module)
 
 
 def _first_few(names: list[str]) -> str:
