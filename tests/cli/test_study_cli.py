@@ -69,6 +69,7 @@ def test_show_prints_the_cost(chasm_study, monkeypatch):
     found = chasm_study("show", "basis", "--gpus", 2, "--set", "train.steps=10")
     assert "5 runs, 50 steps" in found.output
     assert "50 device-hours; 25 hours on 2 devices" in found.output
+    assert "chasm: 3600.0 s a step" in found.output
 
 
 def test_run_then_status(chasm_study, tmp_path):

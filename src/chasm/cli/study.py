@@ -260,12 +260,12 @@ def _show_cost(plan: Any, gpus: int, limit: float) -> None:
     typer.echo(f"\nCost, timed on {cost.device}:")
     for (setting, host, arm), p in cost.probes.items():
         mark = "" if p.measured else "  (assumed)"
-        typer.echo(
-            f"  {setting} {host} {arm}: {1000 * p.step:.1f} ms a step, {p.parameters / 1e6:.2f}M parameters{mark}"
-        )
+        step = f"{1000 * p.step:.1f} ms" if p.step < 1 else f"{p.step:.1f} s"
+        typer.echo(f"  {setting} {host} {arm}: {step} a step, {p.parameters / 1e6:.2f}M parameters{mark}")
     steps = "steps unknown" if cost.steps is None else counted(cost.steps, "step")
     typer.echo(f"{counted(cost.runs, 'run')}, {steps}, {cost.disk / 2**30:.2f} GiB of disk")
     if cost.hours is not None and cost.wall_hours is not None:
-        typer.echo(f"{cost.hours:.3g} device-hours; {cost.wall_hours:.3g} hours on {counted(gpus, 'device')}")
+        hours = [f"{h:,.0f}" if h >= 1000 else f"{h:.3g}" for h in (cost.hours, cost.wall_hours)]
+        typer.echo(f"{hours[0]} device-hours; {hours[1]} hours on {counted(gpus, 'device')}")
     for note in cost.notes:
         typer.echo(f"note: {note}")

@@ -33,7 +33,7 @@ class FoundRows:
 
     Args:
         rows: in order of preference.
-        left_out: studies that could not be read, and why.
+        left_out: studies that could not be read or do not belong in the paper's tables, and why.
     """
 
     def __init__(self, rows: Sequence[FoundRow], left_out: Sequence[str] = ()) -> None:
@@ -54,9 +54,10 @@ class FoundRows:
 
 
 def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRows:
-    """Read the finished runs of all studies in some folders, but for those with other data or another host (--set).
+    """Read the finished runs of all studies in some folders.
 
-    A study with a mixer of a --with file that is not loaded is left out, and named.
+    Studies that ran with other data, tasks, hosts or mixers (--set) are not what the paper's tables are about. They are
+    left out and named, and so is a study with a mixer of a --with file that is not loaded.
 
     Args:
         folders: as given to `chasm study run --out`. Where two have the same run, the first one counts.
@@ -78,10 +79,11 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
             except UnknownArmError as e:
                 left_out.append(str(e))
                 continue
-            if plan.own_parts:  # other data or another host: not what the paper's tables are about
-                continue
             results = collect(plan, root)
-            rows += [FoundRow(name, row, results.runs_of(row), root) for row in results.rows]
+            if not plan.own_parts:
+                rows += [FoundRow(name, row, results.runs_of(row), root) for row in results.rows]
+            elif results.rows:
+                left_out.append(f"{name} in {root}, which ran with --set {' --set '.join(plan.own_parts)}")
     return FoundRows(rows, left_out)
 
 

@@ -1,19 +1,22 @@
 """The paper's tables with our runs in them: in its layout, as LaTeX and CSV, with a dash where a run is missing."""
 
 import csv
+import html
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finished_runs import GAINS, fill
+from finished_runs import GAINS, fill, fill_plan
 from typer.testing import CliRunner
 
 from chasm.cli.app import app
 from chasm.studies import paper
 from chasm.studies.plan import load_plan, make_plan, part_of, save_plan
-from chasm.studies.report import sections, write_paper_page
+from chasm.studies.report import sections, write_paper_page, write_report
 from chasm.studies.report.exports import SHRUNK
 from chasm.studies.results import collect
 
@@ -126,6 +129,35 @@ def test_figures_are_files_and_their_gaps_are_named(out: Path) -> None:
     assert 'href="table-1.tex"' in page
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_phone_shows_small_tables_whole_and_lets_wide_ones_scroll(out: Path, tmp_path: Path) -> None:
+    probe = (
+        "<script>onload = () => parent.postMessage(JSON.stringify({width: innerWidth,"
+        "over: document.documentElement.scrollWidth - innerWidth,"
+        "cut: Object.fromEntries([...document.querySelectorAll('h3 + .wide')].map(box =>"
+        "[box.previousElementSibling.textContent.slice(0, 11), box.scrollWidth - box.clientWidth])),"
+        "scrolls: [...document.querySelectorAll('.wide')].every(box => getComputedStyle(box).overflowX === 'auto')"
+        "}), '*');</script></body>"
+    )
+    (tmp_path / "page.html").write_text((out / "paper.html").read_text().replace("</body>", probe))
+    frame = tmp_path / "phone.html"  # a window of Chromium cannot be as narrow as a phone
+    frame.write_text(
+        '<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe>'
+        "<script>onmessage = e => { document.title = e.data; };</script>"
+    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", frame.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r"<title>(\{.*?\})</title>", dom)
+    assert found is not None
+    seen = json.loads(html.unescape(found.group(1)))
+    assert seen["width"] == 390
+    assert seen["over"] <= 0
+    assert seen["scrolls"]
+    assert [seen["cut"][f"Table 3 ({part})"] for part in "abc"] == [0, 0, 0]
+    assert seen["cut"]["Table 1. CC"] > 0
+
+
 def test_a_folder_without_studies_gives_the_paper_alone(tmp_path: Path) -> None:
     page, runs = write_paper_page([tmp_path], tmp_path / "out")
     assert runs == 0
@@ -142,6 +174,17 @@ def test_a_study_with_a_mixer_that_is_not_loaded_is_left_out_and_named(tmp_path:
     assert "unknown arm or mixer 'mine'" in page.with_suffix(".md").read_text()
     with pytest.raises(ValueError, match=r"--with FILE.py\)$"):
         load_plan(tmp_path, "axes")
+
+
+def test_a_study_on_other_data_is_left_out_and_named(tmp_path: Path) -> None:
+    plan = part_of(make_plan("basis", "tiny", overrides=["data.options.content=photos"]), ["arm=chasm"])
+    save_plan(plan, tmp_path)
+    fill_plan(plan, tmp_path, "embedded photos", size=24)
+    page, runs = write_paper_page([tmp_path], tmp_path / "out")
+    text = page.with_suffix(".md").read_text()
+    assert runs == 0
+    assert "No study with finished runs for these tables" in text
+    assert f"Left out: basis in {tmp_path}, which ran with --set data.options.content=photos" in text
 
 
 def test_runs_under_other_settings_are_said(tmp_path: Path) -> None:
@@ -196,3 +239,14 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code != 0
         assert words in result.output + result.stderr
+
+
+def test_nothing_is_said_of_the_papers_numbers_where_none_are_shown(tmp_path: Path) -> None:
+    part = ["data.options.part=knee_stanford_pdfs"]
+    plan = make_plan("seeds-basis", scale="proxy", paths={"proxy": "bundle"}, seeds=[0], overrides=part)
+    fill_plan(plan, tmp_path, "proxy knee_stanford_pdfs", size=24)
+    text = write_report(collect(plan, tmp_path), tmp_path / "out", root=tmp_path).with_suffix(".md").read_text()
+    assert "Proxy data" in text
+    assert "the paper's numbers" not in text
+    assert "## knee stanford pdfs ×8, proxy data, HiFi-Mamba" in text
+    assert "| spectral step size | ×30 the learning rate |" in text  # CHASM's own, which is no part of the optimiser

@@ -30,11 +30,11 @@ def facts(results: Results) -> list[str]:
 def notices(results: Results) -> list[str]:
     """Return what a reader must know before any number."""
     found, kind = [], results.data_kind()
-    titles = ", ".join(setting.title for setting in results.settings.values())
     if kind == "proxy data":
+        beside = "; the paper's numbers beside them are, so compare orders and signs, not levels"
         found.append(
-            f"Proxy data: small public images stand in for the datasets of {titles}. These are not results on those "
-            "datasets; the paper's numbers beside them are, so compare orders and signs, not levels."
+            "Proxy data: small public images in place of the paper's datasets. These are not results on those "
+            f"datasets{beside if any(row.paper for row in results.rows) else ''}."
         )
     elif kind == "embedded data":
         found.append(
@@ -283,7 +283,7 @@ def protocol(results: Results) -> Section | None:
             continue
         config, metrics = runs[0].config, runs[0].result
         training = {k: v for k, v in config.train.model_dump().items() if v is not None and k != "spectral_multiplier"}
-        multipliers = sorted({run.config.train.spectral_multiplier for run in runs if run.config})
+        multipliers = sorted({run.multiplier for run in runs if run.multiplier is not None})
         lines = {
             "data": f"{config.data.name} {text.options_text(config.data.options)}",
             "source": f"{metrics.source}{' (proxy)' if metrics.proxy else ''}",
@@ -293,7 +293,7 @@ def protocol(results: Results) -> Section | None:
             "metric protocol": f"{metrics.protocol}: {metrics.meaning}",
             "host": f"{config.backbone.name} {text.options_text(config.backbone.options)}",
             "training": text.options_text(training),
-            "spectral step size": ", ".join(f"×{m:g}" for m in multipliers) + " the learning rate",
+            "spectral step size": ", ".join(f"×{m:g}" for m in multipliers) + " the learning rate" * bool(multipliers),
             "selection": "best validation score; the test split is read once, at the end",
         }
         rows = [TableRow([TableCell(k), TableCell(v)]) for k, v in lines.items() if v.strip()]

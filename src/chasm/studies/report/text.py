@@ -80,8 +80,12 @@ def thousands(n: int | None) -> str:
 
 
 def giga(n: float | None) -> str:
-    """Return a number in units of 1e9."""
-    return UNKNOWN if n is None else f"{n / 1e9:.3g}"
+    """Return a number in units of 1e9, with three digits.
+
+    >>> giga(3.8e6), giga(28.2e9), giga(119.6e9), giga(0)
+    ('0.00380', '28.2', '120', '0')
+    """
+    return UNKNOWN if n is None else f"{n / 1e9:#.3g}".removesuffix(".") if n else "0"
 
 
 def duration(seconds: float | None) -> str:
