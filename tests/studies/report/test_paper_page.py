@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from finished_runs import GAINS, fill, fill_plan
@@ -129,33 +130,48 @@ def test_figures_are_files_and_their_gaps_are_named(out: Path) -> None:
     assert 'href="table-1.tex"' in page
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_phone_shows_small_tables_whole_and_lets_wide_ones_scroll(out: Path, tmp_path: Path) -> None:
+def in_a_window(page: Path, width: int, folder: Path) -> dict[str, Any]:
+    """How far the page, and each table below its heading, are wider than their place in headless Chromium."""
     probe = (
         "<script>onload = () => parent.postMessage(JSON.stringify({width: innerWidth,"
         "over: document.documentElement.scrollWidth - innerWidth,"
-        "cut: Object.fromEntries([...document.querySelectorAll('h3 + .wide')].map(box =>"
-        "[box.previousElementSibling.textContent.slice(0, 11), box.scrollWidth - box.clientWidth])),"
+        "cut: Object.fromEntries([...document.querySelectorAll('.wide:has(table)')].map(box =>"
+        "[box.previousElementSibling.textContent, box.scrollWidth - box.clientWidth])),"
         "scrolls: [...document.querySelectorAll('.wide')].every(box => getComputedStyle(box).overflowX === 'auto')"
         "}), '*');</script></body>"
     )
-    (tmp_path / "page.html").write_text((out / "paper.html").read_text().replace("</body>", probe))
-    frame = tmp_path / "phone.html"  # a window of Chromium cannot be as narrow as a phone
+    (folder / "page.html").write_text(page.read_text().replace("</body>", probe))
+    frame = folder / "frame.html"  # a window of Chromium itself cannot be as narrow as a phone
     frame.write_text(
-        '<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe>'
+        f'<iframe src="page.html" style="width: {width}px; height: 800px; border: 0"></iframe>'
         "<script>onmessage = e => { document.title = e.data; };</script>"
     )
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     command = ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", frame.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = re.search(r"<title>(\{.*?\})</title>", dom)
     assert found is not None
-    seen = json.loads(html.unescape(found.group(1)))
-    assert seen["width"] == 390
+    seen: dict[str, Any] = json.loads(html.unescape(found.group(1)))
+    assert seen["width"] == width
     assert seen["over"] <= 0
     assert seen["scrolls"]
-    assert [seen["cut"][f"Table 3 ({part})"] for part in "abc"] == [0, 0, 0]
-    assert seen["cut"]["Table 1. CC"] > 0
+    return seen
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_phone_shows_small_tables_whole_and_lets_wide_ones_scroll(out: Path, tmp_path: Path) -> None:
+    cut = in_a_window(out / "paper.html", 390, tmp_path)["cut"]
+    assert [n for title, n in cut.items() if title.startswith("Table 3")] == [0, 0, 0]
+    assert next(n for title, n in cut.items() if title.startswith("Table 1")) > 0
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_desktop_shows_every_table_whole(out: Path, tmp_path: Path) -> None:
+    assert not any(in_a_window(out / "paper.html", 1280, tmp_path)["cut"].values())
+    results = collect(load_plan(out.parent / "b", "random-mask"), out.parent / "b")
+    cut = in_a_window(write_report(results, tmp_path / "report"), 1280, tmp_path)["cut"]
+    assert cut["Random-mask falsification"] == 0
+    assert not any(cut.values())
 
 
 def test_a_folder_without_studies_gives_the_paper_alone(tmp_path: Path) -> None:
