@@ -193,7 +193,7 @@ _LIST = [
                           "spectformer-dense", "chasm")),), {},
     ),
     Study(
-        "resolution", "Trained at 128 x 128, tested at 256 x 256 and 320 x 320", _OURS,
+        "resolution", "Trained on small images, tested at 2 and 2.5 times their size", _OURS,
         "Which mixers carry over to images of other sizes without training again?",
         (Grid(("cc359-x8-128", "fastmri-x8-128"), HIFI, ALL),), {}, sizes=(256, 320),
     ),
