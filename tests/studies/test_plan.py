@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from chasm.common import extensions
 from chasm.common.extensions import load
 from chasm.mixers import MIXERS
-from chasm.studies import STUDIES, Grid, collect, load_plan, make_plan, register_study
+from chasm.studies import STUDIES, Grid, collect, list_studies, load_plan, make_plan, register_study
 from chasm.studies.agreement import FACTORS
 from chasm.studies.factors import ARMS, DATASETS, HOSTS, MULTIPLIERS, SETTINGS, get_arm
 from chasm.studies.plan import PROTOCOLS, missing_paths, part_of, save_plan
@@ -322,6 +323,22 @@ def test_a_study_of_ones_own_with_its_host_setting_and_arm(own_names, tmp_path):
         register_study(STUDIES["mine"], hosts={"vit": HOSTS["small"]})
     with pytest.raises(ValueError, match="unknown setting 'cc359-x9': did you mean"):
         register_study(replace(STUDIES["mine"], name="other", grids=(Grid(("cc359-x9",), ("vit",), ("chasm",)),)))
+
+
+def test_a_study_of_an_installed_package_is_listed_and_planned(own_names, tmp_path, monkeypatch):
+    info = tmp_path / "study_pack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: study-pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[chasm.studies]\npacked = study_pack\n")
+    (tmp_path / "study_pack.py").write_text(
+        "from chasm.studies import Grid, Study, register_study\n"
+        "grid = Grid(('cc359-x8',), ('vit',), ('chasm(bins=3)',))\n"
+        "register_study(Study('packed', 'Packed', 'not in the paper', 'Which?', (grid,), {}))\n"
+    )
+    monkeypatch.setattr(extensions, "_plugins", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "packed" in [study.name for study in list_studies()]
+    assert [run.key for run in make_plan("packed").runs] == ["cc359-x8.vit.chasm(bins=3).m30.s0"]
 
 
 def test_the_resolution_study_trains_small_and_declares_where_it_is_tested():
