@@ -235,6 +235,7 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     markdown = page.with_suffix(".md").read_text()
     assert "Embedded data" in markdown
     assert "| paper" not in markdown
+    assert "×1, ×30 the learning rate" in markdown  # CHASM brings its own
     assert r"| $^$ \<b> \*x\* |" in markdown
     assert r"# A \<demo> & more" in markdown
 

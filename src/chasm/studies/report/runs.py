@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chasm.mixers import MIXERS
 from chasm.studies.comparisons import compare, per_seed
 from chasm.studies.records import ArmInfo, ArmResult, Metrics, Results, RunRecord, SettingInfo, StudyInfo
 from chasm.studies.results import read_environment, references_of, score_over
@@ -76,7 +77,7 @@ def _record(label: str, folder: Path) -> RunRecord:
         setting=setting,
         host=host,
         arm=ARM_NAMES.get(label.lower(), label.lower()),
-        multiplier=config.train.spectral_multiplier if config else None,
+        multiplier=_spectral_step(config) if config else None,
         seed=metrics.seed,
         folder=str(folder),  # absolute: joined to any root it stays what it is
         status="done",
@@ -84,6 +85,15 @@ def _record(label: str, folder: Path) -> RunRecord:
         environment=read_environment(folder / "environment.json"),
         metrics=metrics,
     )
+
+
+def _spectral_step(config: RunConfig) -> float | None:
+    """Return the step size of the spectral parameters over the learning rate; None if the mixer is not known here."""
+    name, options = config.mixer.name, config.mixer.options
+    if name not in MIXERS.list():
+        return None
+    default = MIXERS.get(name).default_step_scale or 1.0  # type: ignore[attr-defined]
+    return config.train.spectral_multiplier * float(options.get("step_scale", default))
 
 
 def _place(config: RunConfig, metrics: Metrics) -> tuple[str, str]:
