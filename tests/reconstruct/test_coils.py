@@ -119,6 +119,25 @@ def test_maps_of_a_file(tmp_path: Path, suffix: str) -> None:
     assert error(maps=file) < error()
 
 
+@pytest.mark.parametrize("factor", [1e5, 0.01])
+def test_the_scale_of_maps_of_a_file_does_not_matter(tmp_path: Path, factor: float) -> None:
+    """The image stays in the units of the data, and so do its scores."""
+    k = writers.centred_fft(coil_images(2)).astype(np.complex64)
+    write_scan(KSpaceScan(k, (48, 40)), tmp_path / "scan.mrd")
+
+    def run(maps: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+        np.save(tmp_path / "maps.npy", maps)
+        settings = {"maps": tmp_path / "maps.npy", "acceleration": 3}
+        found = reconstruct(tmp_path / "scan.mrd", "tv", tmp_path / "out.h5", **settings)
+        with h5py.File(tmp_path / "out.h5") as f:
+            return f["reconstruction"][:], found.volumes[0].scores
+
+    image, scores = run(true_maps())
+    scaled, scaled_scores = run(np.complex64(factor) * true_maps())
+    np.testing.assert_allclose(scaled, image, rtol=1e-3, atol=1e-4 * image.max())
+    assert scaled_scores == pytest.approx(scores, rel=1e-3)
+
+
 def test_virtual_coils(tmp_path: Path) -> None:
     images = coil_images(1, 6)
     mixing = np.linalg.qr(np.random.default_rng(0).standard_normal((12, 6)))[0]

@@ -24,7 +24,8 @@ class CoilModel:
 
     Args:
         maps: "lowres" (low-resolution images divided by their root-sum-of-squares), "espirit", or a file: BART's .cfl,
-            or .npy with the axes (coils, H, W), (slices, coils, H, W) or (slices, sets, coils, H, W).
+            or .npy with the axes (coils, H, W), (slices, coils, H, W) or (slices, sets, coils, H, W). Maps of a file
+            are scaled to a largest root-sum-of-squares of 1, so that images are in the units of the data.
         sets: how many sets of maps ESPIRiT makes.
         compress: the number of virtual coils; None for all that there are.
 
@@ -120,7 +121,9 @@ def _read(path: Path) -> np.ndarray:
         array = stored.reshape(h, w, partitions, coils, sets, slices)
         array = array.transpose(2, 5, 4, 3, 0, 1).reshape(partitions * slices, sets, coils, h, w)
     require_fits(path, "maps", array.shape, array.itemsize)
-    return require_single(np.asarray(array), path, "maps")
+    maps = require_single(np.asarray(array), path, "maps")
+    largest = float(np.sqrt(np.square(np.abs(maps), dtype=np.float64).sum(2).max(initial=0)))
+    return maps / np.float32(largest) if largest > 0 else maps
 
 
 def _calibration(mask: Mask) -> tuple[int, int]:
