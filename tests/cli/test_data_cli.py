@@ -133,6 +133,24 @@ def test_check_guesses_the_format(tmp_path: Path) -> None:
     assert told.output.startswith("folder at ")
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_check_asks_for_the_axes_of_kspace(tmp_path: Path, suffix: str) -> None:
+    """Coils are not taken for slices of complex images."""
+    images = np.random.default_rng(0).random((8, 32, 20)) * np.hanning(32)[:, None] * np.hanning(20) + 0j
+    k = np.fft.fftshift(np.fft.fft2(images), axes=(-2, -1))
+    for array, guess in ((images, "folder"), (k, "kspace"), (k[None], "kspace")):
+        file = tmp_path / f"a{suffix}"
+        np.save(file, array) if suffix == ".npy" else np.savez(file, array)
+        result = runner.invoke(app, ["data", "check", str(file)])
+        assert result.output.startswith(f"{guess} (guessed; --as names another) at "), result.output
+        assert result.exit_code == (3 if guess == "kspace" else 0)
+        assert ("say" in result.output) == (guess == "kspace")
+        axes = "axes=CHW" if array.ndim == 3 else "axes=SCHW"
+        told = runner.invoke(app, ["data", "check", str(file), "--as", "kspace", "-O", axes])
+        assert told.exit_code == 0
+        assert " (8, 32, 20) " in told.output
+
+
 def test_convert_between_formats(tmp_path: Path) -> None:
     write_fastmri(tmp_path / "a.h5", slices=2, coils=3, size=(24, 16), recon=12, fov=(24, 24, 5))
 

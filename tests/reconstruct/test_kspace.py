@@ -95,8 +95,14 @@ def test_the_axes_of_an_array_are_asked_for(tmp_path: Path) -> None:
     found = call(*words, "--as", "kspace", "-O", "axes=CHW")
     assert "read as: array k-space of 8 coils, fully sampled (1 slice, 48 x 40)" in found.output
     np.save(tmp_path / "scan.npy", np.load(tmp_path / "scan.npy").transpose(2, 0, 1)[..., None])
-    again = call(*words, "--as", "kspace", "-O", "axes=wchs")
+    again = call(*words, "-O", "axes=wchs")  # only k-space has axes
     assert again.output.replace("; replaced an earlier file", "") == found.output
+    with h5py.File(tmp_path / "scan.h5", "w") as f:
+        f["data"] = np.load(tmp_path / "scan.npy")
+    refused = call(tmp_path / "scan.h5", *words[1:])
+    assert "missing; the file has data (name the axes of an array: -O axes=SCHW)" in refused.output
+    again = call(tmp_path / "scan.h5", *words[1:], "-O", "axes=WCHS")
+    assert again.output.replace("; replaced an earlier file", "") == found.output.replace("scan.npy", "scan.h5")
 
 
 @pytest.mark.usefixtures("no_picture")

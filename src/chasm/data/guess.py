@@ -1,4 +1,4 @@
-"""Which dataset a path is, from the files that lie there. Only a few headers are read."""
+"""Which dataset a path is, from the files that lie there. Only a few headers and one array are read."""
 
 import os
 from collections.abc import Iterator
@@ -6,12 +6,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from chasm.data.arrays import KEYS
 from chasm.data.base import existing
-from chasm.data.files import reading
+from chasm.data.files import open_npy, reading
+from chasm.data.filled import looks_like_kspace
 from chasm.data.formats import format_of
 from chasm.data.kspace import HDF5, kspace_format
-from chasm.data.limits import open_picture
+from chasm.data.limits import open_picture, read_npz
 from chasm.data.records import fault
 
 MAX_FILES = 5000  # looked at in a folder: a download may have millions
@@ -34,7 +37,7 @@ def guess_dataset(path: str | Path) -> str:
         ("hdf5", _hdf5),
         (".cfl", lambda file: "kspace"),
         (".dat", lambda file: "kspace"),
-        (".npy", lambda file: "cc359" if kspace_format(file) == "CC359" else "folder"),
+        (".npy", _npy),
         (".npz", _npz),
         (".nii", lambda file: "brats" if any(f.name.endswith(_SEGMENTED) for f in files) else "folder"),
         (".dcm", lambda file: "folder"),
@@ -68,10 +71,26 @@ def _hdf5(file: Path) -> str:
     return names.get(kspace_format(file), "")
 
 
+def _npy(file: Path) -> str:
+    if kspace_format(file) == "CC359":
+        return "cc359"
+    return "kspace" if _holds_kspace(open_npy(file)) else "folder"
+
+
 def _npz(file: Path) -> str:
     with reading(file, "archive"), np.load(file, allow_pickle=False) as archive:
-        bundled = any(key.endswith(("_images_dx", "_offsets")) or key == "siat_lo" for key in archive.files)
-    return "proxy" if bundled else "folder"
+        if any(key.endswith(("_images_dx", "_offsets")) or key == "siat_lo" for key in archive.files):
+            return "proxy"
+        key = next((key for key in KEYS if key in archive.files), None)
+        return "kspace" if key is not None and _holds_kspace(read_npz(file, archive, key)) else "folder"
+
+
+def _holds_kspace(array: np.ndarray) -> bool:
+    """True if complex values look like k-space in the middle of the first axis. Images have no fourth dimension."""
+    if array.dtype.kind != "c" or array.ndim < 2 or not array.size:
+        return False
+    middle = array if array.ndim == 2 else array[len(array) // 2]
+    return array.ndim > 3 or looks_like_kspace(torch.from_numpy(np.array(middle, dtype=np.complex64)))
 
 
 def _png(file: Path) -> str:

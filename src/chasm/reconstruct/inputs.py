@@ -12,8 +12,9 @@ from chasm.common.text import counted
 from chasm.data import CC359, FastMRI, FileDataset, Folder, KSpace, KSpaceDataset, RawSlice, fault, open_dataset
 from chasm.data.fastmri import STORED, column_mask
 from chasm.data.files import H5Files, h5_field, h5_names, h5_slice
-from chasm.data.filled import between, is_filled, looks_like_kspace
+from chasm.data.filled import between, is_filled
 from chasm.data.formats import FORMATS, is_readable
+from chasm.data.guess import guess_dataset
 from chasm.data.kspace import HDF5, kspace_format
 from chasm.mri import Mask, mask_from_array
 from chasm.reconstruct.columns import filled_columns, measured_columns
@@ -107,17 +108,18 @@ def open_scan(
         images: options of the reader of images, where `options` does not give others.
         whole: whether fully sampled k-space is reconstructed as it was measured, and not undersampled first.
     """
-    form = _format(path)
+    options = dict(options or {})
+    kind = "kspace" if kind is None and "axes" in options else kind
+    form = _format(path, kind)
     if form != "folder" and kind == "image":
         raise ValueError(f"{path}: holds k-space, not images: leave out --as image")
-    options = dict(options or {})
     if options and form not in ("folder", "kspace"):
         raise ValueError(f"{path}: this format takes no option {next(iter(options))!r}: leave it out")
     if form == "fastmri":
         scan = _open_fastmri(path, phase, target, mask, whole)
     elif form == "cc359":
         scan = _open_cc359(path, phase, mask, whole)
-    elif form == "kspace" or kind == "kspace":
+    elif form == "kspace" or kind == "kspace":  # a folder of arrays, too
         scan = _open_kspace(path, phase, mask, options, whole)
     else:
         scan = _open_folder(path, kind, {**(images or {}), **options})
@@ -145,20 +147,22 @@ def reader_options(run: Run) -> dict[str, Any]:
     }
 
 
-def _format(path: Path) -> str:
+def _format(path: Path, kind: str | None) -> str:
     """Return "fastmri", "cc359" or "kspace" for k-space in a format that says what it is, else "folder"."""
     if path.is_dir():
         files = [file for file in path.rglob("*") if file.is_file()]
         raw = any(file.suffix.lower() in (".cfl", ".dat", ".mrd") for file in files)
         return "kspace" if raw and not any(map(is_readable, files)) else "folder"
-    kind = kspace_format(path)
-    if kind == "array" and path.suffix.lower() in HDF5:
+    found = kspace_format(path)
+    if found == "array" and path.suffix.lower() in HDF5:
+        if kind == "kspace":
+            return "kspace"
         files_ = H5Files()
         names = ", ".join(h5_names(files_[path], path)) or "nothing"
         files_.close()
-        raise fault(path, "kspace", f"missing; the file has {names}")
+        raise fault(path, "kspace", f"missing; the file has {names} (name the axes of an array: -O axes=SCHW)")
     forms = {"fastMRI": "fastmri", "CC359": "cc359", "ISMRMRD": "kspace", "BART": "kspace", "Siemens twix": "kspace"}
-    return forms.get(kind, "folder")
+    return forms.get(found, "folder")
 
 
 def _open_cc359(path: Path, phase: bool, mask: Path | None, whole: bool) -> Scan:
@@ -217,6 +221,11 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None, whole
 
 def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     notes: list[str] = []
+    inside = path.rglob("*") if path.is_dir() else [path]
+    arrays = [file for file in inside if file.suffix.lower() in (".npy", ".npz")]
+    if kind is None and arrays and guess_dataset(min(arrays)) == "kspace":
+        axes = "-O axes=SHW (slices), axes=CHW (coils) or axes=SCHW, or --as image"
+        raise fault(path, "image", f"looks like k-space: say --as kspace {axes}")
     if path.is_dir():
         volumes = sum(file.suffix.lower() in HDF5 for file in path.rglob("*"))
         if not any(map(is_readable, path.rglob("*"))):
@@ -228,9 +237,6 @@ def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     if not len(data):
         raise fault(path, "slices", "there is none")
     image = data[len(data) // 2].image
-    if kind is None and image.is_complex() and looks_like_kspace(image):
-        axes = "-O axes=SHW (slices), axes=CHW (coils) or axes=SCHW, or --as image"
-        raise fault(path, "image", f"looks like k-space: say --as kspace {axes}")
     how = data.how_cut(len(data) // 2)
     read_as = f"{'complex' if image.is_complex() else 'magnitude'} images" + (f", {how}" if how else "")
     return Scan(data, read_as, notes=notes)
