@@ -133,6 +133,7 @@ def make_run(folder: Path, backbone: dict[str, Any], shape: tuple[int, int, int]
 
 
 UNET = {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [1], "data_consistency": True}}
+VARNET = {"name": "varnet", "options": {"cascades": 2, "width": 2, "depth": 1, "levels": [1]}}
 HIFI = {"name": "hifi-mamba", "options": {"width": 8, "groups": 1, "blocks": 1, "state": 2, "expansion": 1}}
 
 
@@ -160,13 +161,16 @@ def compare(session: Any, folder: Path, coils: int, size: tuple[int, int]) -> No
         assert np.linalg.norm(got - want.numpy()) < 1e-4 * np.linalg.norm(want.numpy())
 
 
-def test_a_file_for_any_size(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", UNET, (1, 32, 48))
+@pytest.mark.parametrize("backbone", [UNET, VARNET], ids=["unet", "varnet"])
+def test_a_file_for_any_size(tmp_path: Path, backbone: dict[str, Any]) -> None:
+    """Sizes that need an even number of rows and columns of padding, an odd number, or none."""
+    folder = make_run(tmp_path / "run", backbone, (1, 32, 48))
     printed, session = exported(folder)
     assert "in: kspace float32 (batch, 2, height, width)" in printed
     assert [i.shape for i in session.get_inputs()] == [["batch", 2, "height", "width"], [1, 1, 1, "width"]]
     compare(session, folder, 1, (37, 58))
     compare(session, folder, 1, (64, 33))
+    compare(session, folder, 1, (64, 80))
 
 
 def test_hifi_mamba_in_a_file_for_one_size(tmp_path: Path) -> None:

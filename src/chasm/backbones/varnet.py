@@ -55,7 +55,8 @@ class Refinement(nn.Module):
         rms = torch.linalg.vector_norm(image, dim=(1, 2, 3), keepdim=True) / (2 * H * W) ** 0.5
         std = torch.maximum(image.std((2, 3), keepdim=True), MIN_STD * rms + torch.finfo(image.dtype).tiny)
         height, width = self.padded((H, W))
-        top, left = (height - H) // 2, (width - W) // 2
+        # (height - H) // 2, without a negative number to divide: torch.export splits the sum, and ONNX rounds to zero
+        top, left = height // 2 - (H + 1) // 2, width // 2 - (W + 1) // 2
         x = F.pad((image - mean) / std, (left, width - W - left, top, height - H - top))
         x = self.unet.layers(x, slots)[..., top : top + H, left : left + W]
         return std * x + mean
