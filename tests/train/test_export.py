@@ -173,6 +173,14 @@ def test_a_file_for_any_size(tmp_path: Path, backbone: dict[str, Any]) -> None:
     compare(session, folder, 1, (64, 80))
 
 
+def test_learned_sensitivities_in_a_file(tmp_path: Path) -> None:
+    learned = {"cascades": 1, "width": 2, "depth": 1, "levels": [], "sensitivities": "learned"}
+    folder = make_run(tmp_path / "run", {"name": "varnet", "options": learned}, (3, 32, 36), complex=True)
+    printed, session = exported(folder, "--size", "32x36")
+    assert "in: kspace float32 (batch, 2 coils, 32, 36)" in printed
+    compare(session, folder, 3, (32, 36))
+
+
 def test_hifi_mamba_in_a_file_for_one_size(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", HIFI, (1, 32, 32))
     printed, session = exported(folder, "--size", "20x26")

@@ -95,8 +95,11 @@ def centre_columns(mask: Tensor) -> Tensor:
     at = torch.arange(row.shape[-1], device=mask.device)
     width = torch.ones_like(at).sum()  # as a tensor: an exported program may run at another size
     middle = width // 2
-    right = torch.where(at >= middle, row, 1).cumprod(-1).where(at >= middle, 0).sum(-1, keepdim=True)
-    left = torch.where(at < middle, row, 1).flip(-1).cumprod(-1).flip(-1).where(at < middle, 0).sum(-1, keepdim=True)
+    missing = 1 - row  # gaps are counted from the middle outwards, because ONNX has no product of all values so far
+    gaps_right = (missing * (at >= middle)).cumsum(-1)
+    gaps_left = (missing * (at < middle)).flip(-1).cumsum(-1).flip(-1)
+    right = ((at >= middle) & (gaps_right == 0)).sum(-1, keepdim=True)
+    left = ((at < middle) & (gaps_left == 0)).sum(-1, keepdim=True)
     count = torch.where(row.sum(-1, keepdim=True) == width, width, (2 * torch.minimum(left, right)).clamp_min(1))
     first = (width - count + 1) // 2
     return ((at >= first) & (at < first + count)).unsqueeze(-2)
