@@ -29,7 +29,9 @@ from chasm.models import RECORD, sha256
 from chasm.train import Run, load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from runs import make_run
+from writers import write_dicom
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,6 +159,16 @@ def test_the_server_reads_what_the_page_cannot(served: server.SiteServer, tmp_pa
     facts = json.loads(content[4 : 4 + length])
     assert (facts["count"], facts["height"], facts["width"], facts["complex"]) == (3, 32, 24, False)
     np.testing.assert_array_equal(np.frombuffer(content[4 + length :], "<f4").reshape(3, 32, 24), volume)
+
+
+def test_the_place_of_a_converted_scan_comes_with_it(served: server.SiteServer, tmp_path: Path) -> None:
+    place = {"ImagePositionPatient": [10, 20, 30], "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    write_dicom(tmp_path / "a.dcm", np.eye(32), PixelSpacing=[0.5, 0.25], SliceThickness=4, **place)
+    _, content = ask(served, "POST", f"/{served.token}/convert?name=a.dcm", (tmp_path / "a.dcm").read_bytes())
+    facts = json.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])
+    assert facts["spacing"] == [0.25, 0.5, 4]
+    assert facts["affine"] == [[-0.25, 0, 0], [0, 0.5, 0], [0, 0, 4], [-10, -20 - 31 * 0.5, 30]]
+    assert facts["code"] == 1
 
 
 def test_wrong_uploads_are_one_line(served: server.SiteServer) -> None:

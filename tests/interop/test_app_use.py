@@ -5,6 +5,8 @@ from typing import Any
 
 import nibabel
 import numpy as np
+import torch
+import torch.nn.functional as F
 from app_pages import IN_A_BROWSER, MESSAGE, RESULT, SIZE, assert_same, brain, expected
 from app_pages import play as play
 from app_pages import runs as runs
@@ -98,3 +100,62 @@ def test_a_tab_that_is_closed_at_work_leaves_the_next_one_alone(
     read = play([*steps, {"read": RESULT, "as": "result"}, {"read": MESSAGE, "as": "message"}])
     assert read["message"] == ""
     assert_same(read["result"], expected(runs["scans"], brain()[0]))
+
+
+def test_slices_have_the_shape_and_the_sides_that_the_file_says(play: Any, tmp_path: Path) -> None:
+    """Voxels of 3 mm from front to back; and few slices, of which other planes are too small to be offered."""
+    affine = np.array([[-1.0, 0, 0, 0], [0, 0, 3, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+    volume = np.random.default_rng(0).random((40, 44, 36)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "volume.nii")
+    nibabel.save(nibabel.Nifti1Image(volume[:, :, :5], affine), tmp_path / "thin.nii")
+    np.save(tmp_path / "array.npy", volume)
+    planes = "[...document.getElementById('plane').options].map((option) => option.value)"
+    steps: list[dict[str, Any]] = [{"drop": [str(tmp_path / "volume.nii")], "wait": 1000}]
+    for plane in ("coronal", "axial", "sagittal"):
+        steps += [{"set": ["#plane", plane], "wait": 1000}]
+        steps += [{"read": "[chasm.views.aspect, Object.values(chasm.views.edges).join('')]", "as": plane}]
+    for file in ("thin.nii", "array.npy"):
+        steps += [{"drop": [str(tmp_path / file)], "wait": 1000}, {"read": planes, "as": file}]
+    read = play([*steps, {"read": "[chasm.views.aspect, chasm.views.edges]", "as": "unknown"}])
+    assert read["coronal"] == [1, "LRSI"]
+    assert read["axial"] == [3, "LRAP"]
+    assert read["sagittal"] == [1 / 3, "PASI"]
+    assert read["thin.nii"] == ["coronal"]
+    assert read["array.npy"] == []
+    assert read["unknown"] == [1, None]
+
+
+def test_a_volume_is_never_of_two_settings(play: Any, tmp_path: Path) -> None:
+    nibabel.save(nibabel.Nifti1Image(brain(3).transpose(2, 1, 0), np.eye(4)), tmp_path / "head.nii")
+    change = """(async () => {
+      const mask = document.getElementById('acceleration');
+      document.getElementById('save-nifti').click();
+      mask.value = '8';
+      mask.onchange();
+      await new Promise((done) => setTimeout(done, 1500));
+    })()"""
+    hidden = "document.getElementById('volume').hidden"
+    steps = [{"drop": [str(tmp_path / "head.nii")], "wait": 1000}, {"read": change, "as": "nothing"}]
+    steps += [{"read": MESSAGE, "as": "message", "wait": 0}, {"click": "#volume-button", "wait": 1500}]
+    steps += [
+        {"read": hidden, "as": "shown"},
+        {"set": ["#acceleration", "4"], "wait": 1000},
+        {"read": hidden, "as": "old"},
+    ]
+    read = play(steps)
+    assert read["message"] == "Stopped after 1 of 3 slices, because the file or a setting was changed."
+    assert not read["shown"]
+    assert read["old"]
+
+
+def test_of_a_picture_that_is_too_large_the_middle_is_enlarged(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
+    photo = np.random.default_rng(0).integers(0, 255, (262, 40, 3), dtype=np.uint8)
+    Image.fromarray(photo).save(tmp_path / "tall.png")
+    steps = [{"set": ["#model", "photos"], "wait": 1500}, {"drop": [str(tmp_path / "tall.png")], "wait": 3000}]
+    steps += [{"read": RESULT, "as": "result"}]
+    read = play([*steps, {"read": "document.getElementById('status').textContent", "as": "status"}])
+    pixels = torch.as_tensor(photo[3:259].transpose(2, 0, 1).astype(np.float32) / 255)[None]
+    large = F.interpolate(pixels, scale_factor=4, mode="bicubic", antialias=True).clamp(0, 1)
+    with torch.no_grad():
+        assert_same(read["result"], (runs["photos"].model(large).clamp(0, 1).numpy(), large.numpy()))
+    assert "the middle 256 x 40 pixels" in read["status"]

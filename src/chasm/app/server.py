@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from chasm.mri import estimate_maps, fft2c
-from chasm.reconstruct.inputs import open_scan
+from chasm.reconstruct.inputs import Scan, open_scan
 
 MAX_UPLOAD = 768 * 2**20
 CHUNK = 2**20
@@ -214,10 +214,21 @@ def convert(file: Path) -> bytes:
         "width": shape[-1],
         "complex": is_complex,
         "note": scan.read_as + how,
+        **_place(scan),
     }
     text = json.dumps(facts).encode()
     text += b" " * (-(len(text) + 4) % 4)  # float32 numbers begin at a multiple of 4
     return struct.pack("<I", len(text)) + text + b"".join(parts)
+
+
+def _place(scan: Scan) -> dict[str, Any]:
+    """Where the slices lie, as the page takes it; nothing if the file does not say, or holds several volumes."""
+    cases = scan.data.cases
+    geometry = scan.data.geometry(cases[0]) if len(cases) == 1 else None
+    if geometry is None:
+        return {}
+    columns = geometry.affine[:3].T
+    return {"affine": columns.tolist(), "code": geometry.code, "spacing": np.linalg.norm(columns[:3], axis=1).tolist()}
 
 
 def combine_coils(images: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 import {renderCard} from './card.js';
 import {drawBasis, drawGains} from './learned.js';
 import {DeadWorker, Network} from './network.js';
-import {createMask, prepare, scores, shown} from './physics.js';
+import {createMask, middle, prepare, scores, shown} from './physics.js';
 import {readScan} from './readers.js';
 import {FileError, MAX_BYTES, MAX_ENLARGED_SIDE, loadScript} from './files.js';
 import {Views} from './views.js';
@@ -130,14 +130,14 @@ async function convert(files, error) {
   const buffer = await answer.arrayBuffer();
   if (!answer.ok) throw new FileError(new TextDecoder().decode(buffer));
   const length = new DataView(buffer).getUint32(0, true);
-  const {count, height: H, width: W, complex, spacing, note} = JSON.parse(new TextDecoder().decode(buffer.slice(4, 4 + length)));
+  const {count, height: H, width: W, complex, note, ...place} = JSON.parse(new TextDecoder().decode(buffer.slice(4, 4 + length)));
   const n = H * W, values = new Float32Array(buffer.slice(4 + length));
   const slice = (i) => {
     const at = i * n * (complex ? 2 : 1);
     const re = values.subarray(at, at + n), im = complex ? values.subarray(at + n, at + 2 * n) : null;
     return {channels: [{re, im}]};
   };
-  return {name: files[0].name.replace(/\..*$/, ''), H, W, count, slice, spacing, note};
+  return {name: files[0].name.replace(/\..*$/, ''), H, W, count, slice, note, ...place};
 }
 
 async function open(files) {
@@ -150,6 +150,7 @@ async function open(files) {
 /** Show the slices of a scan from its middle on. */
 function use(scan) {
   state.scan = scan;
+  views.setPlace(scan);
   state.result = null;
   $('numbers').replaceChildren();
   const planes = scan.count > 1 ? scan.planes ?? [] : [];
@@ -166,21 +167,18 @@ function use(scan) {
 
 /** Cut a NIfTI volume along another plane. */
 async function choosePlane() {
-  const cut = state.scan.cut($('plane').value);
-  use({...cut, name: state.scan.name});
+  const {scan} = state;
+  use({...scan, ...scan.cut($('plane').value), planes: scan.planes});
   await reconstruct();
 }
 
 async function infer(index, bands, onPrepared = () => {}) {
   const {scan, model} = state, isEnlarged = $('mode').value === 'enlarge';
   const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value), isEnlarged};
-  const most = Math.floor(MAX_ENLARGED_SIDE / (model.task.factor ?? 1));
-  if (isEnlarged && model.task.name === 'superres' && Math.max(scan.H, scan.W) > most) {
-    throw new FileError(`${scan.name}: ${scan.H} x ${scan.W} pixels: the page enlarges pictures of up to ${most} a side.`);
-  }
-  const slice = scan.slice(index);
-  if (model.task.name === 'reconstruction' && slice.channels.length > 1) slice.channels = [grey(slice.channels)];
-  const prepared = prepare(slice, scan.H, scan.W, model.task, sampling);
+  const {task} = model, most = task.name !== 'superres' ? Infinity : Math.floor(MAX_ENLARGED_SIDE / (isEnlarged ? task.factor : 1));
+  const {slice, H: h, W: w} = middle(scan.slice(index), scan.H, scan.W, most);
+  if (task.name === 'reconstruction' && slice.channels.length > 1) slice.channels = [grey(slice.channels)];
+  const prepared = {...prepare(slice, h, w, task, sampling), cut: h === scan.H && w === scan.W ? '' : `the middle ${h} x ${w} pixels`};
   const {input, channels, H, W, mask} = prepared;
   onPrepared(prepared);
   const run = async (factors) => {
@@ -198,11 +196,12 @@ async function reconstruct() {
   const turn = ++state.turn;
   $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
   say('Reconstructing ..');
+  if (settings() !== state.drawn) $('volume').hidden = true;  // it shows other settings
   // What is known before the network has run is shown at once.
   const result = await infer(state.index, state.bands, ({H, W, target, plain}) => state.result || views.show({target, plain}, H, W));
   if (turn !== state.turn) return;  // another slice or mask was chosen meanwhile
   state.result = result;
-  const {note} = state.scan, {H, W, target, plain, shown: output, unchanged} = result;
+  const note = [state.scan.note, result.cut].filter(Boolean).join(', '), {H, W, target, plain, shown: output, unchanged} = result;
   views.show({target, plain, output, unchanged}, H, W);
   $('residual-caption').textContent = `what the network added × ${views.factors.residual}`;
   $('changed-caption').textContent = `what the sliders change × ${views.factors.changed}`;
@@ -216,8 +215,8 @@ async function reconstruct() {
 function showNumbers(output, plain, target) {
   const line = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
   if (!target) {
-    const {H, W} = state.scan, isPicture = state.model.task.name === 'superres';
-    const why = isPicture ? `this is the picture of ${H} x ${W} itself, enlarged` : 'the k-space was measured undersampled';
+    const isPicture = state.model.task.name === 'superres';
+    const why = isPicture ? 'this is the picture itself, enlarged' : 'the k-space was measured undersampled';
     $('numbers').replaceChildren(line('span', `No target to compare with: ${why}.`));
     return;
   }
@@ -229,14 +228,20 @@ function showNumbers(output, plain, target) {
   );
 }
 
+/** What decides the pictures of a scan, as text. */
+const settings = () => JSON.stringify([$('model').value, $('kind').value, $('acceleration').value, $('plane').value, state.bands]);
+
 /** All slices in the units of the file. */
 async function allSlices() {
-  const {count} = state.scan, slices = [];
+  const {scan} = state, {count} = scan, slices = [], before = settings();
   state.stopped = false;
   $('cancel').hidden = false;
   try {
     for (let i = 0; i < count; i++) {
       if (state.stopped) throw new FileError(`Stopped after ${i} of ${count} slices.`);
+      if (state.scan !== scan || settings() !== before) {
+        throw new FileError(`Stopped after ${i} of ${count} slices, because the file or a setting was changed.`);
+      }
       say(`Slice ${i + 1} of ${count} ..`);
       const {shown: output, low, scale} = await infer(i, state.bands);
       slices.push(output.map((v) => v * scale + low));
@@ -256,12 +261,15 @@ async function volume() {
 async function showVolume() {
   if (state.model.task.name !== 'reconstruction') throw new FileError('Volumes are shown of scans: choose such a model.');
   const blob = await volume();
-  $('volume').hidden = false;
+  say('Drawing the volume ..');
   if (!globalThis.niivue) await loadScript('vendor/niivue.umd.js');
+  $('volume').hidden = false;
   const viewer = state.viewer ?? new niivue.Niivue({backColor: [0, 0, 0, 1], crosshairWidth: 0.3, logLevel: 'error'});
   if (!state.viewer) await viewer.attachToCanvas($('volume-canvas'));
   state.viewer = viewer;
   await viewer.loadFromArrayBuffer(await blob.arrayBuffer(), `${state.scan.name}.nii`);
+  state.drawn = settings();
+  say(`${state.scan.count} slices reconstructed.`);
 }
 
 // --- events -------------------------------------------------------------------------------------------------------
@@ -385,6 +393,6 @@ addEventListener('resize', drawLearned);
 addEventListener('unhandledrejection', ({reason}) => complain(reason));
 
 // What tests in a browser ask for: the numbers behind the pictures.
-globalThis.chasm = {state, network, createMask, MAX_BYTES};
+globalThis.chasm = {state, network, views, createMask, MAX_BYTES};
 
 act(begin);

@@ -2,7 +2,7 @@
 
 export const MAX_BYTES = 768 * 2 ** 20;  // a tab has 2 to 4 GB, and decoding needs several copies
 export const MIN_SIDE = 32, MAX_SIDE = 2048;  // the networks are made for these
-export const MAX_ENLARGED_SIDE = 1024;  // of a picture: one of 2048 was not done after two minutes in one thread
+export const MAX_ENLARGED_SIDE = 1024;  // of an enlarged picture: one of 2048 was not done after two minutes in one thread
 export const INSTEAD = "'chasm reconstruct' reads it without a browser";
 
 /** An error whose text is for the person at the screen. */

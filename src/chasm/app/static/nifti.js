@@ -25,9 +25,9 @@ export async function readNifti([file], {head}) {
   const inter = Number.isFinite(float(116)) && float(112) ? float(116) : 0;  // a slope of zero: values as stored
   const stored = new type(buffer.slice(offset, offset + needed));
   const value = complex ? (at, part) => stored[2 * at + part] : (at) => stored[at] * slope + inter;
-  const volume = orient([X, Y, Z], affineOf(view, [X, Y, Z]), file.name);
+  const {affine, code: affineCode} = affineOf(view, [X, Y, Z]), volume = orient([X, Y, Z], affine, file.name);
   const note = T > 1 ? `the first of ${T} volumes` : '';
-  const cut = (plane) => ({...slices(volume, plane, value, complex), cut, note, planes: Object.keys(PLANES)});
+  const cut = (plane) => ({...slices(volume, plane, value, complex), cut, note, code: affineCode, planes: Object.keys(PLANES)});
   return cut(acquiredPlane(volume));
 }
 
@@ -47,11 +47,12 @@ async function unpack(file) {
   return new Blob(parts).arrayBuffer();
 }
 
-/** Voxels to millimetres to the right, front and up: four columns of three. The sform goes before the qform. */
+/** Voxels to millimetres to the right, front and up: {affine: four columns of three, code}. The sform goes before the qform. */
 function affineOf(view, lengths) {
   const float = (at) => view.getFloat32(at, true), sizes = [80, 84, 88].map((at) => Math.abs(float(at)) || 1);
-  if (view.getInt16(254, true) > 0) return [0, 1, 2, 3].map((c) => [0, 1, 2].map((r) => float(280 + 16 * r + 4 * c)));
-  if (view.getInt16(252, true) > 0) {
+  const [qform, sform] = [252, 254].map((at) => view.getInt16(at, true));
+  if (sform > 0) return {affine: [0, 1, 2, 3].map((c) => [0, 1, 2].map((r) => float(280 + 16 * r + 4 * c))), code: sform};
+  if (qform > 0) {
     const [b, c, d] = [256, 260, 264].map(float), a = Math.sqrt(Math.max(0, 1 - b * b - c * c - d * d));
     const rotation = [
       [a * a + b * b - c * c - d * d, 2 * (b * c + a * d), 2 * (b * d - a * c)],
@@ -59,10 +60,11 @@ function affineOf(view, lengths) {
       [2 * (b * d + a * c), 2 * (c * d - a * b), a * a + d * d - b * b - c * c],
     ];
     const signs = [1, 1, float(76) < 0 ? -1 : 1];
-    return [...rotation.map((column, i) => column.map((v) => v * sizes[i] * signs[i])), [268, 272, 276].map(float)];
+    const columns = rotation.map((column, i) => column.map((v) => v * sizes[i] * signs[i]));
+    return {affine: [...columns, [268, 272, 276].map(float)], code: qform};
   }
   const columns = [[-sizes[0], 0, 0], [0, sizes[1], 0], [0, 0, sizes[2]]];  // as nibabel: x to the left, the middle at 0
-  return [...columns, [0, 1, 2].map((r) => -columns[r][r] * (lengths[r] - 1) / 2)];
+  return {affine: [...columns, [0, 1, 2].map((r) => -columns[r][r] * (lengths[r] - 1) / 2)], code: 0};
 }
 
 /** For each of right, front and up: the stored axis that runs so, its length, size and step in the file. */

@@ -212,6 +212,14 @@ export function bicubic(pixels, H, W, h, w) {
   return out;
 }
 
+/** The middle of a slice that is larger than a side may be: {slice, H, W}. */
+export function middle(slice, H, W, most) {
+  const h = Math.min(H, most), w = Math.min(W, most), top = (H - h) >> 1, left = (W - w) >> 1;
+  if (h === H && w === W) return {slice, H, W};
+  const cut = (values) => values && Float32Array.from({length: h * w}, (_, i) => values[(top + Math.floor(i / w)) * W + left + (i % w)]);
+  return {slice: {...slice, channels: slice.channels.map(({re, im}) => ({re: cut(re), im: cut(im)}))}, H: h, W: w};
+}
+
 /**
  * What the network gets, and what it is compared with, of one slice of a scan.
  * slice: {channels: [{re, im}], mask}; H, W; task: of the model; sampling: {kind, acceleration, isEnlarged}.

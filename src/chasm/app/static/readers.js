@@ -1,6 +1,7 @@
-// Files into scans: {name, H, W, count, slice(i) -> {channels: [{re, im}], mask}, spacing, note}; those of NIfTI have an
-// affine, a plane, and cut(plane). Nothing leaves the page.
-import {FileError, INSTEAD, MAX_BYTES, MAX_SIDE, MIN_SIDE, bytes, finite, loadScript} from './files.js';
+// Files into scans: {name, H, W, count, slice(i) -> {channels: [{re, im}], mask}, spacing, note}. Those of NIfTI and DICOM
+// have an affine and its code, where their files say it; those of NIfTI a plane, planes and cut(plane). Nothing leaves the page.
+import {readDicom} from './dicom.js';
+import {FileError, INSTEAD, MAX_BYTES, MAX_SIDE, MIN_SIDE, bytes, finite} from './files.js';
 import {readNifti} from './nifti.js';
 import {fft2c, magnitude} from './physics.js';
 
@@ -47,9 +48,12 @@ function check(scan, name) {
   if (!(H >= MIN_SIDE && W >= MIN_SIDE)) {
     throw new FileError(`${name}: ${H} x ${W} pixels are too few: ${MIN_SIDE} x ${MIN_SIDE} or more.`);
   }
-  if (H > MAX_SIDE || W > MAX_SIDE) throw new FileError(`${name}: ${H} x ${W} pixels are more than ${MAX_SIDE} a side.`);
+  if (H > MAX_SIDE || W > MAX_SIDE) {
+    throw new FileError(`${name}: ${H} x ${W} pixels are more than ${MAX_SIDE} a side: cut a part out of it, or make it smaller.`);
+  }
   if (!(count >= 1)) throw new FileError(`${name} holds no slice.`);
-  return scan;
+  const fits = (plane) => ((cut) => Math.min(cut.H, cut.W) >= MIN_SIDE && Math.max(cut.H, cut.W) <= MAX_SIDE)(scan.cut(plane));
+  return scan.planes ? {...scan, planes: scan.planes.filter(fits)} : scan;
 }
 
 /** Slices of a stack (count, H, W) of real numbers, or of complex ones that follow each other. */
@@ -71,15 +75,17 @@ function stack(values, count, H, W, complex = false) {
 async function readPicture([file]) {
   const options = {colorSpaceConversion: 'none', premultiplyAlpha: 'none'};
   const picture = await createImageBitmap(file, options);
-  const {width: W, height: H} = picture;
+  const [W, H] = [picture.width, picture.height].map((n) => Math.min(n, MAX_SIDE));
   check({H, W, count: 1}, file.name);
   const context = new OffscreenCanvas(W, H).getContext('2d', {willReadFrequently: true});
-  context.drawImage(picture, 0, 0);
+  context.drawImage(picture, (W - picture.width) >> 1, (H - picture.height) >> 1);
   const {data} = context.getImageData(0, 0, W, H), n = H * W;
   const planes = [0, 1, 2].map((c) => Float32Array.from({length: n}, (_, i) => data[4 * i + c] / 255));
   const isGrey = planes[0].every((v, i) => v === planes[1][i] && v === planes[2][i]);
   const channels = (isGrey ? planes.slice(0, 1) : planes).map((re) => ({re, im: null}));
-  return {H, W, count: 1, slice: () => ({channels}), note: isGrey ? '' : 'a colour picture'};
+  const notes = [isGrey ? '' : 'a colour picture'];
+  if (picture.width > W || picture.height > H) notes.push(`the middle of ${picture.height} x ${picture.width} pixels`);
+  return {H, W, count: 1, slice: () => ({channels}), note: notes.filter(Boolean).join(', ')};
 }
 
 const NUMPY = {f4: Float32Array, f8: Float64Array, u1: Uint8Array, u2: Uint16Array, i1: Int8Array, i2: Int16Array,
@@ -154,52 +160,3 @@ function rootSumOfSquares(image, first, coils) {
   for (let c = 1; c < coils; c++) magnitude(image(first + c)).forEach((v, i) => (sum[i] += v * v));
   return {re: sum.map(Math.sqrt), im: null};
 }
-
-async function readDicom(files) {
-  if (!globalThis.dicomParser) await loadScript('vendor/dicomParser.min.js');
-  const parser = globalThis.dicomParser, slices = [];
-  for (const file of files) {
-    let data;
-    try {
-      data = parser.parseDicom(new Uint8Array(await bytes(file, file.name)));
-    } catch (error) {
-      throw new FileError(`${file.name}: not a DICOM file (${error.exception ?? error}).`);
-    }
-    const syntax = data.string('x00020010') ?? '1.2.840.10008.1.2';
-    if (!['1.2.840.10008.1.2', '1.2.840.10008.1.2.1'].includes(syntax)) {
-      throw new FileError(`${file.name}: its pixels are compressed (${syntax}): ${INSTEAD}.`);
-    }
-    const H = data.uint16('x00280010'), W = data.uint16('x00280011'), bits = data.uint16('x00280100');
-    const element = data.elements.x7fe00010, frames = Number(data.string('x00280008') ?? 1);
-    if (!element || ![8, 16].includes(bits)) throw new FileError(`${file.name}: no pixels of 8 or 16 bits in it.`);
-    if ((data.uint16('x00280002') ?? 1) > 1) throw new FileError(`${file.name}: a colour DICOM image: ${INSTEAD}.`);
-    const signed = data.uint16('x00280103') === 1;
-    const type = bits === 8 ? Uint8Array : signed ? Int16Array : Uint16Array;
-    const {buffer, byteOffset} = data.byteArray, start = byteOffset + element.dataOffset;
-    const n = H * W * frames;
-    if (buffer.byteLength < start + n * type.BYTES_PER_ELEMENT) throw new FileError(`${file.name} is cut short.`);
-    const stored = new type(buffer.slice(start, start + n * type.BYTES_PER_ELEMENT));
-    const slope = Number(data.string('x00281053') ?? 1), inter = Number(data.string('x00281052') ?? 0);
-    const values = Float32Array.from(stored, (v) => v * slope + inter);
-    const place = (data.string('x00200032') ?? '').split('\\').map(Number);
-    const axes = (data.string('x00200037') ?? '').split('\\').map(Number);
-    const along = place.length === 3 && axes.length === 6 ? dot(place, cross(axes)) : Number(data.string('x00200013') ?? 0);
-    const spacing = (data.string('x00280030') ?? '1\\1').split('\\').map(Number);
-    for (let f = 0; f < frames; f++) {
-      slices.push({H, W, along: along + f * 1e-6, spacing, series: data.string('x0020000e'),
-        values: values.subarray(f * H * W, (f + 1) * H * W)});
-    }
-  }
-  const [first] = slices;
-  if (slices.some((s) => s.series !== first.series)) {
-    throw new FileError('These files belong to several DICOM series. Drop the files of one.');
-  }
-  if (slices.some((s) => s.H !== first.H || s.W !== first.W)) throw new FileError('The slices differ in size.');
-  slices.sort((a, b) => a.along - b.along);
-  const gap = slices.length > 1 ? Math.abs(slices[1].along - slices[0].along) : 1;
-  const slice = (i) => ({channels: [{re: finite(slices[i].values), im: null}]});
-  return {H: first.H, W: first.W, count: slices.length, slice, spacing: [first.spacing[1], first.spacing[0], gap > 1e-3 ? gap : 1]};
-}
-
-const dot = (a, b) => a.reduce((sum, v, i) => sum + v * b[i], 0);
-const cross = ([a, b, c, d, e, f]) => [b * f - c * e, c * d - a * f, a * e - b * d];

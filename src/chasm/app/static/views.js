@@ -28,6 +28,17 @@ function visible(values) {
   return rms ? Math.min(100, Math.max(1, Math.round(0.1 / rms))) : 1;
 }
 
+/** The letters at the edges of slices: those of the direction that is nearest to where columns and rows (from below) run. */
+function edgesOf([columns, rows]) {
+  const ends = (direction) => {
+    const along = direction.reduce((best, v, i) => (Math.abs(v) > Math.abs(direction[best]) ? i : best), 0);
+    const [less, more] = ['LR', 'PA', 'IS'][along];
+    return direction[along] < 0 ? [more, less] : [less, more];
+  };
+  const [left, right] = ends(columns), [bottom, top] = ends(rows);
+  return {left, right, top, bottom};
+}
+
 export class Views {
   constructor(root, onChange = () => {}) {
     this.compare = root.querySelector('#compare');
@@ -39,10 +50,18 @@ export class Views {
     this.wipe = 0.5;
     this.left = 'plain';
     this.pictures = {};
+    this.setPlace({});
     this.onChange = onChange;
     for (const canvas of [this.compare, ...this.small]) this.listen(canvas);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.compare);
+  }
+
+  /** Pixels are as high and wide as a scan says, and its edges have the letters that radiologists know. */
+  setPlace({spacing: [dx, dy] = [1, 1], affine, code}) {
+    this.aspect = dx > 0 && dy > 0 ? dy / dx : 1;
+    this.edges = affine && code ? edgesOf(affine) : null;
+    this.compare.title = this.edges ? 'R, L: right and left of the patient; A, P: front and back; S, I: head and feet' : '';
   }
 
   /** images: {target, plain, output, changed}: values in [0, 1], null where there is none. */
@@ -91,25 +110,45 @@ export class Views {
     canvas.width = Math.max(1, Math.round(box.width * density));
     canvas.height = Math.max(1, Math.round(box.height * density));
     if (!picture) return;
-    const context = canvas.getContext('2d'), scale = this.scale(canvas);
-    const x = canvas.width / 2 - this.x * this.W * scale, y = canvas.height / 2 - this.y * this.H * scale;
-    context.imageSmoothingEnabled = scale < 3;
-    context.drawImage(picture, x, y, this.W * scale, this.H * scale);
-    if (!left) return;
-    const edge = Math.round(this.wipe * canvas.width);
+    const context = canvas.getContext('2d'), [across, down] = this.scale(canvas);
+    const place = [canvas.width / 2 - this.x * this.W * across, canvas.height / 2 - this.y * this.H * down, this.W * across, this.H * down];
+    context.imageSmoothingEnabled = Math.min(across, down) < 3;
+    context.drawImage(picture, ...place);
+    if (left) this.paintLeft(canvas, context, left, place);
+    if (canvas === this.compare) this.label(canvas, context);
+  }
+
+  /** The other picture, up to the line where the two meet. */
+  paintLeft(canvas, context, left, place) {
+    const edge = Math.round(this.wipe * canvas.width), density = devicePixelRatio || 1;
     context.save();
     context.beginPath();
     context.rect(0, 0, edge, canvas.height);
     context.clip();
     context.clearRect(0, 0, edge, canvas.height);
-    context.drawImage(left, x, y, this.W * scale, this.H * scale);
+    context.drawImage(left, ...place);
     context.restore();
     context.fillStyle = '#ffd54a';
     context.fillRect(edge - density / 2, 0, density, canvas.height);
   }
 
+  /** Where right, left, front, back, head and feet are. */
+  label(canvas, context) {
+    if (!this.edges) return;
+    const {width, height} = canvas, size = 15 * (devicePixelRatio || 1), {left, right, top, bottom} = this.edges;
+    Object.assign(context, {font: `600 ${size}px system-ui, sans-serif`, textAlign: 'center', textBaseline: 'middle'});
+    Object.assign(context, {fillStyle: '#ffd54a', strokeStyle: '#000', lineWidth: size / 5, lineJoin: 'round'});
+    const places = [[left, size, height / 2], [right, width - size, height / 2], [top, width / 2 + size, size], [bottom, width / 2 + size, height - size]];
+    for (const place of places) {
+      context.strokeText(...place);
+      context.fillText(...place);
+    }
+  }
+
+  /** Pixels of a canvas for one of the picture: across, down. */
   scale(canvas) {
-    return Math.min(canvas.width / this.W, canvas.height / this.H) * this.zoom;
+    const scale = Math.min(canvas.width / this.W, canvas.height / (this.H * this.aspect)) * this.zoom;
+    return [scale, scale * this.aspect];
   }
 
   setZoom(zoom) {
@@ -160,9 +199,9 @@ export class Views {
           this.draw();
           this.onChange();
         } else if (this.W) {
-          const scale = this.scale(canvas) / (devicePixelRatio || 1);
-          this.x = Math.min(1, Math.max(0, this.x - dx / (this.W * scale)));
-          this.y = Math.min(1, Math.max(0, this.y - dy / (this.H * scale)));
+          const [across, down] = this.scale(canvas).map((scale) => scale / (devicePixelRatio || 1));
+          this.x = Math.min(1, Math.max(0, this.x - dx / (this.W * across)));
+          this.y = Math.min(1, Math.max(0, this.y - dy / (this.H * down)));
           if (this.zoom === 1) this.x = this.y = 0.5;
           this.draw();
         }
