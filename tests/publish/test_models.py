@@ -188,6 +188,20 @@ def test_a_card_cannot_drive_the_terminal(shipped: Path) -> None:
     assert "\x07" not in shown
 
 
+def test_a_model_packed_again_keeps_its_weights_and_gets_new_scores(packed: Path, tmp_path: Path) -> None:
+    again = Path(shutil.copytree(packed, tmp_path / "again"))
+    call("models", "pack", again, "again", "-o", again, "--other", OTHER, "--other", "data.options.size=24 split=val")
+    call("models", "pack", again, "again", "-o", again, "--other", OTHER)
+    old, new = (json.loads((folder / "model.json").read_text()) for folder in (packed, again))
+    assert (again / "weights.safetensors").read_bytes() == (packed / "weights.safetensors").read_bytes()
+    assert {k: new[k] for k in ("parameters", "steps", "trained_on")} == {
+        k: old[k] for k in ("parameters", "steps", "trained_on")
+    }
+    assert new["scores"] == old["scores"]  # those of the same data and split, once
+    assert (again / "README.md").read_text() == (packed / "README.md").read_text().replace("tiny-x4", "again")
+    assert load_run(again).config.name == "again"
+
+
 def test_get_leaves_nothing_behind_when_it_fails(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ def get(
 
 @app.command()
 def pack(
-    run: Path = typer.Argument(..., help="Folder of a finished run."),
+    run: Path = typer.Argument(..., help="Folder of a finished run, or a model, which gets new scores and a new card."),
     name: str = typer.Argument(..., help="Name of the model."),
     out: Path | None = typer.Option(None, "--out", "-o", help="Model folder. Default: NAME in the current folder."),
     other: list[str] = typer.Option([], "--other", help=OTHER),

@@ -17,12 +17,21 @@ class Terms:
 
 
 _NONE = "none stated: for research evaluation only"
+_REFINEGAN = "RefineGAN: for research only"
 _PROXY = {
-    "brain_ixi_pd": Terms("IXI brains, PD (brain-development.org), by way of RefineGAN", "CC BY-SA 3.0", True),
-    "tumour_lgg_flair": Terms("TCGA-LGG FLAIR (TCIA; Buda et al. 2019, Mazurowski et al. 2017)", "CC BY 3.0", True),
-    "knee_stanford_pdfs": Terms("Stanford 3-D FSE knees (mridata.org), by way of RefineGAN", "CC BY-NC 4.0", True),
+    "brain_ixi_pd": Terms(
+        "IXI brains, PD (brain-development.org), by way of RefineGAN", f"CC BY-SA 3.0; {_REFINEGAN}", True
+    ),
+    "tumour_lgg_flair": Terms(
+        "TCGA-LGG FLAIR (TCIA; Buda et al. 2019, Mazurowski et al. 2017), by way of Kaggle",
+        "CC BY 3.0 at TCIA, CC BY-NC-SA 4.0 at Kaggle",
+        True,
+    ),
+    "knee_stanford_pdfs": Terms(
+        "Stanford 3-D FSE knees (mridata.org), by way of RefineGAN", f"CC BY-NC 4.0; {_REFINEGAN}", True
+    ),
     "natural_imagenet": Terms("280 photographs of ImageNet", RESEARCH, True),
-    "natural_scenes_bsds_ade": Terms("BSDS500 (Berkeley); 9 photographs of ADE20K are for scores only", RESEARCH, True),
+    "natural_scenes_bsds_ade": Terms("BSDS500 and 9 photographs of ADE20K (these for scores only)", RESEARCH, True),
     "natural_kodak_test": Terms("Kodak true-colour photographs", "unrestricted", True),
     "brain_siat_t2": Terms("SIAT brains, T2 (Liu et al., MRM 83(1):322-336, 2020)", _NONE, False),
     "raw_complex": Terms("SIAT brains, T2, complex (Liu et al., MRM 83(1):322-336, 2020)", _NONE, False),
@@ -33,8 +42,8 @@ _PROXY = {
 def terms_of(dataset: str, options: Mapping[str, Any]) -> list[Terms] | None:
     """Return the terms of the data that a dataset with these options reads; None where they are not known here.
 
-    >>> [terms.licence for terms in terms_of("proxy", {"part": ["brain_ixi_pd", "tumour_lgg_flair"]})]
-    ['CC BY-SA 3.0', 'CC BY 3.0']
+    >>> [terms.licence for terms in terms_of("proxy", {"part": ["natural_kodak_test", "natural_imagenet"]})]
+    ['unrestricted', 'research and education, without commerce']
     """
     if dataset == "embedded":
         return [Terms("drawn by chasm", "MIT", True)]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from chasm.common.tables import markdown_table
+from chasm.data.terms import Terms, terms_of
 from chasm.train import RunConfig
 
 WORDS = {
@@ -16,6 +17,7 @@ USE = {
     "segmentation": "chasm eval {name} --data FOLDER",
 }
 VARIED = "turned, zoomed, shifted, sheared and changed in contrast"
+HEADINGS = {"psnr": "PSNR in dB", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice"}
 ELSEWHERE = "not trained on"  # in the split of scores on data of another source
 UNKNOWN_ELSEWHERE = """\
 **No data of another source was at hand.** All scores are of the source it was trained on, so how well it carries over
@@ -43,7 +45,7 @@ def write_card(record: dict[str, Any], config: RunConfig, environment: dict[str,
         f"```bash\n{USE.get(task['name'], USE['segmentation']).format(name=name)}\n```",
         f'```python\nmodel = chasm.load_model("{name}")  # an nn.Module in eval mode\n```',
         LIMITS,
-        "## Trained on\n\n" + _data(record),
+        "## Data\n\n" + _data(record),
         "## Scores\n\n" + _scores(record),
         "## Protocol\n\n" + _protocol(record, config, mask, environment),
     ]
@@ -57,27 +59,43 @@ def _header(record: dict[str, Any]) -> str:
 
 
 def _data(record: dict[str, Any]) -> str:
-    rows = [[terms["source"], terms["licence"]] for terms in record["trained_on"]]
+    """The sources of the data, their licences, and what each was used for."""
+    rows = [[terms["source"], terms["licence"], "training and scores"] for terms in record["trained_on"]]
+    for scores in record["scores"]:
+        terms = _terms(scores["source"])
+        if terms and not any(row[0] == terms.source for row in rows):
+            rows.append([terms.source, terms.licence, "scores only"])
     shape = record["image_shape"]
     return (
-        markdown_table(["data", "licence"], rows)
-        + f"\n\nImages of {shape[1]} x {shape[2]} pixels. The terms of the data hold for the weights, too."
+        markdown_table(["data", "licence", "used for"], rows)
+        + f"\n\nImages of {shape[1]} x {shape[2]} pixels. The terms of the training data hold for the weights, too.\n"
+        "Data whose terms do not let weights be given away is never trained on."
     )
 
 
+def _terms(source: str) -> Terms | None:
+    """The terms of the data that a row of scores names; None if they are not known here."""
+    dataset, _, part = source.partition(":")
+    known = terms_of(dataset, {"part": part} if part else {})
+    return known[0] if known else None
+
+
 def _scores(record: dict[str, Any]) -> str:
+    """Two rows for each source: the model, and the image that it began with."""
     metrics = list(record["scores"][0]["values"])
-    reference = (record["scores"][0]["reference"] or {}).get("name")
-    columns = ["data", "cases", *metrics, *([f"{m}, {reference}" for m in metrics] if reference else [])]
     rows = []
     for scores in record["scores"]:
+        terms = _terms(scores["source"])
+        name = scores["source"].removeprefix("proxy:")
+        data = f"{terms.source.partition(' (')[0]} (`{name}`)" if terms and name != scores["source"] else name
         values = [scores["values"][m] for m in metrics]
-        row = [f"{scores['source']}, {scores['split']}", str(scores["cases"])]
-        row += [_number(v["mean"]) + _interval(v, scores["cases"]) for v in values]
-        row += [_number(scores["reference"][m]) for m in metrics] if reference else []
-        rows.append(row)
+        cells = [_number(v["mean"]) + _interval(v, scores["cases"]) for v in values]
+        rows.append([f"{data}, {scores['split']}", str(scores["cases"]), record["name"], *cells])
+        if reference := scores["reference"]:
+            rows.append(["", "", reference["name"], *(_number(reference[m]) for m in metrics)])
+    columns = ["data", "cases", "image", *(HEADINGS.get(m, m) for m in metrics)]
     text = (
-        markdown_table(columns, rows, right=columns[1:])
+        markdown_table(columns, rows, right=["cases", *columns[3:]])
         + f"\n\nMean over cases [95 % interval from resampled cases]. Protocol `{record['scores'][0]['protocol']}`: "
         + record["scores"][0]["meaning"]
     )

@@ -54,9 +54,10 @@ def pack(
     """Write a model folder from a finished run, with a card made from what the run recorded.
 
     The config is that of the run without the path of its data. Scores come with 95 % intervals, from resampled cases.
+    A model can be packed again: it keeps its weights and scores, gets those of `others`, and a new card.
 
     Args:
-        run: the run folder.
+        run: the run folder, or a model.
         name: of the model.
         out: the folder to write; default: NAME in the current folder.
         others: data of another source to score on, each as changes of the run's recipe: "data.options.part=raw_complex"
@@ -75,48 +76,66 @@ def pack(
     if not is_folder_name(name):
         raise ValueError(f"{name!r}: expected a name that a folder can have: give the place with --out")
     finished = load_run(run, device)
-    if not (finished.folder / "metrics.json").is_file():
-        raise ValueError(f"{finished.folder}: not finished: train it to the end first, the card needs its metrics.json")
-    metrics, environment = (read_json(finished.folder / f) for f in ("metrics.json", "environment.json"))
+    recorded, environment = _recorded(finished.folder), read_json(finished.folder / "environment.json")
     if environment.get("with") or environment.get("plugins"):
         raise ValueError(f"{finished.folder}: uses code beside chasm's (--with, or a plugin): others could not load it")
     sampling = finished.config.task.options.get("sampling", {})
     if sampling.get("file"):
         raise ValueError(f"{finished.folder}: its mask is the file {sampling['file']}: others do not have it")
-    trained_on = _terms(finished.config, licence)
-    scores = _scores("test split", metrics)
-    for change in others:
-        scores += _scored_elsewhere(finished, change, data_path, torch.device(device))
+    trained_on = _terms(finished.config, licence, recorded)
+    new = [s for change in others for s in _scored_elsewhere(finished, change, data_path, torch.device(device))]
+    scores = [old for old in recorded["scores"] if _subject(old) not in map(_subject, new)] + new
+    graph = graph_of(finished) if page or (finished.folder / GRAPH).is_file() else None
 
     folder = Path(out if out is not None else name).expanduser()
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
         raise ValueError(f"{folder}: holds other files: give the name of a new folder")
     shape = list(finished.images.shape)
     write_text(folder / "config.yaml", dump(_without_paths(finished.config, name)))
-    save_weights(folder / WEIGHTS, load_file(finished.folder / WEIGHTS), finished.images)
+    if (finished.folder / RECORD).is_file():
+        write_bytes(folder / WEIGHTS, (finished.folder / WEIGHTS).read_bytes())
+    else:
+        save_weights(folder / WEIGHTS, load_file(finished.folder / WEIGHTS), finished.images)
     write_json(folder / "environment.json", {k: environment[k] for k in ENVIRONMENT if k in environment})
     hashed = ["config.yaml", WEIGHTS]
     (folder / GRAPH).unlink(missing_ok=True)
-    if page:
-        write_bytes(folder / GRAPH, gzip.compress(graph_of(finished), mtime=0))
+    if graph is not None:
+        write_bytes(folder / GRAPH, gzip.compress(graph, mtime=0))
         hashed.append(GRAPH)
     record = {
         "format": FORMAT,
         "name": name,
         "task": {"name": finished.config.task.name, **finished.task.report(shape)},
         "image_shape": shape,
-        "parameters": metrics["parameters"],
+        "parameters": recorded["parameters"],
         "trained_on": [asdict(terms) for terms in trained_on],
-        "steps": metrics["steps"],
-        "best_step": metrics["best_step"],
+        "steps": recorded["steps"],
+        "best_step": recorded["best_step"],
         "scores": scores,
         "sha256": {file: sha256(folder / file) for file in hashed},
     }
-    if page:
+    if graph is not None:
         record["page"] = graph_key(finished)
     write_json(folder / RECORD, record)
     write_text(folder / "README.md", write_card(record, finished.config, environment))
     return folder
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """Return size, steps and scores of a finished run, or the record of a model."""
+    if (folder / RECORD).is_file():
+        record: dict[str, Any] = read_json(folder / RECORD)
+        return record
+    if not (folder / "metrics.json").is_file():
+        raise ValueError(f"{folder}: not finished: train it to the end first, the card needs its metrics.json")
+    metrics = read_json(folder / "metrics.json")
+    return {name: metrics[name] for name in ("parameters", "steps", "best_step")} | {
+        "scores": _scores("test split", metrics)
+    }
+
+
+def _subject(scores: dict[str, Any]) -> tuple[str, str]:
+    return scores["split"], scores["source"]
 
 
 def _without_paths(config: RunConfig, name: str) -> RunConfig:
@@ -126,11 +145,13 @@ def _without_paths(config: RunConfig, name: str) -> RunConfig:
     return config.model_copy(update={"name": name, "data": data, "train": train})
 
 
-def _terms(config: RunConfig, licence: str | None) -> list[Terms]:
+def _terms(config: RunConfig, licence: str | None, recorded: dict[str, Any]) -> list[Terms]:
     """Return the terms of the training data; refuse data whose terms are not known or do not allow it."""
     if licence is not None:
         return [Terms(config.data.name, licence, True)]
     known = terms_of(config.data.name, config.data.options)
+    if known is None and "trained_on" in recorded:  # a model, which says it
+        return [Terms(**terms) for terms in recorded["trained_on"]]
     if not known:
         raise ValueError(f"the terms of dataset {config.data.name!r} are not known here: give them with --licence")
     for terms in known:
