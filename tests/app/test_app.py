@@ -12,17 +12,19 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from chasm.app import server
-from chasm.app.model import ForPage, graph_of
+from chasm.app.model import ForPage, _make_graph, graph_of
 from chasm.app.site import STATIC, VENDOR, build_site
 from chasm.cli.app import app
 from chasm.models import RECORD, sha256
@@ -271,6 +273,20 @@ def test_a_graph_is_made_once_for_all_weights_of_an_architecture(
     assert made == [run, larger]
     weights = [(tmp_path / folder / "models" / "small" / "model.bin").read_bytes() for folder in ("a", "b")]
     assert weights[0] != weights[1]
+
+
+def test_the_graph_of_a_large_network_is_not_compared_node_by_node(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patterns of onnxscript compare each node with all others: half a minute for a varnet."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("patterns are searched")
+
+    monkeypatch.setattr("onnxscript.rewriter.RewriteRuleSet.apply_to_model", refuse)
+    nodes = onnx.load_from_string(_make_graph(load_run(run))).graph.node
+    named = [tuple(name for name in (*node.input, *map(str, node.attribute)) if name) for node in nodes]
+    repeated = Counter(zip((node.op_type for node in nodes), named, strict=True)).most_common(1)[0]
+    assert repeated[1] == 1, repeated  # nothing is computed twice
+    assert not [node.name for node in nodes if node.op_type == "Constant"]
 
 
 def test_a_home_that_cannot_be_written_to_is_no_hindrance(

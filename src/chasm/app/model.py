@@ -92,8 +92,8 @@ def graph_key(run: Run) -> str:
 def graph_of(run: Run) -> bytes:
     """Return the network of a run as an ONNX graph without weights, which refers to the file ``model.bin`` for them.
 
-    A model that `chasm models pack --page` made has it. Else it is made once for an architecture, which takes minutes,
-    and kept in the cache of the user.
+    A model that `chasm models pack --page` made has it. Else it is made once for an architecture, which takes a minute
+    or two, and kept in the cache of the user.
 
     Args:
         run: of a reconstruction or super-resolution.

@@ -29,7 +29,7 @@ def app(
     from chasm.app import build_site, serve
 
     def announce(name: str) -> None:
-        typer.echo(f"{name} .. (seconds; minutes if its architecture is new here)")
+        typer.echo(f"{name} .. (seconds; a minute or two if its architecture is new here)")
 
     if out is not None:
         folder = build_site(runs or [], out, on_model=announce)

@@ -74,7 +74,7 @@ def pack(
     other: list[str] = typer.Option([], "--other", help=OTHER),
     data: str | None = typer.Option(None, help="Folder of the data of --other, if not the one of the training."),
     licence: str | None = typer.Option(None, help="Terms of the training data, if chasm does not know them."),
-    page: bool = typer.Option(False, "--page", help="Write the network for 'chasm app', too; takes minutes."),
+    page: bool = typer.Option(False, "--page", help="Write the network for 'chasm app', too; takes a minute or two."),
 ) -> None:
     """Turn a finished run into a model folder: safetensors, config, checksums, and a card with its scores.
 

@@ -15,16 +15,37 @@ def weights_as_bytes(state: Mapping[str, Tensor]) -> bytes:
 def optimise_without_weights(program: Any, state: Mapping[str, Tensor]) -> None:
     """Optimise a `torch.onnx.ONNXProgram` in place, and compute nothing from its weights beforehand.
 
+    These are the passes of `program.optimize()` without its patterns, which compare all nodes with all others: half a
+    minute for a varnet. onnxruntime has patterns of its own.
+
     Args:
         program: exported with optimize=False.
         state: the state dict of the module that it was made of.
     """
-    graph = program.model.graph
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    model, graph = program.model, program.model.graph
     weights = [graph.initializers[name] for name in state if name in graph.initializers]
     graph.inputs.extend(weights)  # the optimiser takes an input for something that may change
-    program.optimize()
+    optimizer.inline(model)
+    for _ in range(2):  # what is folded lets other nodes be folded
+        optimizer.fold_constants(model)
+        optimizer.remove_unused_nodes(model)
+    for make_pass in (
+        lambda: common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass,
+        common.DeduplicateInitializersPass,
+        common.CommonSubexpressionEliminationPass,
+        common.RemoveUnusedNodesPass,
+        common.RemoveUnusedFunctionsPass,
+        common.RemoveUnusedOpsetsPass,
+        common.OutputFixPass,
+        common.NameFixPass,
+    ):
+        make_pass()(model)
     for weight in weights:
-        program.model.graph.inputs.remove(weight)
+        graph.inputs.remove(weight)
 
 
 def move_weights_out(file: Path, state: Mapping[str, Tensor], location: str) -> None:
