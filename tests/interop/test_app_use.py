@@ -158,4 +158,4 @@ def test_of_a_picture_that_is_too_large_the_middle_is_enlarged(play: Any, runs: 
     large = F.interpolate(pixels, scale_factor=4, mode="bicubic", antialias=True).clamp(0, 1)
     with torch.no_grad():
         assert_same(read["result"], (runs["photos"].model(large).clamp(0, 1).numpy(), large.numpy()))
-    assert "the middle 256 x 40 pixels" in read["status"]
+    assert "the middle 256 x 40 of 262 x 40 pixels" in read["status"]

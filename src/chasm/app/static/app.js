@@ -178,8 +178,9 @@ async function infer(index, bands, onPrepared = () => {}) {
   const {task} = model, most = task.name !== 'superres' ? Infinity : Math.floor(MAX_ENLARGED_SIDE / (isEnlarged ? task.factor : 1));
   const {slice, H: h, W: w} = middle(scan.slice(index), scan.H, scan.W, most);
   if (task.name === 'reconstruction' && slice.channels.length > 1) slice.channels = [grey(slice.channels)];
-  const prepared = {...prepare(slice, h, w, task, sampling), cut: h === scan.H && w === scan.W ? '' : `the middle ${h} x ${w} pixels`};
-  const {input, channels, H, W, mask} = prepared;
+  const [rows, columns] = scan.full ?? [scan.H, scan.W], isCut = h < rows || w < columns;
+  const cut = isCut ? `the middle ${h} x ${w} of ${rows} x ${columns} pixels` : '';
+  const prepared = {...prepare(slice, h, w, task, sampling), cut}, {input, channels, H, W, mask} = prepared;
   onPrepared(prepared);
   const run = async (factors) => {
     const {output, ms} = await network.run({input, channels, H, W, mask, bands: factors});

@@ -83,9 +83,8 @@ async function readPicture([file]) {
   const planes = [0, 1, 2].map((c) => Float32Array.from({length: n}, (_, i) => data[4 * i + c] / 255));
   const isGrey = planes[0].every((v, i) => v === planes[1][i] && v === planes[2][i]);
   const channels = (isGrey ? planes.slice(0, 1) : planes).map((re) => ({re, im: null}));
-  const notes = [isGrey ? '' : 'a colour picture'];
-  if (picture.width > W || picture.height > H) notes.push(`the middle of ${picture.height} x ${picture.width} pixels`);
-  return {H, W, count: 1, slice: () => ({channels}), note: notes.filter(Boolean).join(', ')};
+  const full = [picture.height, picture.width];  // of which this may be the middle
+  return {H, W, full, count: 1, slice: () => ({channels}), note: isGrey ? '' : 'a colour picture'};
 }
 
 const NUMPY = {f4: Float32Array, f8: Float64Array, u1: Uint8Array, u2: Uint16Array, i1: Int8Array, i2: Int16Array,
