@@ -272,3 +272,14 @@ def test_parts_of_fixed_length_are_refused_before_memory_is_taken(tmp_path: Path
         f.create_dataset(f"dataset/{part}", (2000,), kind, chunks=(1,), compression="gzip")
     with pytest.raises(DataError, match=r"GiB, above the limit of 1 GiB"):
         read_scans(tmp_path / "a.h5")
+
+
+def test_readouts_that_were_never_written_are_not_read(tmp_path: Path) -> None:
+    writer = plain(tmp_path / "a.h5")
+    writer.slice(centred_fft(coil_images(1))[0])
+    with h5py.File(writer.save(), "a") as f:
+        kind = f["dataset/data"].dtype
+        del f["dataset/data"]
+        f.create_dataset("dataset/data", (2 * 10**9,), kind, chunks=(1024,))
+    with pytest.raises(DataError, match=r"a\.h5: data: .* GiB, of which 0 bytes were written: damaged or a trap$"):
+        read_scans(tmp_path / "a.h5")

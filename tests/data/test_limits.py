@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -205,6 +206,7 @@ def test_a_file_that_claims_too_much_is_refused_before_memory_is_taken(
 
     kind = BOMBS[name](tmp_path)
     monkeypatch.setenv("CHASM_MAX_GIB", LIMIT)
+    monkeypatch.setattr("chasm.data.check.require_written", lambda file: None)  # what headers claim is refused, too
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as f:
         mapped = int(f.read().split()[0]) * resource.getpagesize()
@@ -223,6 +225,24 @@ def test_a_slice_of_a_sparse_file_is_refused(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a.npy", len(header) + 2**39)
     with pytest.raises(DataError, match=r"a\.npy: slice: 1048576x65536 values take 256 GiB, above the limit of 1 GiB"):
         open_dataset("folder", tmp_path, split="all")
+
+
+def test_a_long_file_of_holes_is_neither_read_nor_hashed(tmp_path: Path) -> None:
+    header = _npy_header((100_000, 4000, 4000))  # every slice fits
+    (tmp_path / "a.npy").write_bytes(header)
+    os.truncate(tmp_path / "a.npy", len(header) + 100_000 * 4000 * 4000 * 4)
+    report = check(tmp_path, "folder")
+    (finding,) = report.findings
+    assert re.fullmatch(r".*a\.npy: file: .* GiB long, and \d+ bytes of it are on disk: .*", finding)
+    assert report.files == {"a.npy": {"size": -1, "sha256": ""}}
+
+
+def test_values_that_were_never_written_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "Train").mkdir()
+    with h5py.File(tmp_path / "Train" / "a.h5", "w") as f:
+        f.create_dataset("kspace", (90_000, 2000, 2000, 2), np.float32, chunks=(1, 100, 100, 2))
+    (finding,) = check(tmp_path, "cc359").findings
+    assert finding.endswith("a.h5: kspace: 2.68e+03 GiB, of which 0 bytes were written: damaged or a trap")
 
 
 def test_pages_of_a_tiff_that_go_in_a_circle_are_one_line(tmp_path: Path) -> None:

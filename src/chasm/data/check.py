@@ -17,6 +17,7 @@ from chasm.common.files import read_json, write_text
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import BEYOND_SINGLE, DATASETS, FileDataset, existing
+from chasm.data.limits import require_written
 from chasm.data.records import Case, CaseFacts, DataError, fault
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
@@ -108,6 +109,8 @@ def _read(
 
     def one(case: Case) -> CaseFacts | DataError:
         try:
+            for file in filter(Path.exists, case.files):
+                require_written(file)
             facts = probe(case)
         except DataError as e:
             return e
@@ -121,9 +124,10 @@ def _read(
 
     def record(file: Path) -> dict[str, Any]:
         try:
+            require_written(file)
             with open(file, "rb") as f:
                 return {"size": file.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
-        except OSError:  # the probe says why
+        except (OSError, DataError):  # the probe says why
             return {"size": -1, "sha256": ""}
 
     good: list[tuple[Case, CaseFacts]] = []

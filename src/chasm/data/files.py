@@ -233,7 +233,8 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
     if (item.dtype.kind == "c") != complex_ or item.dtype.kind not in "iufc":
         raise fault(file, key, f"expected {'complex' if complex_ else 'real'} numbers, got {item.dtype}")
     require_few_slices(file, key, shape)
-    require_h5_fits(file, key, item, shape[1:])
+    with reading(file, key):
+        require_h5_fits(file, key, item, shape[1:])
     return item
 
 

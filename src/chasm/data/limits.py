@@ -23,6 +23,7 @@ PICTURE_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")  # none of them runs a 
 MAX_SLICES = 100_000  # of one file
 MAX_NIFTI_HEADER = 64 * 2**20  # bytes before the voxels, with all extensions
 MAX_DEFLATE_RATIO = 1032  # zlib cannot pack more bytes than this into one
+MAX_UNWRITTEN_BYTES = 2**24  # of an HDF5 dataset: less takes no time to read
 _TIFF_CODECS: dict[int, Any] = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}
 
 
@@ -88,6 +89,20 @@ def require_regular(file: Path, field: str = "file") -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         raise fault(file, field, f"expected a file, got {kinds.get(stat.S_IFMT(mode), 'a device')}")
+
+
+def require_written(file: Path) -> None:
+    """Raise a DataError for a long file of which hardly anything is on disk: to read or hash it whole takes hours."""
+    require_regular(file)
+    facts = os.stat(file)
+    stored = 512 * getattr(facts, "st_blocks", facts.st_size)  # Windows does not say
+    if facts.st_size <= max(MAX_DEFLATE_RATIO * stored, max_bytes()):
+        return
+    with open(file, "rb") as f:  # some file systems do not count blocks: they know of no holes, either
+        has_holes = os.lseek(f.fileno(), 0, os.SEEK_HOLE) < facts.st_size
+    if has_holes:
+        size = f"{facts.st_size / 2**30:.3g} GiB"
+        raise fault(file, "file", f"{size} long, and {stored} bytes of it are on disk: an unfinished copy, or a trap")
 
 
 def open_picture(source: Path | IO[bytes], file: Path) -> Any:
@@ -236,7 +251,9 @@ def refuse_other_files(handle: Any, file: Path) -> None:
 
 
 def require_h5_fits(file: Path, key: str, item: Any, shape: Sequence[int]) -> None:
-    """Raise a DataError if a part of an HDF5 dataset, or one of its chunks, is too large for memory.
+    """Raise a DataError if a part of an HDF5 dataset, or a chunk, is too large for memory, or hardly any is written.
+
+    What was never written reads as zeros: a file of 2 kB can hold a billion slices of them.
 
     Args:
         file: the file, for messages.
@@ -245,5 +262,8 @@ def require_h5_fits(file: Path, key: str, item: Any, shape: Sequence[int]) -> No
         shape: of the part that is read at once.
     """
     require_fits(file, key, shape, item.dtype.itemsize)
+    size, stored = math.prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
+    if size > max(MAX_DEFLATE_RATIO * stored, MAX_UNWRITTEN_BYTES):
+        raise fault(file, key, f"{size / 2**30:.3g} GiB, of which {stored} bytes were written: damaged or a trap")
     if item.chunks:
         require_fits(file, f"{key} chunk", item.chunks, item.dtype.itemsize)
