@@ -312,6 +312,20 @@ def test_on_a_local_ray(tmp_path):
         pass  # it has ended before the stream was closed
 
 
+def test_ray_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+
+    def init(**options):
+        raise InterruptedError(os.getcwd())  # what Ray puts in front of the search path of its workers
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InterruptedError) as started:
+        next(on_ray([job(tmp_path / "run")]))
+    assert str(started.value) == sys.prefix
+    assert os.getcwd() == str(tmp_path)
+
+
 def test_ray_does_not_keep_the_handlers_of_the_stop_signals():
     before = signal.getsignal(signal.SIGTERM)
     with executors._same_handlers():

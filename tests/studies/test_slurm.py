@@ -1,5 +1,6 @@
 """Cells as an array job: by submitit on this machine, which submits, watches and requeues as it does under SLURM."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,9 @@ from chasm.studies.state import state, working_on
 def test_cells_run_and_their_outcomes_are_read_from_their_folders(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "chasm.py").write_text("raise RuntimeError('imported from the current folder')\n")
+    monkeypatch.chdir(tmp_path / "here")
     jobs = [job(tmp_path / "good"), broken(tmp_path / "bad")]
     outcomes = dict(on_slurm(jobs, tmp_path / "slurm", at_once=2, cluster="local"))
     assert outcomes == {"good": "done", "bad": "failed"}
@@ -79,6 +83,7 @@ def test_the_job_script_asks_for_what_was_asked(cluster):
     for line in ("--array=0-2%2", "--cpus-per-task=4", "--gpus-per-node=1", "--time=240", "--partition=gpu"):
         assert line in script
     assert "--signal=USR2@" in script
+    assert f"{sys.executable} -P -u -m submitit" in script
     assert (cluster / "cancelled").read_text().split() == ["12_1", "12_2"]
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,8 @@ def on_ray(
     Raises:
         ValueError: if Ray is not installed.
     """
+    # Under `uv run` Ray would copy the current folder to its workers. They run this Python, and need nothing of it.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
     except ImportError:
@@ -179,10 +181,12 @@ def on_ray(
     if started:
         # Ray's own processes belong to the process group of this one. SIGHUP or SIGUSR1 to the group would end them,
         # and then nothing could tell the cells to save. SIGTERM stays: ray.shutdown ends them with it.
-        with _same_handlers(), delayed_signals(set(STOP_SIGNALS) - {signal.SIGTERM, signal.SIGINT}):
+        # Its workers import from the folder that is current now: that of this Python, not one that may hold anything.
+        delayed = set(STOP_SIGNALS) - {signal.SIGTERM, signal.SIGINT}
+        with _same_handlers(), delayed_signals(delayed), chdir(sys.prefix):
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(_run_in_task)
-    keys = {task.remote(job, max(1, int(cpus))): job for job in jobs}
+    keys = {task.remote(job, max(1, int(cpus)), os.getcwd()): job for job in jobs}
     waiting = list(keys)
     try:
         while waiting:
@@ -206,9 +210,17 @@ def on_ray(
                 ray.shutdown()
 
 
-def _run_in_task(job: Job, threads: int) -> str:
-    """Run one cell inside a Ray task. Cancelling the task raises KeyboardInterrupt here, and the cell saves."""
+def _run_in_task(job: Job, threads: int, folder: str) -> str:
+    """Run one cell inside a Ray task. Cancelling the task raises KeyboardInterrupt here, and the cell saves.
+
+    Args:
+        job: the cell.
+        threads: of its process.
+        folder: where the study was started: relative paths of data begin there, if this machine has it.
+    """
     try:
+        with suppress(OSError):
+            os.chdir(folder)
         return dict(local([job], threads=threads))[job["key"]]
     except KeyboardInterrupt:
         return "interrupted"

@@ -2,8 +2,10 @@
 
 import getpass
 import math
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
@@ -61,7 +63,12 @@ def on_slurm(
     if minutes < MIN_MINUTES:
         raise ValueError(f"expected --minutes {MIN_MINUTES} or more, got {minutes}: a task saves before its time limit")
     threads = max(1, math.ceil(cpus))
-    executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=MAX_REQUEUES)
+    executor = submitit.AutoExecutor(
+        folder=folder,
+        cluster=cluster,
+        slurm_max_num_timeout=MAX_REQUEUES,
+        **{f"{cluster}_python": f"{shlex.quote(sys.executable)} -P"},  # -P: import nothing from the current folder
+    )
     executor.update_parameters(
         name="chasm",
         timeout_min=minutes,
