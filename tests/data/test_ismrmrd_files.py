@@ -283,3 +283,12 @@ def test_readouts_that_were_never_written_are_not_read(tmp_path: Path) -> None:
         f.create_dataset("dataset/data", (2 * 10**9,), kind, chunks=(1024,))
     with pytest.raises(DataError, match=r"a\.h5: data: .* GiB, of which 0 bytes were written: damaged or a trap$"):
         read_scans(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize(("shape", "says"), [((0, H), "0 coils and 24 samples"), ((3, 0), "3 coils and 0 samples")])
+def test_a_line_that_holds_nothing_is_one_line(shape: tuple[int, int], says: str, tmp_path: Path) -> None:
+    writer = plain(tmp_path / "a.h5")
+    writer.slice(centred_fft(coil_images(1))[0])
+    writer.line(np.zeros(shape), repetition=1)
+    with pytest.raises(DataError, match=rf"a\.h5: acquisitions: line 0 has {says}$"):
+        read_scans(writer.save())

@@ -23,7 +23,7 @@ PICTURE_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")  # none of them runs a 
 MAX_SLICES = 100_000  # of one file
 MAX_NIFTI_HEADER = 64 * 2**20  # bytes before the voxels, with all extensions
 MAX_DEFLATE_RATIO = 1032  # zlib cannot pack more bytes than this into one
-MAX_UNWRITTEN_BYTES = 2**24  # of an HDF5 dataset: less takes no time to read
+MAX_UNWRITTEN_BYTES = 2**20  # of an HDF5 dataset: less takes no time to read
 _TIFF_CODECS: dict[int, Any] = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}
 
 

@@ -102,6 +102,8 @@ def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, **facts: Any
 def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: int) -> None:
     nx, ny, nz = encoding.matrix
     coils, n = line.samples.shape
+    if not coils or not n:
+        raise fault(file, "acquisitions", f"line {line.line} has {counted(coils, 'coil')} and {counted(n, 'sample')}")
     first = nx // 2 - line.centre
     y, z = line.line - encoding.centre[0] + ny // 2, line.partition - encoding.centre[1] + nz // 2
     if first < 0 or first + n > nx:
