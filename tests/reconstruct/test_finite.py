@@ -1,5 +1,6 @@
 """Numbers that float32 cannot hold: one line, exit code 3, and nothing is written."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,16 @@ def test_values_that_float32_cannot_hold_are_said(form: str, size: float, says: 
     assert found.exit_code == 3, found.output
     assert says in found.stderr
     assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("size", [-1.0, 0.0, 1e-42, 3e37])
+def test_no_nan_is_printed_about_values_that_float32_holds(size: float, tmp_path: Path) -> None:
+    np.save(tmp_path / "scan.npy", (np.abs(writers.blob(np.random.default_rng(0), 2, 16, 16)) * size).astype("f4"))
+    run = make_run(tmp_path / "run")
+    found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.nii", "--report", tmp_path / "page.html")
+    assert found.exit_code == 0, found.output
+    assert not re.search(r"\b(nan|inf)\b", found.output), found.output
+    assert ("all samples are zero, so nothing was measured" in found.output) == (size == 0.0)
 
 
 def test_a_check_finds_them(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from runs import brains, call, columns, make_run
 
 from chasm.data import KSpaceScan, open_dataset, write_scan
 from chasm.reconstruct import reconstruct
+from chasm.reconstruct.trust import FROM_EDGE, Consistency, SliceConsistency
 from chasm.train.weights import describe_training_data
 
 pytestmark = pytest.mark.usefixtures("no_picture")
@@ -90,7 +91,10 @@ def test_a_trained_run_reports_it_too(tmp_path: Path) -> None:
     assert found.residual < 1e-5  # zero weights give the zero-filled image
     np.save(tmp_path / "blank.npy", np.zeros((1, *SIZE)))
     found = call(tmp_path / "blank.npy", "--run", run, "-o", tmp_path / "out.h5")
-    assert "no noise can be told from the edge of k-space" in found.output
+    assert "all samples are zero, so nothing was measured" in found.output
+    assert str(Consistency.of([SliceConsistency(1.0, 4.0, 0.0, FROM_EDGE)])) == (
+        "residual 0.25 of the signal (no noise can be told from the edge of k-space)"
+    )
 
 
 def test_data_unlike_the_training_data_is_said_in_one_line(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def edge_noise(kspace: Tensor) -> float:
         >>> abs(edge_noise(noise) - 3) < 0.3
         True
     """
-    power = kspace[0].abs().square()
+    top = float(kspace.abs().max())
+    if not top > 0:
+        return 0.0
+    power = (kspace[0].abs() / top).square()  # the squares of large values are beyond float32
     filled = (power > 0).any(0)
 
     def outermost(used: Tensor, fraction: float) -> Tensor:
@@ -68,8 +71,6 @@ def edge_noise(kspace: Tensor) -> float:
         return at[order[: math.ceil(len(at) * fraction)]]
 
     rows, columns = outermost(filled.any(1), 1 / 8), outermost(filled.any(0), 1 / 2)
-    if not len(rows):
-        return 0.0
     edge = power[:, rows][:, :, columns].flatten(1)
     # the median of an exponential distribution is log 2 times its mean
-    return math.sqrt(float((edge.median(1).values / math.log(2)).mean()))
+    return top * math.sqrt(float((edge.median(1).values / math.log(2)).mean()))

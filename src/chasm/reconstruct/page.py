@@ -144,7 +144,7 @@ def _stride(slices: int, pixels: int) -> int:
 def _stored(image: np.ndarray) -> dict[str, Any]:
     """12 bits of a magnitude image (H, W): differences along rows, low bytes and then high bytes, deflated, as text."""
     top = float(image.max())
-    steps = np.round(image / (top if top > 0 else 1) * 4095).astype(np.uint16)
+    steps = np.round(np.clip(image / (top if top > 0 else 1), 0, 1) * 4095).astype(np.uint16)
     steps[:, 1:] -= steps[:, :-1].copy()
     low, high = (steps & 255).astype(np.uint8), (steps >> 8).astype(np.uint8)
     packed = zlib.compress(low.tobytes() + high.tobytes(), 6)
@@ -165,6 +165,8 @@ def _cards(scores: Mapping[str, float], reference: Mapping[str, float]) -> list[
 
 
 def _consistency_card(found: Consistency) -> tuple[str, str, str]:
+    if math.isnan(found.residual):
+        return "Residual", "unknown", str(found)
     if not found.noise > 0:
         return "Residual", f"{found.residual:.2g}", "of the signal; no noise is known"
     return "Residual", f"{found.against_noise:.2g} × noise", f"noise from {found.noise_from}"

@@ -12,7 +12,7 @@ It says nothing about what was not measured.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 
 from torch import Tensor
@@ -49,8 +49,7 @@ class SliceConsistency:
             noise_from: where that is known from.
         """
         samples = float(mask.expand(y.shape).sum())
-        residual, signal = (sqrt(float(k.abs().square().sum()) / samples) for k in (misfit, y))
-        return cls(residual, signal, noise, noise_from)
+        return cls(_root_mean_square(misfit, samples), _root_mean_square(y, samples), noise, noise_from)
 
     @property
     def against_noise(self) -> float:
@@ -58,12 +57,18 @@ class SliceConsistency:
         return self.residual / self.noise if self.noise > 0 else nan
 
 
+def _root_mean_square(k: Tensor, samples: float) -> float:
+    """Return the root of the mean of |k|^2. The squares of large values alone are beyond float32."""
+    top = float(k.abs().max())
+    return top * sqrt(float((k.abs() / top).square().sum()) / samples) if top > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class Consistency:
     """How well a volume explains what was measured.
 
     Attributes:
-        residual: of the volume, as a fraction of the signal.
+        residual: of the volume, as a fraction of the signal; not a number if all samples are zero.
         against_noise: the residual in units of the noise.
         noise: of one sample, in the units of the data.
         noise_from: where that is known from.
@@ -95,6 +100,8 @@ class Consistency:
         )
 
     def __str__(self) -> str:
+        if isnan(self.residual):
+            return "all samples are zero, so nothing was measured"
         if not self.noise > 0:
             return f"residual {self.residual:.2g} of the signal (no noise can be told from {self.noise_from})"
         text = f"residual {self.against_noise:.2g} x the noise, which is {self.noise:.2g} ({self.noise_from})"

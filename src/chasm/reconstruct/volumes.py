@@ -217,12 +217,16 @@ def side_by_side(path: Path, case: str, results: dict[int, SliceResult]) -> None
     h, w = first.image.shape
     figure = Figure(figsize=(2.8 * columns, 2.8 * len(results) * h / w + 0.5), layout="constrained", facecolor="white")
     for row, (i, r) in zip(figure.subplots(len(results), columns, squeeze=False), results.items(), strict=True):
-        top = float((r.image if r.target is None else r.target).max()) or 1.0
-        grey: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": top}
+        shown = r.image if r.target is None else r.target
+        low, top = min(0.0, float(shown.min())), float(shown.max()) or 1.0  # signed data may be below zero throughout
+        grey: dict[str, Any] = {"cmap": "gray", "vmin": low, "vmax": top}
         panels = [("zero-filled", r.zero_filled, grey), (f"reconstruction, slice {i}", r.image, grey)]
         if r.target is not None:
             error = np.abs(r.image - r.target)
-            panels += [("target", r.target, grey), ("error x 5", 5 * error, {**grey, "cmap": "inferno"})]
+            panels += [
+                ("target", r.target, grey),
+                ("error x 5", 5 * error, {"cmap": "inferno", "vmin": 0, "vmax": top - low}),
+            ]
         for ax, (title, image, options) in zip(row, panels, strict=True):
             ax.imshow(image, **options)
             ax.set_title(title, fontsize=9)

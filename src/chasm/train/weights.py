@@ -122,6 +122,8 @@ def describe_training_data(data: SliceDataset) -> dict[str, Any]:
 
 def brightness(image: Tensor) -> float | None:
     """Return the mean of the magnitude of (M, H, W), all M combined, as a fraction of its maximum; None if blank."""
-    magnitude = image.abs().float().square().sum(0).sqrt()
-    top = float(magnitude.max())
-    return float(magnitude.mean()) / top if top > 0 else None
+    values = image.abs().float()
+    if not float(values.max()) > 0:
+        return None
+    magnitude = (values / values.max()).square().sum(0).sqrt()  # the squares of large values are beyond float32
+    return float(magnitude.mean() / magnitude.max())
