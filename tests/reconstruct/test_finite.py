@@ -42,7 +42,8 @@ def test_values_that_float32_cannot_hold_are_said(form: str, size: float, says: 
 
 @pytest.mark.parametrize("size", [-1.0, 0.0, 1e-42, 3e37])
 def test_no_nan_is_printed_about_values_that_float32_holds(size: float, tmp_path: Path) -> None:
-    np.save(tmp_path / "scan.npy", (np.abs(writers.blob(np.random.default_rng(0), 2, 16, 16)) * size).astype("f4"))
+    image = (np.abs(writers.blob(np.random.default_rng(0), 2, 16, 16)) + 0.5) * size  # below zero throughout for -1
+    np.save(tmp_path / "scan.npy", image.astype("f4"))
     run = make_run(tmp_path / "run")
     found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.nii", "--report", tmp_path / "page.html")
     assert found.exit_code == 0, found.output
