@@ -1,6 +1,7 @@
 """No checkpoint that was saved is lost, and none that is damaged is trusted."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,9 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "c", pytest.fail).newest() is None
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "no record", "empty record", "other record"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped", "missing", "no record", "empty record", "other record", "other step"]
+)
 def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints, damage: str) -> None:
     state, record = (saved.folder / "00000003" / name for name in ("state.safetensors", "record.json"))
     content = bytearray(state.read_bytes())
@@ -58,6 +61,8 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints
         record.unlink()
     elif damage == "empty record":
         record.write_text("")
+    elif damage == "other step":  # both files are sound, but they belong to the checkpoint before
+        shutil.copytree(saved.folder / "00000002", state.parent, dirs_exist_ok=True)
     else:
         record.write_text("{}")
     said: list[str] = []

@@ -113,6 +113,8 @@ class Checkpoints:
                 record = read_json(folder / "record.json")
                 if record.pop("record_sha256") != _sha256_of(record):
                     raise ValueError("checksum of record.json differs")
+                if record["step"] != number:
+                    raise ValueError(f"it was saved at step {record['step']}")
                 if sha256(folder / "state.safetensors") != record["sha256"]:
                     raise ValueError("checksum differs")
                 return load_file(folder / "state.safetensors"), record
