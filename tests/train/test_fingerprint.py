@@ -130,6 +130,15 @@ def test_a_folder_that_was_renamed_and_used_again_keeps_its_one_writer(tmp_path:
     train(recipe(), moved, quiet=True)
 
 
+def test_a_folder_that_was_renamed_is_left_alone(tmp_path: Path) -> None:
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    renamed = pytest.raises(OSError, match="run: the folder was renamed or replaced")
+    with renamed, at_step(4, lambda: folder.rename(moved)):
+        train(recipe(), folder, quiet=True)
+    assert not folder.exists()
+    assert train(recipe(), moved, quiet=True)["steps"] == 6
+
+
 def test_a_folder_that_was_removed_is_made_and_locked_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

@@ -60,22 +60,20 @@ class Lock:
         """Make sure that the folder of the lock file is still the one that was locked.
 
         A folder may be renamed while a process works in it, and another process may begin in a new folder of the same
-        name. A folder that was removed is locked again.
+        name. A folder that was removed is made and locked again.
 
         Raises:
-            OSError: if there is another lock file in its place.
+            OSError: if the lock file is elsewhere now, or another one is in its place.
         """
         if fcntl is None:
             return  # Windows renames no folder with an open file
         held = os.fstat(self._descriptor)
-        try:
-            there = os.stat(self.file)
-        except FileNotFoundError:
+        if held.st_nlink == 0 and not self.file.exists():
             old = self._descriptor
             self._take()
             os.close(old)
             return
-        if (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino):
+        if not self.file.exists() or not os.path.samestat(held, os.stat(self.file)):
             raise OSError(
                 f"{self.file.parent}: the folder was renamed or replaced while a process worked in it: "
                 "that process stops; give the folder its name again to go on"
