@@ -27,7 +27,8 @@ from chasm.app import server
 from chasm.app.model import ForPage, _make_graph, graph_of
 from chasm.app.site import STATIC, VENDOR, build_site
 from chasm.cli.app import app
-from chasm.models import RECORD, sha256
+from chasm.common.files import sha256
+from chasm.models import RECORD
 from chasm.train import Run, load_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))

@@ -242,7 +242,7 @@ def test_values_that_were_never_written_are_not_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "Train" / "a.h5", "w") as f:
         f.create_dataset("kspace", (90_000, 2000, 2000, 2), np.float32, chunks=(1, 100, 100, 2))
     (finding,) = check(tmp_path, "cc359").findings
-    assert finding.endswith("a.h5: kspace: 2.68e+03 GiB, of which 0 bytes were written: damaged or a trap")
+    assert finding.endswith("a.h5: kspace: 2,682.209 GiB, of which 0 bytes were written: damaged or a trap")
 
 
 def test_pages_of_a_tiff_that_go_in_a_circle_are_one_line(tmp_path: Path) -> None:

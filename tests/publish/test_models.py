@@ -197,7 +197,7 @@ def test_a_model_packed_again_keeps_its_weights_and_gets_new_scores(packed: Path
     assert {k: new[k] for k in ("parameters", "steps", "trained_on")} == {
         k: old[k] for k in ("parameters", "steps", "trained_on")
     }
-    assert new["scores"] == old["scores"]  # those of the same data and split, once
+    assert new["scores"] == old["scores"]  # those of size 24 had the same split and source, and are replaced
     assert (again / "README.md").read_text() == (packed / "README.md").read_text().replace("tiny-x4", "again")
     assert load_run(again).config.name == "again"
 

@@ -77,6 +77,30 @@ def test_undersampled_arrays_of_kspace(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.nii"])
+def test_kspace_beside_other_files_is_not_taken_for_images(tmp_path: Path, name: str) -> None:
+    import nibabel
+
+    run = make_run(tmp_path / "run", complex=True, sampling={"kind": "equispaced", "acceleration": 2})
+    k = writers.centred_fft(brains(3)).astype(np.complex64)
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    (folder / "._b.npy").write_bytes(b"what macOS leaves beside a file")
+    if name == "a.npz":
+        np.savez(folder / name, images=k)  # a key that says the opposite
+    elif name == "a.nii":
+        nibabel.save(nibabel.Nifti1Image(k, np.eye(4)), folder / name)
+    else:
+        np.save(folder / name, k)
+    for path in (folder, folder / name):
+        with pytest.raises(ValueError, match="looks like k-space"):
+            reconstruct(path, run, tmp_path / "out.h5")
+    (folder / name).unlink()
+    np.save(folder / "b.npy", brains(3).astype(np.complex64))
+    assert reconstruct(folder, run, tmp_path / "out.h5").read_as.startswith("complex images")
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_the_axes_of_an_array_are_asked_for(tmp_path: Path) -> None:
     """Eight coils of one slice were read as eight slices."""
     run = make_run(tmp_path / "run", complex=True, sampling={"kind": "equispaced", "acceleration": 2})

@@ -41,7 +41,7 @@ def test_before_its_time_limit_a_cell_saves_and_is_submitted_again(tmp_path):
 def test_what_is_missing_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="needs sbatch and srun, which are not here"):
+    with pytest.raises(ValueError, match="needs sbatch, srun and squeue, which are not all here"):
         next(on_slurm([job(tmp_path / "good")], tmp_path))
     with pytest.raises(ValueError, match="--minutes 5 or more, got 2"):
         next(on_slurm([job(tmp_path / "good")], tmp_path, minutes=2, cluster="local"))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from small import UNET, recipe
 
-from chasm.models import sha256
+from chasm.common.files import sha256
 from chasm.train import train
 
 

@@ -185,9 +185,8 @@ class RealMeasurement(Measurement):
         turn = complex_product(self.maps, own.maps, conjugate=True).sum(1, keepdim=True)
         size = turn.square().sum(2, keepdim=True).sqrt()
         one = torch.stack([torch.ones_like(size[:, :, 0]), torch.zeros_like(size[:, :, 0])], 2)
-        return complex_product(torch.where(size == 0, one, turn / _or_one(size)), image.unflatten(1, (-1, 2))).flatten(
-            1, 2
-        )
+        phase = torch.where(size == 0, one, turn / _or_one(size))
+        return complex_product(phase, image.unflatten(1, (-1, 2))).flatten(1, 2)
 
 
 def _or_one(size: Tensor) -> Tensor:

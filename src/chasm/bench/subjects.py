@@ -24,7 +24,7 @@ PURE_CORES = ("gfnet",)  # rivals that are only a spectral core; mode "core" tim
 class Subject:
     """A block to time."""
 
-    mixer: str  # its name
+    mixer: str  # name of the mixer
     form: str  # form of CHASM, or another word for how the block runs
     module: nn.Module  # the block with float32 parameters; bfloat16 runs under autocast
     core: Callable[[Tensor], Tensor] | None = None  # its spectral core, with the same parameters, if it has one

@@ -110,7 +110,7 @@ def run(
     slurm: bool = typer.Option(False, "--slurm", help="Submit an array job to SLURM instead, and wait for it."),
     cpus: float = typer.Option(1.0, help="CPUs of a run under Ray or SLURM."),
     gpus: float = typer.Option(0.0, help="GPUs of a run under Ray or SLURM; under Ray 0.25 lets four share one."),
-    minutes: int = typer.Option(60, help="Time limit of a SLURM task; one that meets it saves and goes on later."),
+    minutes: int = typer.Option(60, help="Time limit of a SLURM task, 5 or more; a task saves before it."),
     partition: str = typer.Option(None, help="Partition of the SLURM cluster. Default: the cluster's."),
 ) -> None:
     """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""

@@ -1,6 +1,7 @@
 """Files that must not be lost: atomic writes, JSON without NaN, one error line for what cannot be written."""
 
 import errno
+import hashlib
 import json
 import math
 import mmap
@@ -156,6 +157,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected an object in braces, got {type(value).__name__}: {advice}")
     return value
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def json_safe(value: Any) -> Any:

@@ -92,15 +92,15 @@ class CC359(KSpaceDataset):
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:
-        file, files = case.files[0], H5Files()
-        volume = _open_volume(file, files)
-        survey = SliceSurvey()
-        for k in range(len(volume)):  # one slice at a time: a volume may be 3 GB
-            survey.add(_image(_kspace(volume, k, file)).numpy())
-        if survey.high == 0.0:
-            raise fault(file, "kspace", "every value is zero")
-        (n, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
-        files.close()
+        file = case.files[0]
+        with H5Files() as files:
+            volume = _open_volume(file, files)
+            survey = SliceSurvey()
+            for k in range(len(volume)):  # one slice at a time: a volume may be 3 GB
+                survey.add(_image(_kspace(volume, k, file)).numpy())
+            if survey.high == 0.0:
+                raise fault(file, "kspace", "every value is zero")
+            (n, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
         multi = file.suffix == ".h5"  # there the width differs between sound volumes
         kind = counted(pairs // 2, "channel") if multi else "single-channel"
         shape, digests = (pairs // 2, h, w), tuple(survey.digests)

@@ -1,6 +1,5 @@
 """Check that a downloaded dataset is complete and sound: read all of it, report what is wrong, keep hashes."""
 
-import hashlib
 import inspect
 import json
 import math
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import read_json, write_text
+from chasm.common.files import read_json, sha256, write_text
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import BEYOND_SINGLE, DATASETS, FileDataset, existing
@@ -125,8 +124,7 @@ def _read(
     def record(file: Path) -> dict[str, Any]:
         try:
             require_written(file)
-            with open(file, "rb") as f:
-                return {"size": file.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
+            return {"size": file.stat().st_size, "sha256": sha256(file)}
         except (OSError, DataError):  # the probe says why
             return {"size": -1, "sha256": ""}
 

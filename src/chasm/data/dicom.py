@@ -29,13 +29,13 @@ class Frame:
     """One image of a DICOM file, without its pixels."""
 
     file: Path
-    number: int  # of the frame within the file
+    number: int  # the number of the frame within its file
     instance: int  # the number of the frame within the series
     rows: int  # the height of the image
     echo: float  # echo time in ms, or the number of the echo; 0 if unknown
     component: str  # "m", "p", "r" or "i" for magnitude, phase, real or imaginary part; "" if unknown
     time: int  # the number of the repetition; 0 if unknown
-    position: np.ndarray | None  # of the centre of the first pixel in mm, to the left, to the back and up
+    position: np.ndarray | None  # the centre of the first pixel in mm, to the left, to the back and up
     orientation: np.ndarray | None  # the directions in which columns and rows count up, (2, 3)
     spacing: np.ndarray | None  # between rows and between columns, in mm
     thickness: float | None  # between slices, in mm, if the file says

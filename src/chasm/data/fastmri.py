@@ -185,33 +185,32 @@ class FastMRI(KSpaceDataset):
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:
-        file, files = case.files[0], H5Files()
-        handle = files[file]
-        kspace = h5_field(handle, file, "kspace", (3, 4), complex_=True)
-        header = read_header(handle, file)
-        if "mask" in handle:
-            column_mask(handle, file, kspace.shape[-1])
-        targets = [key for key in STORED.values() if key in handle]
-        if not targets and "mask" not in handle:
-            raise fault(file, "reconstruction_rss", "missing, and without a mask this is no test file")
-        raw, images = SliceSurvey(), SliceSurvey()
-        for key in targets:
-            item = h5_field(handle, file, key, (3,))
-            if item.shape[0] != kspace.shape[0]:
-                raise fault(file, key, f"{counted(item.shape[0], 'slice')}, but kspace has {kspace.shape[0]}")
-        for k in range(kspace.shape[0]):
-            raw.add(h5_slice(kspace, k, file, "kspace"))
+        file = case.files[0]
+        with H5Files() as files:
+            handle = files[file]
+            kspace = h5_field(handle, file, "kspace", (3, 4), complex_=True)
+            header = read_header(handle, file)
+            if "mask" in handle:
+                column_mask(handle, file, kspace.shape[-1])
+            targets = [key for key in STORED.values() if key in handle]
+            if not targets and "mask" not in handle:
+                raise fault(file, "reconstruction_rss", "missing, and without a mask this is no test file")
+            raw, images = SliceSurvey(), SliceSurvey()
             for key in targets:
-                images.add(h5_slice(handle[key], k, file, key))
-        kind = _text(_attribute(handle, file, "acquisition", "")) or "no acquisition attribute"
-        coils = 1 if kspace.ndim == 3 else kspace.shape[1]
-        shape = (coils, *(handle[targets[0]].shape[1:] if targets else header.recon))
-        low, high = (images.low, images.high) if targets else (0.0, 0.0)
-        varies = not kind.startswith("COR")  # knees all have one shape, brains do not
-        dtype, digests = str(kspace.dtype), tuple(raw.digests)
-        facts = CaseFacts(shape, len(digests), dtype, low, high, _patient(file), kind, varies, digests)
-        files.close()
-        return facts
+                item = h5_field(handle, file, key, (3,))
+                if item.shape[0] != kspace.shape[0]:
+                    raise fault(file, key, f"{counted(item.shape[0], 'slice')}, but kspace has {kspace.shape[0]}")
+            for k in range(kspace.shape[0]):
+                raw.add(h5_slice(kspace, k, file, "kspace"))
+                for key in targets:
+                    images.add(h5_slice(handle[key], k, file, key))
+            kind = _text(_attribute(handle, file, "acquisition", "")) or "no acquisition attribute"
+            coils = 1 if kspace.ndim == 3 else kspace.shape[1]
+            shape = (coils, *(handle[targets[0]].shape[1:] if targets else header.recon))
+            low, high = (images.low, images.high) if targets else (0.0, 0.0)
+            varies = not kind.startswith("COR")  # knees all have one shape, brains do not
+            dtype, digests = str(kspace.dtype), tuple(raw.digests)
+            return CaseFacts(shape, len(digests), dtype, low, high, _patient(file), kind, varies, digests)
 
 
 def _has(folder: Path, coils: str) -> bool:

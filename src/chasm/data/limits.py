@@ -101,7 +101,7 @@ def require_written(file: Path) -> None:
     with open(file, "rb") as f:  # some file systems do not count blocks: they know of no holes, either
         has_holes = os.lseek(f.fileno(), 0, os.SEEK_HOLE) < facts.st_size
     if has_holes:
-        size = f"{facts.st_size / 2**30:.3g} GiB"
+        size = f"{facts.st_size / 2**30:,.3f} GiB"
         raise fault(file, "file", f"{size} long, and {stored} bytes of it are on disk: an unfinished copy, or a trap")
 
 
@@ -264,6 +264,6 @@ def require_h5_fits(file: Path, key: str, item: Any, shape: Sequence[int]) -> No
     require_fits(file, key, shape, item.dtype.itemsize)
     size, stored = math.prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()
     if size > max(MAX_DEFLATE_RATIO * stored, MAX_UNWRITTEN_BYTES):
-        raise fault(file, key, f"{size / 2**30:.3g} GiB, of which {stored} bytes were written: damaged or a trap")
+        raise fault(file, key, f"{size / 2**30:,.3f} GiB, of which {stored} bytes were written: damaged or a trap")
     if item.chunks:
         require_fits(file, f"{key} chunk", item.chunks, item.dtype.itemsize)

@@ -94,10 +94,10 @@ def image_noise(noise: np.ndarray, band: float, averages: float = 1.0) -> float:
 class Placement:
     """Where one slice lies: vectors to the left, to the back and up, as in DICOM."""
 
-    centre: np.ndarray  # of the field of view, in mm
+    centre: np.ndarray  # the centre of the field of view, in mm
     down: np.ndarray  # the direction in which rows count up
     right: np.ndarray  # the direction in which columns count up
-    normal: np.ndarray  # from one slice to the next, in a 3-D scan
+    normal: np.ndarray  # the direction from one slice to the next, in a 3-D scan
 
     @property
     def is_known(self) -> bool:

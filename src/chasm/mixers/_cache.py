@@ -77,5 +77,8 @@ class Cache:
 
 
 def _state(params: Sequence[Tensor]) -> list[Any]:
-    """Return what changes when a parameter is replaced, moved or written to; its ids need parameters that live on."""
+    """Return values that change when a parameter is replaced, moved or written to.
+
+    The caller keeps the parameters, so that no id is used again.
+    """
     return [(id(p), p.data_ptr(), p._version) for p in params]

@@ -11,6 +11,5 @@ from chasm.models.folders import check_model as check_model
 from chasm.models.folders import find_model as find_model
 from chasm.models.folders import list_models as list_models
 from chasm.models.folders import read_card as read_card
-from chasm.models.folders import sha256 as sha256
 from chasm.models.folders import shipped_models as shipped_models
 from chasm.models.pretrained import Pretrained as Pretrained

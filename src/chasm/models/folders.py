@@ -1,11 +1,10 @@
 """What a model folder holds, where the shipped ones are, and what a name stands for."""
 
-import hashlib
 import re
 from fnmatch import fnmatch
 from pathlib import Path
 
-from chasm.common.files import is_folder_name, read_json
+from chasm.common.files import is_folder_name, read_json, sha256
 from chasm.common.registry import suggest
 
 RECORD = "model.json"
@@ -95,9 +94,3 @@ def read_card(folder: Path) -> str:
         text = f.read(MAX_CARD_CHARACTERS)
     text = text.split("\n---\n", 1)[-1] if text.startswith("---\n") else text
     return "".join(c for c in text if c.isprintable() or c in "\n\t").strip()
-
-
-def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with open(file, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()

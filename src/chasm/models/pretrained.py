@@ -13,11 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from chasm.common.files import read_json, write_atomic, write_text
+from chasm.common.files import read_json, sha256, write_atomic, write_text
 from chasm.common.registry import Registry
 from chasm.common.text import first_line
 from chasm.models.fits import check_fit
-from chasm.models.folders import sha256
 from chasm.models.hub import download, upload
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

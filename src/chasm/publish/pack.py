@@ -12,10 +12,10 @@ import yaml
 from safetensors.torch import load_file
 
 from chasm.app.model import graph_key, graph_of
-from chasm.common.files import is_folder_name, read_json, write_bytes, write_json, write_text
+from chasm.common.files import is_folder_name, read_json, sha256, write_bytes, write_json, write_text
 from chasm.common.precision import tf32
 from chasm.data.terms import Terms, terms_of
-from chasm.models import GRAPH, RECORD, sha256
+from chasm.models import GRAPH, RECORD
 from chasm.publish.card import ELSEWHERE, write_card
 from chasm.studies.statistics import interval, resampled
 from chasm.train import Run, RunConfig, load_recipe, load_run
@@ -54,7 +54,8 @@ def pack(
     """Write a model folder from a finished run, with a card made from what the run recorded.
 
     The config is that of the run without the path of its data. Scores come with 95 % intervals, from resampled cases.
-    A model can be packed again: it keeps its weights and scores, gets those of `others`, and a new card.
+    A model can be packed again: it keeps its weights, gets a new card, and adds the scores of `others`, which replace
+    those of the same split and source.
 
     Args:
         run: the run folder, or a model.

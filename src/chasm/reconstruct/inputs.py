@@ -12,7 +12,7 @@ from chasm.common.text import counted
 from chasm.data import CC359, FastMRI, FileDataset, Folder, KSpace, KSpaceDataset, RawSlice, fault, open_dataset
 from chasm.data.fastmri import STORED, column_mask
 from chasm.data.files import H5Files, h5_field, h5_names, h5_slice
-from chasm.data.filled import between, is_filled
+from chasm.data.filled import between, is_filled, looks_like_kspace
 from chasm.data.formats import FORMATS, is_readable
 from chasm.data.guess import guess_dataset
 from chasm.data.kspace import HDF5, kspace_format
@@ -157,9 +157,8 @@ def _format(path: Path, kind: str | None) -> str:
     if found == "array" and path.suffix.lower() in HDF5:
         if kind == "kspace":
             return "kspace"
-        files_ = H5Files()
-        names = ", ".join(h5_names(files_[path], path)) or "nothing"
-        files_.close()
+        with H5Files() as files_:
+            names = ", ".join(h5_names(files_[path], path)) or "nothing"
         raise fault(path, "kspace", f"missing; the file has {names} (name the axes of an array: -O axes=SCHW)")
     forms = {"fastMRI": "fastmri", "CC359": "cc359", "ISMRMRD": "kspace", "BART": "kspace", "Siemens twix": "kspace"}
     return forms.get(found, "folder")
@@ -180,52 +179,52 @@ def _open_cc359(path: Path, phase: bool, mask: Path | None, whole: bool) -> Scan
 
 
 def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None, whole: bool) -> Scan:
-    files = H5Files()
-    handle = files[path]
-    kspace = h5_field(handle, path, "kspace", (3, 4), complex_=True)
-    notes: list[str] = []
-    complete = False
-    if "mask" not in handle:
-        middle = torch.from_numpy(h5_slice(kspace, len(kspace) // 2, path, "kspace"))
-        measured = measured_columns(middle, path, mask, notes)
-        if measured is None and whole:
-            complete, measured = True, filled_columns(middle)
-    elif mask is None:
-        measured = mask_from_array(column_mask(handle, path, kspace.shape[-1]))
-    else:
-        raise ValueError(f"{path}: holds undersampled k-space with its own mask: leave out --mask")
-    targets = ("rss", "esc") if kspace.ndim == 3 else ("rss",)  # esc belongs to one coil
-    stored = next((t for t in (target, *targets) if t in targets and STORED[t] in handle), "kspace")
-    if measured is None and (phase or target == "kspace"):
-        stored = "kspace"
-    if stored in STORED:
-        slices = len(h5_field(handle, path, STORED[stored], (3,)))
-        if slices != len(kspace):
-            problem = f"{counted(slices, 'slice')}, but kspace has {len(kspace)}"
-            raise fault(path, STORED[stored], f"{problem}: which belong together is not known")
-    data = FastMRI(path, "all", target=stored, acquisition=None, slices=None, header=False)
-    if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
-        h, w = data.header_of(data.locate(0)[0]).recon
-        notes.append(f"no ismrmrd_header: the image is {h} x {w}, as {STORED.get(stored, 'the k-space')} is")
-    coils = f"fastMRI {'single' if kspace.ndim == 3 else 'multi'}-coil"
-    if measured is None:
-        read_as = f"{coils} {STORED.get(stored, 'k-space')}, fully sampled"
-        notes += [ONE_COIL] if kspace.ndim == 4 and not phase else []
-    else:
-        how = "fully sampled" if complete else "as measured"
-        read_as = f"{coils} k-space, {how}" + (f", scored by {STORED[stored]}" if stored in STORED else "")
-    guessed = "mask" not in handle and mask is None and not complete
-    files.close()
+    with H5Files() as files:
+        handle = files[path]
+        kspace = h5_field(handle, path, "kspace", (3, 4), complex_=True)
+        notes: list[str] = []
+        complete = False
+        if "mask" not in handle:
+            middle = torch.from_numpy(h5_slice(kspace, len(kspace) // 2, path, "kspace"))
+            measured = measured_columns(middle, path, mask, notes)
+            if measured is None and whole:
+                complete, measured = True, filled_columns(middle)
+        elif mask is None:
+            measured = mask_from_array(column_mask(handle, path, kspace.shape[-1]))
+        else:
+            raise ValueError(f"{path}: holds undersampled k-space with its own mask: leave out --mask")
+        targets = ("rss", "esc") if kspace.ndim == 3 else ("rss",)  # esc belongs to one coil
+        stored = next((t for t in (target, *targets) if t in targets and STORED[t] in handle), "kspace")
+        if measured is None and (phase or target == "kspace"):
+            stored = "kspace"
+        if stored in STORED:
+            slices = len(h5_field(handle, path, STORED[stored], (3,)))
+            if slices != len(kspace):
+                problem = f"{counted(slices, 'slice')}, but kspace has {len(kspace)}"
+                raise fault(path, STORED[stored], f"{problem}: which belong together is not known")
+        data = FastMRI(path, "all", target=stored, acquisition=None, slices=None, header=False)
+        if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
+            h, w = data.header_of(data.locate(0)[0]).recon
+            notes.append(f"no ismrmrd_header: the image is {h} x {w}, as {STORED.get(stored, 'the k-space')} is")
+        coils = f"fastMRI {'single' if kspace.ndim == 3 else 'multi'}-coil"
+        if measured is None:
+            read_as = f"{coils} {STORED.get(stored, 'k-space')}, fully sampled"
+            notes += [ONE_COIL] if kspace.ndim == 4 and not phase else []
+        else:
+            how = "fully sampled" if complete else "as measured"
+            read_as = f"{coils} k-space, {how}" + (f", scored by {STORED[stored]}" if stored in STORED else "")
+        guessed = "mask" not in handle and mask is None and not complete
     return Scan(data, read_as, measured, measured is None or stored in STORED, notes, guessed)
 
 
 def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     notes: list[str] = []
-    inside = path.rglob("*") if path.is_dir() else [path]
+    axes = "-O axes=SHW (slices), axes=CHW (coils) or axes=SCHW, or --as image"
+    kspace = fault(path, "image", f"looks like k-space: say --as kspace {axes}")
+    inside = filter(is_readable, path.rglob("*")) if path.is_dir() else [path]
     arrays = [file for file in inside if file.suffix.lower() in (".npy", ".npz")]
     if kind is None and arrays and guess_dataset(min(arrays)) == "kspace":
-        axes = "-O axes=SHW (slices), axes=CHW (coils) or axes=SCHW, or --as image"
-        raise fault(path, "image", f"looks like k-space: say --as kspace {axes}")
+        raise kspace
     if path.is_dir():
         volumes = sum(file.suffix.lower() in HDF5 for file in path.rglob("*"))
         if not any(map(is_readable, path.rglob("*"))):
@@ -237,6 +236,8 @@ def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     if not len(data):
         raise fault(path, "slices", "there is none")
     image = data[len(data) // 2].image
+    if kind is None and image.is_complex() and looks_like_kspace(image):
+        raise kspace
     how = data.how_cut(len(data) // 2)
     read_as = f"{'complex' if image.is_complex() else 'magnitude'} images" + (f", {how}" if how else "")
     return Scan(data, read_as, notes=notes)

@@ -218,7 +218,8 @@ def side_by_side(path: Path, case: str, results: dict[int, SliceResult]) -> None
     figure = Figure(figsize=(2.8 * columns, 2.8 * len(results) * h / w + 0.5), layout="constrained", facecolor="white")
     for row, (i, r) in zip(figure.subplots(len(results), columns, squeeze=False), results.items(), strict=True):
         shown = r.image if r.target is None else r.target
-        low, top = min(0.0, float(shown.min())), float(shown.max()) or 1.0  # signed data may be below zero throughout
+        low, top = min(0.0, float(shown.min())), float(shown.max())  # signed data may be below zero throughout
+        top = top if top > low else low + 1.0
         grey: dict[str, Any] = {"cmap": "gray", "vmin": low, "vmax": top}
         panels = [("zero-filled", r.zero_filled, grey), (f"reconstruction, slice {i}", r.image, grey)]
         if r.target is not None:

@@ -45,7 +45,7 @@ class Estimate:
     wall_hours: float | None  # hours with `gpus` devices and one run on each
     disk: int  # bytes of all run folders
     gpus: int  # number of devices that will run it
-    device: str  # that was measured
+    device: str  # name of the device that was measured
     probes: dict[tuple[str, str, str], Probe]  # cost of each model, by setting, host and arm
     notes: list[str]  # lines that say what was assumed
 

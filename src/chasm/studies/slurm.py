@@ -56,8 +56,8 @@ def on_slurm(
         import submitit
     except ImportError:
         raise ValueError(f"--slurm needs submitit: {how_to_install('submitit')}") from None
-    if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
-        raise ValueError("--slurm needs sbatch and srun, which are not here: run it on a login node of the cluster")
+    if cluster == "slurm" and not all(map(shutil.which, ("sbatch", "srun", "squeue"))):
+        raise ValueError("--slurm needs sbatch, srun and squeue, which are not all here: run it on a login node")
     if gpus != int(gpus):
         raise ValueError(f"SLURM gives whole GPUs, got --gpus {gpus:g}: several runs can share one with --at-once")
     if minutes < MIN_MINUTES:
@@ -118,8 +118,8 @@ class Cell:
 
 
 def _not_in_the_queue(tasks: Iterable[Any]) -> set[Any]:
-    """The tasks that neither wait nor run. The queue knows them on clusters without accounting, too."""
-    command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
+    """Return the tasks that neither wait nor run. squeue tells them, which needs no accounting."""
+    command = ["squeue", "--noheader", "--all", "--array", "--format=%i", f"--user={getpass.getuser()}"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Changes of a network that exists: swap mixers in, fold them, write ONNX, count its cost.
+"""Changes to an existing network: swap mixers in, fold them, write ONNX, count its cost.
 
 swap.py          put a mixer in place of some of its modules
 fold.py          replace its CHASM mixers by constants

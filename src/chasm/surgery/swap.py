@@ -1,4 +1,4 @@
-"""Put a mixer into a network that exists.
+"""Put a mixer into an existing network.
 
 >>> import torch, chasm
 >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)

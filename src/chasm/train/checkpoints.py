@@ -11,8 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from chasm.common.files import json_safe, read_json, sync_folder, unwritable, write_atomic, write_json
-from chasm.models import sha256
+from chasm.common.files import json_safe, read_json, sha256, sync_folder, unwritable, write_atomic, write_json
 
 Tensors = dict[str, Tensor]
 RUN_FILES = ("config.yaml", "weights.safetensors", "log.csv", "log.jsonl", "nonfinite.jsonl", "examples.npz")

@@ -28,7 +28,7 @@ MARK = "chasm.run"  # a name in the metadata of every file
 class ExportedRun:
     """An ONNX file."""
 
-    path: Path  # of the file
+    path: Path  # where the file is
     inputs: dict[str, Shape]  # name to shape of its inputs
     outputs: dict[str, Shape]  # name to shape of its outputs
     error: float  # the largest relative difference to the run that was found in onnxruntime

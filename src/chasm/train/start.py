@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chasm.common.files import read_json
-from chasm.models import RECORD, sha256
+from chasm.common.files import read_json, sha256
+from chasm.models import RECORD
 from chasm.train.run import load_run
 
 

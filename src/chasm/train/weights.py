@@ -21,7 +21,7 @@ ENVIRONMENT = "environment.json"  # says the same, and is read for weights that 
 class TrainingImages:
     """The images that a run was trained on."""
 
-    shape: tuple[int, ...] = ()  # of a raw image, (M, H, W), which the model was built for; () if there is none
+    shape: tuple[int, ...] = ()  # (M, H, W) of the raw images that the model was built for; () if there is none
     # what `describe_training_data` returned; {} if nothing was recorded
     description: dict[str, Any] = field(default_factory=dict)
 

@@ -240,12 +240,12 @@ async function allSlices() {
   try {
     for (let i = 0; i < count; i++) {
       if (state.stopped) throw new FileError(`Stopped after ${i} of ${count} slices.`);
-      if (state.scan !== scan || settings() !== before) {
-        throw new FileError(`Stopped after ${i} of ${count} slices, because the file or a setting was changed.`);
-      }
       say(`Slice ${i + 1} of ${count} ..`);
       const {shown: output, low, scale} = await infer(i, state.bands);
       slices.push(output.map((v) => v * scale + low));
+      if (state.scan !== scan || settings() !== before) {
+        throw new FileError(`Stopped after ${i + 1} of ${count} slices, because the file or a setting was changed.`);
+      }
     }
   } finally {
     $('cancel').hidden = true;
@@ -255,22 +255,22 @@ async function allSlices() {
 }
 
 async function volume() {
-  const {H, W} = state.scan;
-  return nifti(await allSlices(), H, W, state.scan);
+  const {scan} = state;
+  return nifti(await allSlices(), scan.H, scan.W, scan);
 }
 
 async function showVolume() {
   if (state.model.task.name !== 'reconstruction') throw new FileError('Volumes are shown of scans: choose such a model.');
-  const blob = await volume();
+  const {scan} = state, drawn = settings(), blob = await volume();
   say('Drawing the volume ..');
   if (!globalThis.niivue) await loadScript('vendor/niivue.umd.js');
   $('volume').hidden = false;
   const viewer = state.viewer ?? new niivue.Niivue({backColor: [0, 0, 0, 1], crosshairWidth: 0.3, logLevel: 'error'});
   if (!state.viewer) await viewer.attachToCanvas($('volume-canvas'));
   state.viewer = viewer;
-  await viewer.loadFromArrayBuffer(await blob.arrayBuffer(), `${state.scan.name}.nii`);
-  state.drawn = settings();
-  say(`${state.scan.count} slices reconstructed.`);
+  await viewer.loadFromArrayBuffer(await blob.arrayBuffer(), `${scan.name}.nii`);
+  state.drawn = drawn;
+  say(`${scan.count} slices reconstructed.`);
 }
 
 // --- events -------------------------------------------------------------------------------------------------------

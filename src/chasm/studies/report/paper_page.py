@@ -97,7 +97,7 @@ def _appendix(found: FoundRows, scale: str) -> list[Table | Picture]:
 def _notices(found: FoundRows, scale: str) -> list[str]:
     notices, kind = [], data_kind([run for row in found.rows for run in row.runs])
     if not found.rows:
-        notices.append("No study with finished runs for these tables was found: every line of ours is a dash.")
+        notices.append("No study with finished runs for these tables was found: each of our lines is a dash.")
     if kind:
         notices.append(
             f"Ours is {kind}: other images than the paper's stand in for its datasets. Orders and signs can be "

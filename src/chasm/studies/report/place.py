@@ -116,7 +116,7 @@ def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_pape
     if results.is_cost:
         note = (
             "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs). Per "
-            "image: all that runs in evaluation. Once per call: work on the weights, such as matrix exponentials: "
+            "image: all that runs in evaluation. Once per call: work on the weights, such as matrix exponentials, "
             "which the images of a training batch share and evaluation keeps."
         )
         if results.scale == "tiny":
