@@ -1,16 +1,11 @@
 """The page of a reconstruction in headless Chromium, where that is installed: `make interop`."""
 
-import html
-import json
-import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from programs import needs
+from programs import PHONE, found_in, needs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reconstruct"))
 from runs import brains
@@ -46,18 +41,6 @@ onload = async () => {
   parent.postMessage(JSON.stringify(seen), "*"); document.title = JSON.stringify(seen);
 };
 </script></body>"""
-FRAME = """<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe>
-<script>onmessage = e => { document.title = e.data; };</script>"""
-
-
-def dump(file: Path) -> dict[str, Any]:
-    """What the probe in a page found."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={file.parent / 'profile'}"]
-    command = ["chromium", *flags, "--window-size=1280,900", "--virtual-time-budget=20000", "--dump-dom", file.as_uri()]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>(\{.*?\})</title>", text)
-    assert found, text[-2000:]
-    return json.loads(html.unescape(found.group(1)))
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +50,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reconstruct(folder / "scan.npy", "tv", folder / "out.h5", report=folder / "page.html")
     text = (folder / "page.html").read_text()
     (folder / "page.html").write_text(text.replace("</body>", PROBE))
-    (folder / "phone.html").write_text(FRAME)
+    (folder / "phone.html").write_text(PHONE)
     return folder / "page.html"
 
 
 @pytest.mark.parametrize(("name", "width", "rows"), [("page.html", 1280, 1), ("phone.html", 390, 3)])
 def test_it_draws_and_obeys(page: Path, name: str, width: int, rows: int) -> None:
-    seen = dump(page.with_name(name))
+    seen = found_in(page.with_name(name))
     assert seen["width"] == width
     assert seen["over"] <= 0
     assert seen["rows"] == rows

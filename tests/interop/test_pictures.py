@@ -1,16 +1,12 @@
 """The interactive pictures of docs/understand.md in headless Chromium, where that is installed: `make interop`."""
 
-import html
-import json
 import re
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-from programs import needs
+from programs import PHONE, found_in, needs
 
 pytestmark = [pytest.mark.interop, needs("chromium")]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,8 +39,6 @@ addEventListener("load", () => {
   parent.postMessage(JSON.stringify(seen), "*"); document.title = JSON.stringify(seen);
 });
 </script>"""
-FRAME = """<iframe src="page.html" style="width: 390px; height: 800px; border: 0"></iframe>
-<script>onmessage = e => { document.title = e.data; };</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +57,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     body = "\n".join(re.findall(r"^```{raw} html\n(.*?)^```", (DOCS / "understand.md").read_text(), re.M | re.S))
     head = '<meta charset="utf-8"><link rel="stylesheet" href="_static/chasm.css">'
     (folder / "page.html").write_text(f"<!doctype html>{head}{body}{PROBE}")
-    (folder / "phone.html").write_text(FRAME)
+    (folder / "phone.html").write_text(PHONE)
     return folder
-
-
-def dump(file: Path) -> dict[str, Any]:
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={file.parent / 'profile'}"]
-    command = ["chromium", *flags, "--window-size=1280,900", "--virtual-time-budget=20000", "--dump-dom"]
-    command += ["--allow-file-access-from-files", file.as_uri()]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>(\{.*?\})</title>", text)
-    assert found, text[-2000:]
-    return json.loads(html.unescape(found.group(1)))
 
 
 @pytest.mark.parametrize(("name", "width"), [("page.html", 1280), ("phone.html", 390)])
 def test_they_do_what_the_page_says(folder: Path, name: str, width: int) -> None:
-    seen = dump(folder / name)
+    seen = found_in(folder / name, "--allow-file-access-from-files")
     assert seen["width"] == width
     assert seen["over"] <= 0  # nothing is wider than the screen
     assert seen["kept"] <= 1  # gains of 1 change no pixel, up to rounding

@@ -1,17 +1,13 @@
 """The paper's tables with our runs in them: in its layout, as LaTeX and CSV, with a dash where a run is missing."""
 
 import csv
-import html
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from finished_runs import GAINS, fill, fill_plan
+from finished_runs import GAINS, fill, fill_plan, finish
 from typer.testing import CliRunner
 
 from chasm.cli.app import app
@@ -20,16 +16,6 @@ from chasm.studies.plan import load_plan, make_plan, part_of, save_plan
 from chasm.studies.report import sections, write_paper_page, write_report
 from chasm.studies.report.exports import SHRUNK
 from chasm.studies.results import collect
-
-
-def finish(root: Path, study: str, *only: str) -> None:
-    """Made-up finished runs of a part of a study. CHASM's gain shrinks to a fifth under a random mask."""
-    plan = part_of(make_plan(study, "tiny"), only)
-    save_plan(plan, root)
-    for cell in plan.runs:
-        folder, share = plan.folder(root, cell), 0.2 if "random" in cell.setting else 1.0
-        if not folder.exists():
-            fill(folder, cell.config.model_dump(mode="json"), share * GAINS.get(cell.arm, 0.3), "embedded brain", 24)
 
 
 @pytest.fixture(scope="module")
@@ -128,50 +114,6 @@ def test_figures_are_files_and_their_gaps_are_named(out: Path) -> None:
     assert "embedded data" in page
     assert "toy models" in page
     assert 'href="table-1.tex"' in page
-
-
-def in_a_window(page: Path, width: int, folder: Path) -> dict[str, Any]:
-    """How far the page, and each table below its heading, are wider than their place in headless Chromium."""
-    probe = (
-        "<script>onload = () => parent.postMessage(JSON.stringify({width: innerWidth,"
-        "over: document.documentElement.scrollWidth - innerWidth,"
-        "cut: Object.fromEntries([...document.querySelectorAll('.wide:has(table)')].map(box =>"
-        "[box.previousElementSibling.textContent, box.scrollWidth - box.clientWidth])),"
-        "scrolls: [...document.querySelectorAll('.wide')].every(box => getComputedStyle(box).overflowX === 'auto')"
-        "}), '*');</script></body>"
-    )
-    (folder / "page.html").write_text(page.read_text().replace("</body>", probe))
-    frame = folder / "frame.html"  # a window of Chromium itself cannot be as narrow as a phone
-    frame.write_text(
-        f'<iframe src="page.html" style="width: {width}px; height: 800px; border: 0"></iframe>'
-        "<script>onmessage = e => { document.title = e.data; };</script>"
-    )
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command = ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", frame.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    found = re.search(r"<title>(\{.*?\})</title>", dom)
-    assert found is not None
-    seen: dict[str, Any] = json.loads(html.unescape(found.group(1)))
-    assert seen["width"] == width
-    assert seen["over"] <= 0
-    assert seen["scrolls"]
-    return seen
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_phone_shows_small_tables_whole_and_lets_wide_ones_scroll(out: Path, tmp_path: Path) -> None:
-    cut = in_a_window(out / "paper.html", 390, tmp_path)["cut"]
-    assert [n for title, n in cut.items() if title.startswith("Table 3")] == [0, 0, 0]
-    assert next(n for title, n in cut.items() if title.startswith("Table 1")) > 0
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_desktop_shows_every_table_whole(out: Path, tmp_path: Path) -> None:
-    assert not any(in_a_window(out / "paper.html", 1280, tmp_path)["cut"].values())
-    results = collect(load_plan(out.parent / "b", "random-mask"), out.parent / "b")
-    cut = in_a_window(write_report(results, tmp_path / "report"), 1280, tmp_path)["cut"]
-    assert cut["Random-mask falsification"] == 0
-    assert not any(cut.values())
 
 
 def test_a_folder_without_studies_gives_the_paper_alone(tmp_path: Path) -> None:
