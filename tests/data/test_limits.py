@@ -233,7 +233,10 @@ def test_a_long_file_of_holes_is_neither_read_nor_hashed(tmp_path: Path) -> None
     os.truncate(tmp_path / "a.npy", len(header) + 100_000 * 4000 * 4000 * 4)
     report = check(tmp_path, "folder")
     (finding,) = report.findings
-    assert re.fullmatch(r".*a\.npy: file: .* GiB long, and \d+ bytes of it are on disk: .*", finding)
+    refusal = r".*a\.npy: file: .* GiB long, and \d+ bytes of it are on disk: .*"
+    assert re.fullmatch(refusal, finding)
+    with pytest.raises(DataError, match=refusal):
+        open_dataset("folder", tmp_path, split="all")
     assert report.files == {"a.npy": {"size": -1, "sha256": ""}}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from chasm.common.files import write_bytes, write_text
 from chasm.data.files import reading, require_finite
-from chasm.data.limits import require_fits, require_regular
+from chasm.data.limits import require_fits, require_regular, require_written
 from chasm.data.lines import refuse_gaps_along_partitions
 from chasm.data.records import fault
 from chasm.data.scan import KSpaceScan
@@ -45,6 +45,7 @@ def read_cfl(file: Path) -> np.ndarray:
     expected = 8 * math.prod(sizes)
     if data.stat().st_size != expected:
         raise fault(data, "file", f"{data.stat().st_size} bytes, but {header.name} asks for {expected}")
+    require_written(data)
     return np.memmap(data, np.complex64, "r", shape=tuple(sizes), order="F")
 
 

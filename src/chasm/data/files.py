@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chasm.data.limits import refuse_other_files, require_few_slices, require_fits, require_h5_fits, require_regular
+from chasm.data.limits import (
+    refuse_other_files,
+    require_few_slices,
+    require_fits,
+    require_h5_fits,
+    require_regular,
+    require_written,
+)
 from chasm.data.records import DataError, fault
 
 
@@ -148,6 +155,7 @@ def open_npy(file: Path) -> np.ndarray:
         raise fault(file, "dtype", f"expected numbers, got {array.dtype}")
     require_few_slices(file, "shape", array.shape)
     require_fits(file, "slice", array.shape[-2:] if array.ndim < 3 else array.shape[1:], array.dtype.itemsize)
+    require_written(file)
     return array
 
 
