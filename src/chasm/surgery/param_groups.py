@@ -1,8 +1,8 @@
 """Optimiser groups: spectral parameters get their own step size and no weight decay.
 
-Under Adam a parameter moves by at most about the step size per step. At 5e-4 a gain that starts at 1 and should reach 3
-cannot get there in a short run, hence `spectral_lr`. Weight decay would pull gains towards softplus(0) = 0.69, bases
-towards the identity and norms towards zero, so none of them decays.
+Under Adam a parameter moves by about the step size per step, whatever its gradient. At 5e-4 the filters of a rival
+hardly move in a short run, hence `spectral_lr`; CHASM has a step scale of its own. Weight decay would pull filters and
+norms towards zero and CHASM towards the identity, so none of them decays.
 """
 
 from collections.abc import Iterator
