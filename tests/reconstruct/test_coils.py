@@ -165,6 +165,18 @@ def test_a_trained_run_takes_other_maps(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), combined[:, 0], atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_picture")
+def test_maps_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = (writers.centred_fft(coil_images(1)) * columns(40)).astype(np.complex64)
+    write_scan(KSpaceScan(k, (48, 40)), tmp_path / "scan.mrd")
+    (tmp_path / "maps.hdr").write_text("# Dimensions\n48 40 1 6 40\n")
+    np.ones(48 * 40 * 6 * 40, np.complex64).tofile(tmp_path / "maps.cfl")
+    monkeypatch.setenv("CHASM_MAX_GIB", "0.002")
+    found = call(tmp_path / "scan.mrd", "--run", "tv", "--maps", tmp_path / "maps.cfl", "-o", tmp_path / "out.h5")
+    assert found.exit_code == 3
+    assert "GiB, above the limit of 0.002 GiB" in found.output
+
+
 def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
     k = (writers.centred_fft(coil_images(1)) * columns(40)).astype(np.complex64)
     write_scan(KSpaceScan(k, (48, 40)), tmp_path / "scan.mrd")
@@ -188,7 +200,7 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "real.npy"), "expected complex numbers (coils, H, W)"),
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "none.npy"), "none.npy: no such file"),
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "huge.npy"), "values are beyond float32"),
-        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "sparse.cfl"), "GiB, above the limit of 1 GiB"),
+        (("scan.mrd", "--run", "tv", "--maps", tmp_path / "sparse.cfl"), "and 0 bytes of it are on disk"),
         (("one.npy", "--run", "tv", "--compress", 2), "are about several coils, and here is one"),
     ):
         found = call(tmp_path / words[0], *words[1:], "-o", tmp_path / "out.h5")
