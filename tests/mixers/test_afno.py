@@ -4,7 +4,7 @@ from spec_values import check, golden_map, roll, wave
 from torch.nn import functional as F
 
 from chasm.mixers import AFNO
-from chasm.mixers._spectral import as_complex
+from chasm.mixers._spectral import complex_of_pairs
 
 C, H, W = 8, 12, 10
 
@@ -55,7 +55,7 @@ def test_equals_native_complex_arithmetic(x, blocks, hidden_factor):
     with torch.no_grad():
         for p in m.parameters():
             p.mul_(20)
-    w1, b1, w2, b2 = (as_complex(p) for p in (m.w1, m.b1, m.w2, m.b2))
+    w1, b1, w2, b2 = (complex_of_pairs(p) for p in (m.w1, m.b1, m.w2, m.b2))
     X = torch.fft.rfft2(x, norm="ortho").reshape(2, blocks, C // blocks, H, -1).movedim(2, -1)
     hidden = split_relu(torch.einsum("bnhwi,nio->bnhwo", X, w1) + b1[:, None, None])
     Y = torch.einsum("bnhwi,nio->bnhwo", hidden, w2) + b2[:, None, None]

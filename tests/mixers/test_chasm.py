@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import chasm
 from chasm import CHASM
-from chasm.mixers._wrapper import joined_layers
+from chasm.mixers._wrapper import joined_parameters
 
 
 @pytest.mark.parametrize(("basis", "gain"), VARIANTS)
@@ -160,8 +160,8 @@ def test_an_exchanged_layer_is_what_runs(name: str, options: dict[str, Any]) -> 
             assert relative(chasm.fold(mixer, size=(6, 5))(x), want) <= 1e-5
     plain: Any = CHASM(4)
     chains = plain._chains(x, x.dtype)
-    assert not joined_layers(x, chains, mixer.refine, mixer.fuse)
-    assert joined_layers(x, chains, plain.refine, plain.fuse)
+    assert not joined_parameters(x, chains, mixer.refine, mixer.fuse)
+    assert joined_parameters(x, chains, plain.refine, plain.fuse)
 
 
 @pytest.mark.parametrize("change", ["padding_mode", "_conv_forward", "stride", "bias"])

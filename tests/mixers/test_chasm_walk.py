@@ -27,7 +27,8 @@ def walk(call: Callable[[], Any]) -> Walk:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(ROOT):
+        is_function = not code.co_name.startswith("<")  # a comprehension is read where it stands
+        if event == "call" and is_function and code.co_filename.startswith(ROOT):
             entered.append((code.co_filename, code.co_qualname))
 
     call()
@@ -49,6 +50,6 @@ def test_a_training_forward_on_a_cpu_stays_a_short_walk() -> None:
     found = {name: walk(partial(mixer, x)) for name, mixer in mixers.items()}
     print(found)
     assert found["gfnet"].functions >= 10  # the walk sees what runs
-    assert found["chasm"].functions <= 57
+    assert found["chasm"].functions <= 59
     assert found["chasm"].files <= 14
-    assert found["chasm"].changes <= 56
+    assert found["chasm"].changes <= 47

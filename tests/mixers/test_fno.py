@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import chasm
 from chasm.mixers import FNOD, DiffFNO
-from chasm.mixers._spectral import as_complex
+from chasm.mixers._spectral import complex_of_pairs
 from chasm.mixers.fno_d import SpectralConv, deform_map
 
 
@@ -29,9 +29,9 @@ def embedded(m, H, W):
     m1, m2 = m.modes
     full = torch.zeros(*m.r_pos.shape[:2], H, W // 2 + 1, dtype=torch.complex128)
     for k in range(min(m1, (H + 1) // 2)):
-        full[:, :, k, :m2] = as_complex(m.r_pos)[:, :, k, : W // 2 + 1]
+        full[:, :, k, :m2] = complex_of_pairs(m.r_pos)[:, :, k, : W // 2 + 1]
     for k in range(1, min(m1, H // 2) + 1):
-        full[:, :, -k, :m2] = as_complex(m.r_neg)[:, :, -k, : W // 2 + 1]
+        full[:, :, -k, :m2] = complex_of_pairs(m.r_neg)[:, :, -k, : W // 2 + 1]
     return full
 
 

@@ -6,7 +6,7 @@ from spec_values import band_limited, check, circular_convolution, fill, golden_
 from torch.nn import functional as F
 
 from chasm.mixers import GFNet, SpectFormer, create_mixer
-from chasm.mixers._spectral import _Map, _Spectrum, as_complex, irfft2
+from chasm.mixers._spectral import _Map, _Spectrum, complex_of_pairs, irfft2
 from chasm.mixers.gfnet import resize_filter
 from chasm.surgery.count import count
 
@@ -26,7 +26,7 @@ def mixer(size, channels=3):
 def test_is_circular_convolution(size):
     m = mixer(size)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    kernel = torch.fft.irfft2(as_complex(m.filter).permute(2, 0, 1), s=size)  # (C, H, W)
+    kernel = torch.fft.irfft2(complex_of_pairs(m.filter).permute(2, 0, 1), s=size)  # (C, H, W)
     dense = torch.eye(3, dtype=torch.float64)[..., None, None] * kernel
     close(m(x), circular_convolution(x, dense))
 

@@ -58,13 +58,14 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     driver.set_active(Card())
     JITFunction.run = compile_only
     from chasm import ops
-    from chasm.backbones.hifi.kernels import norm_triton
+    from chasm.backbones.hifi.kernels import depthwise_triton, norm_triton
     from chasm.ops import basis
     from chasm.ops.forms.base import Passes
     from chasm.ops.forms.triton import Triton
     from chasm.ops.kernels import basis as basis_kernels
     from chasm.ops.kernels import circulant, layout_triton, local_triton, products, spectrum
     from chasm.ops.selective_scan import kernels as scan
+    from chasm.ops.selective_scan.reference import ScanInputs
 
     for module in (basis_kernels, circulant, products):
         module.is_large_card = lambda x: capability == 90
@@ -93,10 +94,13 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     x, weight = torch.zeros(2, 64, 240, dtype=torch.bfloat16), torch.zeros(240)
     _, statistics = norm_triton.forward(x, weight, weight, 1e-5)
     norm_triton.backward(x, x, weight, weight, statistics)
+    x, taps = torch.zeros(2, 64, 64, 240, dtype=torch.bfloat16), torch.zeros(240, 1, 3, 3)
+    depthwise_triton.convolve(x, taps, weight)
+    depthwise_triton.weight_gradients(x, x)
     u, b = torch.zeros(1, 96, 128, dtype=torch.bfloat16), torch.zeros(1, 16, 128)
-    inputs = u, u, torch.zeros(96, 16), b, b, weight[:96], weight[:96], True
-    y, states = scan.forward(*inputs)
-    scan.backward(y, states, *inputs)
+    inputs = ScanInputs(u, u, torch.zeros(96, 16), b, b, weight[:96], weight[:96], True)
+    y, states = scan.forward(inputs)
+    scan.backward(y, states, inputs)
     if capability == 90:  # others take "triton" in its place
         what, x = "fused", torch.zeros(2, 96, 2, 256, dtype=torch.bfloat16)
         operators = [ops.AxisOperator(3, torch.eye(96), torch.ones(129, 96))]

@@ -38,9 +38,9 @@ def test_circulant_pass_and_its_gradient(size, along_h, kept, large, monkeypatch
     assert_close(whole, y.detach(), KERNEL_TOLERANCE[HALF])
     assert nothing is None
     mean = column[:, 0].mean()
-    whole, apart = circulant.circulant_pass(*make_circulants(column.detach(), HALF, mean_apart=True), x, along_h)
+    whole, without_mean = circulant.circulant_pass(*make_circulants(column.detach(), HALF, split_mean=True), x, along_h)
     assert_close(whole, y.detach(), KERNEL_TOLERANCE[HALF])
-    assert_close(apart, (y - mean * x).detach(), KERNEL_TOLERANCE[HALF])
+    assert_close(without_mean, (y - mean * x).detach(), KERNEL_TOLERANCE[HALF])
     assert_close(circulant.column_gradient(g, x, along_h), expected, 1e-5)  # sums are float32
 
 

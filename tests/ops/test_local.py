@@ -30,7 +30,7 @@ def test_values_with_and_without_a_backward(dtype: torch.dtype, tolerance: float
     want = plain(*(None if t is None else t.double() for t in (z, y, *parameters)))  # type: ignore[arg-type]
     for keep in (False, True):
         got, kept = local.forward(z, y, parameters, keep)
-        assert len(kept) == (local.count_kept(z) if keep else 0)
+        assert len(kept) == (local.count_saved(z) if keep else 0)
         assert got.is_contiguous()
         assert (got - want).norm() <= tolerance * want.norm()
 

@@ -7,7 +7,7 @@ from torch.nn.functional import conv2d, gelu
 
 import chasm
 from chasm import CHASM, ops
-from chasm.mixers import chasm as mixers
+from chasm.mixers import _wrapper as mixers
 from chasm.ops import local
 from chasm.ops.local import obstacle
 from helpers import DEVICE, INTERPRETED, gpu_test, kernel_test
@@ -158,7 +158,7 @@ def test_kernels_in_the_mixer(kernels, monkeypatch, options):
     with torch.no_grad():
         mixer(x)
     assert calls == [1]
-    monkeypatch.setattr(mixers, "joined_layers", lambda *_: [])
+    monkeypatch.setattr(mixers, "joined_parameters", lambda *_: [])
     expected = grads(mixer, x)
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):

@@ -13,6 +13,7 @@ import chasm.ops.selective_scan as package
 from chasm.common.cost import Tally, measuring
 from chasm.ops.selective_scan import choose_form, chunked, selective_scan
 from chasm.ops.selective_scan.op import scan
+from chasm.ops.selective_scan.reference import ScanInputs
 from helpers import CUDA, DEVICE, INTERPRETED, kernel_test
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
@@ -193,7 +194,7 @@ def test_no_matrix_product_when_the_user_made_them_inexact(precision, multiplies
     try:
         assert_matches_oracle(make(2, 3, 40, 4), "chunked", torch.float32, 1e-5)
         with Record() as record, torch.no_grad():
-            chunked.forward(*make(2, 3, 40, 4), True)
+            chunked.forward(ScanInputs(*make(2, 3, 40, 4), True))
     finally:
         torch.set_float32_matmul_precision(before)
     assert ("bmm" in record.names) == multiplies, record.names

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import chasm
+from chasm.ops import block
 from helpers import DEVICE, HALF, INTERPRETED, KERNEL_TOLERANCE, assert_close, gpu_test, kernel_test, normal
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -90,7 +91,7 @@ def test_fft_form_with_the_float32_products(shape, mended_interpreter, monkeypat
     from chasm.ops.kernels import products
 
     grams = []
-    monkeypatch.setattr("chasm.ops.block._has_fft_kernels", lambda x, dtype: dtype == torch.float32)
+    monkeypatch.setitem(block._FORMS, "fft", block._FFT_KERNELS)
     monkeypatch.setattr(products, "gram", lambda *maps, gram=products.gram: grams.append(1) or gram(*maps))
     x, g = normal(*shape).float(), normal(*shape, seed=1).float()
     options = {"ndim": len(shape) - 2}

@@ -1,11 +1,11 @@
-"""The contract every host keeps, and the slots in which hosts of one family differ from run to run.
+"""The contract of every host, and the slots in which the hosts of a study differ.
 
     y = model(x, mask)                                # any host, single coil
     y = model(x, mask, maps, kspace)                  # any host, multi-coil
     y, aux = model(x, mask, return_aux=True)          # aux: the host's own loss (V2's balance), else 0
 
-`x` is (B, in_channels, H, W), for MRI the zero-filled image as real and imaginary channels. What was measured follows
-by position or by keyword (mask, maps, measured): HiFi-Mamba uses it for data consistency, U-Net and ViT where
+`x` is (B, in_channels, H, W), for MRI the zero-filled image as real and imaginary channels. The measurement follows by
+position or by keyword (mask, maps, measured). HiFi-Mamba uses it for data consistency, and U-Net and ViT do if
 `data_consistency` is set. `chasm.interop.deepinv` makes a host a deepinv model, called as model(y, physics).
 """
 
@@ -226,7 +226,7 @@ def make_slots(
 
     Args:
         mixer: a name of `chasm.list_mixers()`. None and "identity" leave every place empty.
-        options: of the mixer.
+        options: options of the mixer.
         places: place -> channels and size (H, W) of the features there.
     """
     seed = int(torch.randint(2**62, (1,), device="cpu"))
@@ -263,14 +263,14 @@ def create_backbone(
     Args:
         name: a name of ``chasm.list_backbones()``.
         mixer: a name of ``chasm.list_mixers()``. None and "identity" leave the slots empty: the Baseline.
-        mixer_options: of the mixer.
+        mixer_options: options of the mixer.
         in_channels: channels of the input; 2 for a complex image.
         out_channels: channels of the output.
         size: image size the tables of the mixers are made for, one number for a square. The host runs at any other.
-        **options: of the host, such as `width` and `depth` of the U-Net.
+        **options: options of the host, such as `width` and `depth` of the U-Net.
 
     Raises:
-        ValueError: with one line, when a name or an option is unknown.
+        ValueError: if a name or an option is unknown.
 
     Example:
         >>> host = create_backbone("unet", mixer="chasm", size=32, width=4, depth=2, levels=(0, 1))

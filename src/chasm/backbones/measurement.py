@@ -1,4 +1,4 @@
-"""What the scanner measured, and data consistency with it.
+"""The measurement of the scanner, and data consistency with it.
 
     expand(image) = F(S image);  reduce(K) = sum_coils conj(S) F^-1(K)
     enforce(image) = reduce(measured where the mask is set, else expand(image))
@@ -40,7 +40,7 @@ class Measurement(NamedTuple):
             measured: k-space of every coil, complex (B, M, H, W).
 
         Raises:
-            ValueError: with one line, when the mask is missing or a shape does not fit.
+            ValueError: if the mask is missing or a shape does not fit.
         """
         B, _, H, W = x.shape
         if mask is None:
@@ -76,7 +76,7 @@ class Measurement(NamedTuple):
         """Return the images (B, M, 2, H, W) of the measured k-space of every coil in some columns only.
 
         Args:
-            columns: True for those, broadcastable to the mask.
+            columns: True for the columns to use, broadcastable to the mask.
         """
         return torch.view_as_real(ifft2c(torch.where(columns & self.mask, self.kspace, 0))).movedim(-1, 2)
 
@@ -113,7 +113,7 @@ class VolumeMeasurement(Measurement):
             measured: k-space, complex (B, D, H, W).
 
         Raises:
-            ValueError: with one line, when the mask is missing, there are maps, or a shape does not fit.
+            ValueError: if the mask is missing, there are maps, or a shape does not fit.
         """
         B, channels, H, W = x.shape
         shape = (B, channels // 2, H, W)

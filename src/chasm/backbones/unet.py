@@ -66,7 +66,7 @@ class LevelsBackbone(ImageBackbone):
         conv: the class of convolutions.
         transposed: the class of transposed convolutions.
         pool: averages over windows.
-        window: what one pooling reduces to one position.
+        window: size of the window of a pooling.
     """
 
     conv: Any = nn.Conv2d
@@ -140,7 +140,7 @@ class UNet(LevelsBackbone):
 
     Args:
         mixer: a name of `chasm.list_mixers()`, for the slots. None and "identity" leave them empty.
-        mixer_options: of the mixer.
+        mixer_options: options of the mixer.
         in_channels: channels of the input.
         out_channels: channels of the output.
         size: image size the mixers are made for.

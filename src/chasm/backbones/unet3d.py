@@ -44,8 +44,8 @@ class UNet3D(LevelsBackbone):
     """Level l has width * 2^l channels at (D, H / 2^l, W / 2^l); level `depth` is the bottleneck.
 
     Args:
-        mixer: what goes into the slots.
-        mixer_options: its options. `ndim=2` makes CHASM act slice by slice, too.
+        mixer: mixer in the slots.
+        mixer_options: options of the mixer. `ndim=2` makes CHASM also act slice by slice.
         in_channels: slices times components.
         out_channels: slices times components; as many slices as the input.
         size: height and width that the tables of the mixers are made for.

@@ -35,7 +35,7 @@ from chasm.common.registry import suggest
 
 MULTIPLE = 16  # divides padded sizes, whatever the depth
 SENSITIVITIES = ("given", "learned")
-MIN_STD = 1e-6  # times the root mean square of the image: keeps an imaginary part of rounding errors small
+MIN_STD = 1e-6  # times the root mean square of the image, so that an imaginary part of rounding errors stays small
 
 
 class Refinement(nn.Module):
@@ -93,7 +93,7 @@ def centre_columns(mask: Tensor) -> Tensor:
     """
     row = mask[..., mask.shape[-2] // 2, :].to(torch.int64)
     at = torch.arange(row.shape[-1], device=mask.device)
-    width = torch.ones_like(at).sum()  # as a tensor: an exported program may run at another size
+    width = torch.ones_like(at).sum()  # a tensor, because an exported program may run at another size
     middle = width // 2
     missing = 1 - row  # gaps are counted from the middle outwards, because ONNX has no product of all values so far
     gaps_right = (missing * (at >= middle)).cumsum(-1)
@@ -111,7 +111,7 @@ class VarNet(Backbone):
 
     Args:
         mixer: a name of `chasm.list_mixers()`, for the slots. None and "identity" leave them empty.
-        mixer_options: of the mixer.
+        mixer_options: options of the mixer.
         in_channels: 2.
         out_channels: 2.
         size: image size the mixers are made for.

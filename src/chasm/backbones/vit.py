@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from chasm.backbones.base import ImageBackbone, Size, make_slots, padded_size, register_backbone
 
 
-class Attention(nn.Module):
+class TokenAttention(nn.Module):
     """Multi-head self-attention over tokens (B, N, C)."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -47,12 +47,12 @@ class Block(nn.Module):
         mlp_ratio: channels inside the MLP, relative to width.
     """
 
-    attention: Attention | None
+    attention: TokenAttention | None
 
     def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = TokenAttention(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
 
@@ -72,7 +72,7 @@ class ViT(ImageBackbone):
 
     Args:
         mixer: a name of `chasm.list_mixers()`. None and "identity" keep attention in all blocks.
-        mixer_options: of the mixer.
+        mixer_options: options of the mixer.
         in_channels: channels of the input.
         out_channels: channels of the output.
         size: image size that the position table and the mixers are made for. The table is interpolated for others.

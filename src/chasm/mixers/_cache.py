@@ -1,4 +1,4 @@
-"""What a mixer in eval mode keeps of its parameters."""
+"""The values that a mixer in eval mode computes from its parameters and keeps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.captured: list[Any] = []  # kept as long as this cache: CUDA graphs read these values by address
-        self.given: tuple[dict[str, Tensor], list[Tensor], list[Any]] | None = None
+        self.batched: tuple[dict[str, Tensor], list[Tensor], list[Any]] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -31,11 +31,11 @@ class Cache:
         self.entries: dict[Any, Any] = {}
 
     def get(self, key: Any, params: Sequence[Tensor], make: Callable[[], Any]) -> Any:
-        """Return make(), or what it returned before for this key and the parameters as they are now.
+        """Return make(), or its earlier result for this key if the parameters have not changed.
 
         Args:
             key: tells values apart that are made from the same parameters.
-            params: what values depend on besides the key.
+            params: parameters that values depend on besides the key.
             make: called without gradients.
         """
         if any(p.is_inference() for p in params):  # these have no version counter
@@ -57,17 +57,19 @@ class Cache:
             entries[key] = value
         return value
 
-    def give(self, bases: dict[str, Tensor], params: list[Tensor]) -> None:
-        """Take bases that `batched_bases` made from these parameters."""
-        self.given = bases, params, _state(params)
+    def set_batched_bases(self, bases: dict[str, Tensor] | None, thetas: dict[str, Tensor]) -> None:
+        """Take the bases that `chasm.batched_bases` computed from these thetas, by axis; with None forget them."""
+        params = list(thetas.values())
+        self.batched = None if bases is None else (bases, params, _state(params))
 
-    def given_for(self, params: list[Tensor]) -> dict[str, Tensor]:
-        """Return those bases if they fit these parameters as they are now, and have the gradient that is wanted."""
-        if self.given is None or torch.compiler.is_compiling() or is_transformed(params[0]):
-            return {}  # there version counters cannot be read
-        bases, _, state = self.given
-        lost = wants_gradient(params) and not all(U.requires_grad for U in bases.values())
-        return {} if lost or state != _state(params) else bases
+    def batched_bases(self, thetas: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return these bases if they fit the present thetas and have the gradient that is needed; else nothing."""
+        params = list(thetas.values())
+        if self.batched is None or torch.compiler.is_compiling() or is_transformed(params[0]):
+            return {}  # compiled and transformed code cannot read version counters
+        bases, _, state = self.batched
+        lacks_gradient = wants_gradient(params) and not all(U.requires_grad for U in bases.values())
+        return {} if lacks_gradient or state != _state(params) else bases
 
     def __deepcopy__(self, memo: Any) -> "Cache":
         return Cache()

@@ -1,4 +1,4 @@
-"""The options of a mixer as people write them, checked."""
+"""Check the options of a mixer."""
 
 import re
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """Raise ValueError unless an option has one of its values.
 
     Args:
-        name: of the option.
-        value: as it was given.
+        name: name of the option.
+        value: the given value.
         allowed: the values it may have.
     """
     if value in allowed:
@@ -49,7 +49,7 @@ def bins_per_axis(size: Any, bins: Any, ndim: int) -> tuple[int, ...]:
 
     Args:
         size: spatial size of the features, as one number or one per axis.
-        bins: instead of the bins of that size, as one number or one per axis.
+        bins: replaces the bins of that size, as one number or one per axis.
         ndim: number of spatial axes.
     """
 

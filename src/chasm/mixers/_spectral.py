@@ -1,7 +1,7 @@
-"""What the Fourier mixers share: entry checks, the precision policy and the real transforms.
+"""Entry checks, precision policy and real transforms of the Fourier mixers.
 
-Precision: a transform, and whatever multiplies its result, runs in float32 (float64 stays float64) with
-autocast off; the mixer hands back its input's dtype.
+Precision: a transform, and the factors of its result, run in float32 (float64 stays float64) with autocast off.
+The mixer returns its input's dtype.
 """
 
 from collections.abc import Iterable
@@ -34,13 +34,13 @@ def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def as_complex(pairs: Tensor) -> Tensor:
-    """(..., 2) real -> (...) complex, of a parameter stored in any real dtype."""
+def complex_of_pairs(pairs: Tensor) -> Tensor:
+    """Return a parameter (..., 2), stored in any real dtype, as complex (...)."""
     return torch.view_as_complex(upcast(pairs).contiguous())  # parameters may be channels-last
 
 
 def rfft2(x: Tensor, norm: str) -> Tensor:
-    """(..., H, W) real -> (..., H, W//2+1) complex."""
+    """Return the transform (..., H, W//2+1) of a real x (..., H, W)."""
     if not x.is_cuda or is_traced():  # by torch.compile, torch.func, ...
         return torch.fft.rfft2(upcast(x), norm=norm)
     X: Tensor = _Spectrum.apply(upcast(x), norm)
@@ -48,7 +48,7 @@ def rfft2(x: Tensor, norm: str) -> Tensor:
 
 
 def irfft2(spectrum: Tensor, size: tuple[int, int], norm: str) -> Tensor:
-    """(..., H, K) complex -> (..., H, W) real.
+    """Return the real map (..., H, W) of a spectrum (..., H, K).
 
     A learned multiplier leaves an imaginary part in the DC and (even W) Nyquist columns of the half
     transformed map. No real map has one. CPU libraries drop it silently and GPU ones are not bound to, so
@@ -78,7 +78,7 @@ _ADJOINT_NORM = {"ortho": "ortho", "backward": "forward", "forward": "backward"}
 
 
 def _times_bins(spectrum: Tensor, width: int, power: int) -> Tensor:
-    """Columns times the number of bins they stand for: 1 without a twin, DC and (even W) Nyquist, 2 otherwise."""
+    """Multiply columns by the number of bins they stand for: 1 for DC and (even W) Nyquist, 2 otherwise."""
     k = torch.arange(width // 2 + 1, device=spectrum.device)
     bins = 2 - ((k == 0) | (2 * k == width)).to(spectrum.real.dtype)
     return torch.view_as_complex(torch.view_as_real(spectrum.resolve_conj()) * bins[:, None] ** power)

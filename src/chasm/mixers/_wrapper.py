@@ -5,11 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
+from chasm import ops
 from chasm.common.cost import counted_as
 from chasm.common.precision import autocast_dtype
 from chasm.common.tracing import has_hooks, is_transformed
-from chasm.ops.block import Chain, can_join_layers
+from chasm.ops import Chain
+from chasm.ops.block import can_join_layers
 from chasm.ops.kernels.layout import is_channels_last
 
 
@@ -46,43 +49,68 @@ class Pointwise3d(Pointwise, nn.Conv3d):
 POINTWISE = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}
 
 
-def joined_layers(x: Tensor, chains: Sequence[Chain], refine: nn.Module | None, fuse: nn.Module | None) -> list[Tensor]:
-    """Return weights and biases of L and P_fuse, if the operator of the chains may stand for these layers too.
-
-    It may not where a layer was exchanged, set otherwise or has hooks, nor where its parameters are of another dtype
-    than the features (autocast converts them). Then the list is empty.
+def with_layers(
+    x: Tensor, chains: Sequence[Chain], refine: nn.Module | None, fuse: nn.Module | None, add_input: bool
+) -> Tensor:
+    """Return X + P_fuse(L(Phi(X))), as one operator where that can compute the layers as well.
 
     Args:
-        x: the input of the mixer.
-        chains: the passes of its core.
-        refine: L.
-        fuse: P_fuse.
+        x: input of the mixer, X.
+        chains: the passes of its core, Phi.
+        refine: the depthwise convolution in L, or None for a bare core.
+        fuse: P_fuse, or None.
+        add_input: whether to add X.
     """
-    if type(refine) is not nn.Conv2d or type(fuse) is not Pointwise2d or is_transformed(x):
+    parameters = joined_parameters(x, chains, refine, fuse)
+    if parameters:
+        return ops.run(x, chains, layers=parameters, residual=x if add_input else None)
+    return after_core(ops.run(x.to(chains[0].dtype), chains), x, refine, fuse, add_input)
+
+
+def after_core(z: Tensor, x: Tensor, refine: nn.Module | None, fuse: nn.Module | None, add_input: bool) -> Tensor:
+    """Return X + P_fuse(L(Z)), layer by layer.
+
+    Args:
+        z: result of the core, Z.
+        x: input of the mixer, X.
+        refine: the depthwise convolution in L, or None for a bare core.
+        fuse: P_fuse, or None.
+        add_input: whether to add X.
+    """
+    if refine is not None and fuse is not None:
+        z = fuse(gelu(refine(z)))
+    y = x + z if add_input else z.to(x.dtype)
+    return y if is_transformed(x) or not is_channels_last(x) else y.contiguous(memory_format=torch.channels_last)
+
+
+def joined_parameters(x: Tensor, chains: Sequence[Chain], refine: Any, fuse: Any) -> list[Tensor]:
+    """Return weights and biases of L and P_fuse, if the operator of the chains can compute these layers.
+
+    It cannot if a layer was replaced, changed or has hooks, or if its parameters have another dtype than the features
+    and autocast does not convert them. Then the list is empty.
+
+    Args:
+        x: input of the mixer.
+        chains: the passes of its core.
+        refine: what stands in the place of the depthwise convolution of L.
+        fuse: what stands in the place of P_fuse.
+    """
+    if type(refine) is not nn.Conv2d or type(fuse) is not Pointwise2d or has_hooks(refine, fuse):
         return []
-    C = x.shape[1]
+    C, dtype = x.shape[1], chains[0].dtype
     plain = _is_plain(refine, (C, C, (3, 3), (1, 1), C)) and _is_plain(fuse, (C, C, (1, 1), (0, 0), 1))
     if not plain or not can_join_layers(x, chains):
         return []
-    found: list[Any] = [refine.weight, refine.bias, fuse.weight, fuse.bias]
-    dtype = None if autocast_dtype(x) is not None else chains[0].dtype
-    for p in found:
-        if type(p) not in (nn.Parameter, Tensor) or (dtype is not None and p.dtype != dtype):
+    parameters: list[Any] = [refine.weight, refine.bias, fuse.weight, fuse.bias]
+    for p in parameters:
+        if type(p) not in (nn.Parameter, Tensor) or (p.dtype != dtype and autocast_dtype(x) is None):
             return []
-    return found
-
-
-def in_format_of(y: Tensor, x: Tensor) -> Tensor:
-    """Return y, channels last if x is that."""
-    if is_transformed(x) or not is_channels_last(x):
-        return y
-    return y.contiguous(memory_format=torch.channels_last)
+    return parameters
 
 
 def _is_plain(conv: Any, expected: tuple[Any, ...]) -> bool:
-    """True if a convolution has these channels, kernel size, padding and groups, all else as built, and no hooks."""
-    found = conv.in_channels, conv.out_channels, conv.kernel_size, conv.padding, conv.groups
-    if found != expected or conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
+    """Return True if a convolution has these channels, kernel size, padding and groups, and defaults elsewhere."""
+    geometry = conv.in_channels, conv.out_channels, conv.kernel_size, conv.padding, conv.groups
+    if geometry != expected or conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
         return False
-    replaced = "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__
-    return not replaced and not has_hooks(conv)
+    return "forward" not in conv.__dict__ and "_conv_forward" not in conv.__dict__

@@ -22,7 +22,7 @@ from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
 def _complex_affine(X: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """X W + B in real arithmetic: X (B, n, 2b, N), real parts above imaginary ones; weight (n, b, o, 2)."""
+    """Return X W + B in real arithmetic: X (B, n, 2b, N), real parts above imaginary ones; weight (n, b, o, 2)."""
     re, im = weight.unbind(-1)
     # (xr + i xi)(wr + i wi): [xr xi] times [[wr, wi], [-wi, wr]]
     real_form = torch.cat((torch.cat((re, im), -1), torch.cat((-im, re), -1)), -2)  # (n, 2b, 2o)
@@ -42,8 +42,8 @@ class AFNO(Mixer):
         hidden_factor: width of the network inside a block, as a multiple of the block.
         shrink: threshold of the soft-shrinkage.
         residual: whether to add the identity path; a host that adds its own switches it off.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     owns_residual = True
@@ -93,7 +93,7 @@ class AFNO(Mixer):
         B, C, H, W = x.shape
         n, b, K = self.blocks, C // self.blocks, W // 2 + 1
         with full_precision(x):
-            scale = (H * W) ** -0.5  # of orthonormal transforms, taken to the small factors
+            scale = (H * W) ** -0.5  # scale of orthonormal transforms, applied to the small factors
             w1, b1, w2, b2 = upcast(self.w1) * scale, upcast(self.b1), upcast(self.w2) * scale, upcast(self.b2) * scale
             X = torch.view_as_real(rfft2(x, "backward"))  # (B, C, H, K, 2)
             X = X.reshape(B, n, b, H * K, 2).movedim(-1, 2).reshape(B, n, 2 * b, H * K)

@@ -1,4 +1,4 @@
-"""The contract every mixer keeps, and the slot that gives each one exactly one identity path."""
+"""The contract of every mixer, and the slot that gives each one exactly one identity path."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -9,11 +9,11 @@ from chasm.models import Pretrained
 
 
 class Facts(NamedTuple):
-    """What the comparison tables say about a mixer; taken from its paper, not measured."""
+    """Facts about a mixer for the comparison tables, taken from its paper and not measured."""
 
     response: str  # taxonomy of the paper's appendix: how the spectrum is acted on
     channel_mixing: str
-    resolution: str  # what happens when H, W differ from the size it was built for
+    resolution: str  # effect of H, W other than the size it was built for
     shared_basis: str = "no"
     positive_gains: str = "no"
     paper_params: str = "-"  # the paper's Core Params column at C = 96
@@ -32,7 +32,7 @@ class Mixer(Pretrained):
     # Names of parameters (or of containers of them) that act on the spectrum: `chasm.param_groups` gives
     # them their own step size and no weight decay.
     spectral_parameters: ClassVar[tuple[str, ...]] = ()
-    # The default of a constructor argument `step_scale`, where a mixer has one: see CHASM.
+    # The default of the constructor's argument `step_scale`, if there is one: see CHASM.
     default_step_scale: ClassVar[float | None] = None
     # Names of parameters stored as real pairs (trailing dimension 2): reports count them once and twice.
     complex_parameters: ClassVar[tuple[str, ...]] = ()
@@ -44,7 +44,7 @@ register_mixer = MIXERS.register
 
 
 class Residual(nn.Module):
-    """x + mixer(x): what a slot puts around a mixer that has no identity path of its own."""
+    """x + mixer(x): the identity path that a slot adds to a mixer without one."""
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All shared bases of a model in one batched call."""
+"""Build all shared bases of a model in one batched call."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ from chasm.mixers.chasm import CHASM
 
 @contextmanager
 def batched_bases(model: nn.Module) -> Iterator[None]:
-    """Within this context every shared basis of `model` is built once, all those of equal C in one batched call.
+    """Build every shared basis of `model` once inside this context, all those of equal C in one batched call.
 
-    A mixer whose theta is replaced, moved or written to meanwhile, is sharded, or runs in compiled code builds its own
-    bases. (Fused optimisers write unseen: leave the context before they step.) The batched call has one backward pass:
-    open a context for each, around forward and backward; checkpointing looks for the same bases when it computes again.
+    A mixer builds its own bases if its theta is replaced, moved or written to inside the context, if theta is sharded,
+    and in compiled code. Writes of fused optimisers are not seen, so leave the context before they step. The batched
+    call has one backward pass: open a context for each, around forward and backward. Checkpointing finds the same bases
+    when it computes again.
 
     Args:
         model: any module; those without CHASM mixers are left alone.
@@ -43,15 +44,15 @@ def batched_bases(model: nn.Module) -> Iterator[None]:
             bases[mixer][axis] = U
     try:
         for mixer in mixers:
-            mixer._cache.give({a: bases[mixer][a] for a in mixer.theta}, list(mixer.theta.values()))
+            mixer._cache.set_batched_bases({axis: bases[mixer][axis] for axis in mixer.theta}, dict(mixer.theta))
         yield
     finally:
         for mixer in mixers:
-            mixer._cache.given = None
+            mixer._cache.set_batched_bases(None, {})
 
 
 class _OneBackward(torch.autograd.Function):
-    """The identity; a second backward pass through it says which context is in the way."""
+    """The identity. A second backward pass through it raises an error that explains the context."""
 
     @staticmethod
     def forward(ctx: Any, bases: Tensor) -> Tensor:
@@ -71,5 +72,5 @@ class _OneBackward(torch.autograd.Function):
 
 
 def _is_versioned(theta: Tensor) -> bool:
-    """True if a change of theta can be seen: it is not sharded (a DTensor), nor computed when it is asked for."""
+    """Return True if a change of theta can be seen: it is not sharded (a DTensor), and not computed on access."""
     return type(theta) is nn.Parameter and not theta.is_inference()

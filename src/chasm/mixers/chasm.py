@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.common.cost import paper_products
@@ -29,7 +28,7 @@ from chasm.common.registry import is_count
 from chasm.common.tracing import is_transformed
 from chasm.mixers._cache import Cache
 from chasm.mixers._options import AXES, bins_per_axis, one_of, parse_axes, spatial_size
-from chasm.mixers._wrapper import POINTWISE, in_format_of, joined_layers
+from chasm.mixers._wrapper import POINTWISE, with_layers
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.ops import AxisOperator, AxisSource, Chain, Choice
 from chasm.ops.gains import gains_of, stepped
@@ -42,7 +41,7 @@ Gain = Literal["positive", "signed", "complex"]
 
 
 class AxisParameters(NamedTuple):
-    """What the equations of one axis are made from."""
+    """The parameters in the equations of one axis."""
 
     theta: Tensor | None  # (C(C-1)/2,), untied: (B, C(C-1)/2); None for the identity basis
     gain_table: Tensor  # Gamma (B, C)
@@ -154,14 +153,7 @@ class CHASM(Mixer):
             return x + sum(p.sum() for p in self.parameters())
         dtype = autocast_dtype(x) or x.dtype
         with paper_products(self._paper_macs, x):
-            chains = self._chains(x, dtype)
-            layers = joined_layers(x, chains, self.refine, self.fuse)
-            if layers:  # all of it as one operator
-                return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
-            y = ops.run(x.to(dtype), chains)
-        if self.refine is not None and self.fuse is not None:
-            y = self.fuse(gelu(self.refine(y)))
-        return in_format_of(x + y if self.residual else y.to(x.dtype), x)
+            return with_layers(x, self._chains(x, dtype), self.refine, self.fuse, self.residual)
 
     def core(self, x: Tensor) -> Tensor:
         """Return Phi(x), in x's dtype or the one autocast asks for."""
@@ -191,21 +183,21 @@ class CHASM(Mixer):
             Axis name ("ch", "cw") -> its dimension in x, U (C, C), or None for the identity, and the gains (K, C).
 
         Example:
-            >>> found = CHASM(8, size=16).operators(16, 16)
-            >>> found["ch"].U.shape, found["ch"].gains.shape
+            >>> operators = CHASM(8, size=16).operators(16, 16)
+            >>> operators["ch"].U.shape, operators["ch"].gains.shape
             (torch.Size([8, 8]), torch.Size([9, 8]))
         """
         return self._operators(spatial_size(spatial, self.ndim))
 
     def _operators(self, spatial: tuple[int, ...]) -> dict[str, AxisOperator]:
         bases = self._bases(spatial)
-        found = {}
+        operators = {}
         for axis in self.gain_table:
             i = AXES[self.ndim].index(axis)
             table, phase = self.gain_table[axis], self.phase_table.get(axis)
             gains = gains_of(table, phase, self.gain, self.step_scale, spatial[i])
-            found[axis] = AxisOperator(2 + i, bases.get(axis), gains)
-        return found
+            operators[axis] = AxisOperator(2 + i, bases.get(axis), gains)
+        return operators
 
     def explain(self, x: Tensor) -> Choice:
         """Return the form that runs on x, and why. Computes nothing."""
@@ -271,45 +263,42 @@ class CHASM(Mixer):
         )
 
     def _chains(self, x: Tensor, dtype: torch.dtype) -> list[Chain]:
-        """The passes that run on x. Prepared and kept in eval, unless a gradient of the parameters is wanted."""
+        """Return the passes that run on x. In eval they are prepared and kept, unless parameters need a gradient."""
         if self.basis is None:
-            return [Chain("none", dtype, [])]
+            return [Chain("reference" if is_transformed(x) else "none", dtype, [])]
         form = self._choose(x, dtype).form
         if self.training:
-            return self._made(x.shape, form, dtype)
+            return self._unprepared(x.shape, form, dtype)
         params = self._spectral()
         if wants_gradient(params):  # a step may follow that no version counter sees
             self._cache.clear()
-            return self._made(x.shape, form, dtype)
+            return self._unprepared(x.shape, form, dtype)
         if torch.compiler.is_compiling() or is_transformed(x) or not ops.can_be_kept(form, x.shape):
-            return self._made(x.shape, form, dtype)
+            return self._unprepared(x.shape, form, dtype)
 
         def make() -> list[Chain]:
             operators = self._operators(x.shape[2:])
             chains = [Chain(form, dtype, [operators[axis] for axis in chain]) for chain in self.chains]
             return [ops.prepare(chain, x.shape) for chain in chains]
 
-        found: list[Chain] = self._cache.get((x.shape[2:], dtype, x.device, form), params, make)
-        return found
+        chains: list[Chain] = self._cache.get((x.shape[2:], dtype, x.device, form), params, make)
+        return chains
 
-    def _made(self, shape: torch.Size, form: str, dtype: torch.dtype) -> list[Chain]:
-        """The passes from the parameters as they are stored, or from operators where plain torch operations follow."""
+    def _unprepared(self, shape: torch.Size, form: str, dtype: torch.dtype) -> list[Chain]:
+        """Return the passes with the parameters as they are stored, or with operators for plain torch operations."""
         axes: dict[str, Any] = {}
         if form == "reference" or self.basis == "untied":
             axes = dict(self._operators(shape[2:]))
         else:
             thetas = dict(self.theta.items())
-            bases = (self._cache.given and self._cache.given_for(list(thetas.values()))) or thetas
+            bases = (self._cache.batched and self._cache.batched_bases(thetas)) or thetas
             for dim, (axis, table) in zip(self._dims, self.gain_table.items(), strict=True):
                 phase = self.phase_table.get(axis)
                 axes[axis] = AxisSource(dim, bases.get(axis), table, phase, self.gain, self.step_scale)
-        found = []
-        for chain in self.chains:
-            found.append(Chain(form, dtype, list(map(axes.__getitem__, chain))))
-        return found
+        return [Chain(form, dtype, list(map(axes.__getitem__, chain))) for chain in self.chains]
 
     def _bases(self, spatial: tuple[int, ...]) -> dict[str, Tensor]:
-        """U of every axis; all shared ones in one call."""
+        """Return U of every axis; all shared ones come from one call."""
         thetas = dict(self.theta.items())
         if not thetas:
             return {}
@@ -317,11 +306,11 @@ class CHASM(Mixer):
             lengths = dict(zip(AXES[self.ndim], spatial, strict=True))
             scaled = {axis: stepped(theta, self.step_scale) for axis, theta in thetas.items()}
             return {axis: ops.orthogonal_basis(ops.table_at(t, lengths[axis])) for axis, t in scaled.items()}
-        given = self._cache.given and self._cache.given_for(list(thetas.values()))
-        if given:
-            return given
-        stacked = stepped(torch.stack(list(thetas.values())), self.step_scale)
-        return dict(zip(thetas, ops.orthogonal_basis(stacked).unbind(), strict=True))
+        bases = self._cache.batched_bases(thetas)
+        if not bases:
+            stacked = stepped(torch.stack(list(thetas.values())), self.step_scale)
+            bases = dict(zip(thetas, ops.orthogonal_basis(stacked).unbind(), strict=True))
+        return bases
 
     # `.to()` moves parameters without a trace in their version counters; `.train()` and `.eval()` are called where
     # people write through `.data`, as averaged weights are swapped in and out, and around the steps of an optimiser.

@@ -22,7 +22,7 @@ OTHER_SIZES = ((7, 5), (12, 9), (1, 1), (2, 3), (1, 6), (20, 34))  # odd, tiny, 
 
 
 class Check(NamedTuple):
-    """One promise, and what is wrong with it."""
+    """One promise, and the problem if it is broken."""
 
     name: str
     problem: str  # empty: it is kept
@@ -36,16 +36,16 @@ def check_mixer(name: str, channels: int = 16, **options: Any) -> list[Check]:
     """Build a mixer and try every promise of the contract on small maps.
 
     Args:
-        name: of a registered mixer.
+        name: name of a registered mixer.
         channels: C.
-        **options: of the mixer.
+        **options: options of the mixer.
 
     Returns:
-        Every promise, in order, with what is wrong with it. The first is the construction; if that fails, there are no
-        others.
+        Every promise, in order, with its problem if it is broken. The first is the construction; if that fails, there
+        are no others.
 
     Raises:
-        ValueError: when there is no mixer of this name.
+        ValueError: if there is no mixer of this name.
     """
     MIXERS.get(name)
     make = partial(_make, name, channels, options)
@@ -63,12 +63,12 @@ def check_mixer(name: str, channels: int = 16, **options: Any) -> list[Check]:
         "identity path": _identity_path,
         "compile": _compile,
     }
-    found = []
+    outcomes = []
     for title, check in checks.items():
-        found.append(Check(title, _problem(check, make, channels)))
-        if title == "construction" and found[0].problem:
+        outcomes.append(Check(title, _problem(check, make, channels)))
+        if title == "construction" and outcomes[0].problem:
             break
-    return found
+    return outcomes
 
 
 def _problem(check: Callable[..., None], make: Callable[..., Mixer], channels: int) -> str:
@@ -82,7 +82,7 @@ def _problem(check: Callable[..., None], make: Callable[..., Mixer], channels: i
 
 
 def _make(name: str, channels: int, options: dict[str, Any], seed: int = 0, **more: Any) -> Mixer:
-    """A mixer whose parameters have moved a little, so that nothing is zero only because it starts there."""
+    """Return a mixer whose parameters have moved a little, so that nothing is zero only because it starts there."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         mixer = create_mixer(name, channels, SIZE, **{**options, **more})
@@ -118,8 +118,8 @@ def _relative(y: Tensor, wanted: Tensor) -> float:
 def _construction(make: Callable[..., Mixer], channels: int) -> None:
     mixer = make()
     _demand(any(True for _ in mixer.parameters()) or not mixer.spectral_parameters, "no parameters")
-    made = make(device="meta", dtype=torch.float64)
-    for key, t in (*made.named_parameters(), *made.named_buffers()):
+    on_meta = make(device="meta", dtype=torch.float64)
+    for key, t in (*on_meta.named_parameters(), *on_meta.named_buffers()):
         _demand(t.is_meta, f"{key} is on {t.device}: pass device= on to every layer")
         _demand(t.dtype == torch.float64 or not t.is_floating_point(), f"{key} is {t.dtype}: pass dtype= on")
 

@@ -28,9 +28,9 @@ class GalerkinAttention(nn.Module):
 
     Args:
         channels: the number of channels, C.
-        heads: must divide the channels.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        heads: number of heads; must divide the channels.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     no_decay_parameters = ("k_weight", "k_bias", "v_weight", "v_bias")
@@ -60,8 +60,8 @@ class GalerkinAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v, each (B, heads, N, d).
 
-        Never in half precision: a head has few channels, and where they are nearly equal the norm makes their rounding
-        as large as the channels.
+        Half precision is never used: a head has few channels, and if they are nearly equal, the norm makes their
+        rounding errors as large as the channels.
         """
         B, C, H, W = x.shape
         # channels are head-major: inside a head q, then k, then v
@@ -84,10 +84,10 @@ class DiffFNO(Mixer):
         channels: the number of channels, C.
         size: not used; nothing here depends on the size of a map.
         modes: (m1, m2), the modes kept along H and W.
-        heads: of the attention; must divide the channels and leave at least two in each.
+        heads: number of heads of the attention; must divide the channels and leave at least two in each.
         residual: whether to add the identity path; a host that adds its own switches it off.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     owns_residual = True

@@ -30,9 +30,9 @@ class FourierUnit(nn.Module):
     """A 1x1 convolution, batch norm and ReLU over the spectrum, real and imaginary parts as channels.
 
     Args:
-        channels: of the map; the spectrum has twice as many.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        channels: channels of the map; the spectrum has twice as many.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(self, channels: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
@@ -59,9 +59,9 @@ class FFC(Mixer):
         size: not used; nothing here depends on the size of a map.
         ratio: share of global channels; they must be a multiple of 8 with `lfu`, else of 2.
         lfu: whether to add the local Fourier unit.
-        kernel_size: of the convolutions; odd.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        kernel_size: kernel size of the convolutions; odd.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     spectral_parameters = ("fourier", "local_fourier")
@@ -71,7 +71,7 @@ class FFC(Mixer):
         "no size-dependent parameters",
         shared_basis="no explicit",
         paper_params="1.19M",
-        note="the native unit has 0.07M at C = 96; no native setting reaches 1.19M and none was bent to",
+        note="the native unit has 0.07M at C = 96; no native setting reaches 1.19M, and the unit is left unchanged",
     )
 
     def __init__(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chasm.common.tracing import is_exporting
-from chasm.mixers._spectral import as_complex, check_pair, full_precision, irfft2, is_empty, upcast
+from chasm.mixers._spectral import check_pair, complex_of_pairs, full_precision, irfft2, is_empty, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -29,11 +29,11 @@ class SpectralConv(nn.Module):
     then kept once (the published slices overwrite each other and leave weights without gradient).
 
     Args:
-        c_in: channels that enter.
-        c_out: channels that leave.
-        modes: (m1, m2).
-        device: where the parameters are made.
-        dtype: of the parameters.
+        c_in: channels of the input.
+        c_out: channels of the output.
+        modes: (m1, m2), the modes kept along H and W.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class SpectralConv(nn.Module):
         self.r_pos, self.r_neg = uniform(), uniform()  # rows 0 .. m1-1 and -m1 .. -1
 
     def forward(self, x: Tensor, gains: Tensor | None = None) -> Tensor:
-        """(B, c_in, H, W) -> (B, c_out, H, W) in wide precision; `gains` (2, m1, m2) scale the weights."""
+        """Return (B, c_out, H, W) for x (B, c_in, H, W) in wide precision; `gains` (2, m1, m2) scale the weights."""
         (H, W), (m1, m2) = x.shape[-2:], self.modes
         top, bottom, columns = min(m1, (H + 1) // 2), min(m1, H // 2), min(m2, W // 2 + 1)
         with full_precision(x):
             if is_exporting():
                 return self._in_pairs(x, gains, top, bottom, columns)
-            r_pos, r_neg = as_complex(self.r_pos), as_complex(self.r_neg)
+            r_pos, r_neg = complex_of_pairs(self.r_pos), complex_of_pairs(self.r_neg)
             if gains is not None:
                 r_pos, r_neg = r_pos * upcast(gains[0]), r_neg * upcast(gains[1])
             # Only the kept columns go through the transform along H.
@@ -79,13 +79,13 @@ class SpectralConv(nn.Module):
         pos, neg = upcast(self.r_pos), upcast(self.r_neg)  # (c_in, c_out, m1, m2, 2)
         if gains is not None:
             pos, neg = pos * upcast(gains[0])[..., None], neg * upcast(gains[1])[..., None]
-        kept = torch.view_as_real(torch.fft.rfft(upcast(x)))[..., :columns, :]
-        X = torch.view_as_real(torch.fft.fft(as_complex(kept), dim=-2))
+        spectrum = torch.view_as_real(torch.fft.rfft(upcast(x)))[..., :columns, :]
+        X = torch.view_as_real(torch.fft.fft(complex_of_pairs(spectrum), dim=-2))
         low = _mix_pairs(X[:, :, :top], pos[:, :, :top, :columns])
         high = _mix_pairs(X[:, :, H - bottom :], neg[:, :, self.modes[0] - bottom :, :columns])
         middle = low.new_zeros(*low.shape[:2], H - top - bottom, columns, 2)
         all_columns = F.pad(torch.cat((low, middle, high), 2), (0, 0, 0, W // 2 + 1 - columns))
-        return irfft2(as_complex(all_columns), (H, W), "backward")
+        return irfft2(complex_of_pairs(all_columns), (H, W), "backward")
 
 
 def _mix_pairs(X: Tensor, R: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ class FNOD(Mixer):
         size: (H, W) of the maps it is meant for. No weight depends on it; it says which modes they have.
         modes: (m1, m2), the modes kept along H and W.
         deform: whether to deform the map first; False gives the plain dense FNO layer.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     spectral_parameters = ("spectral",)
@@ -153,7 +153,7 @@ class FNOD(Mixer):
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
     def offsets(self, x: Tensor) -> Tensor:
-        """Where to sample, in pixels (B, 2, H, W). Never in half precision, which rounds positions to whole pixels."""
+        """Return sampling positions in pixels, (B, 2, H, W). Half precision would round them to whole pixels."""
         assert self.offset is not None
         assert self.offset.bias is not None
         with full_precision(x):

@@ -1,12 +1,12 @@
-"""A matrix of its own for every frequency: the literal alternative to CHASM's untied basis.
+"""A separate matrix for every frequency: the literal alternative to CHASM's untied basis.
 
     M(k) = (I + S_k / 2)^2, S_k symmetric    "symmetric": every symmetric positive matrix is one of these squares
     M(k) = I + F_k                           "any": any real matrix
     Phi = Phi_CW o Phi_CH,   Phi_a = irfft M rfft,   Y = X + P_fuse(L(Phi(X)))        as in CHASM
 
 Reading: the paper's untied variant learns "frequency-indexed channel operators without a common basis" and does not say
-of which form. `CHASM(basis="untied")` keeps the exponential map and positive gains; this keeps the wrapper only. Both
-start at the identity, and have CHASM's step scale. A square rather than an exponential, which overflows in half
+of which form. `CHASM(basis="untied")` keeps the exponential map and positive gains; this mixer keeps the wrapper only.
+Both start at the identity and have CHASM's step scale. The square replaces an exponential, which overflows in half
 precision after a few large steps.
 """
 
@@ -39,9 +39,9 @@ class FreeOperator(Mixer):
         bins: bins B per axis (one number, or one per spatial axis); overrides `size`. With neither: 64.
         operator: "symmetric" (and positive) or "any".
         residual: whether to add X; a host that adds its own switches it off.
-        step_scale: as in CHASM.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        step_scale: see `chasm.CHASM`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     >>> mixer = FreeOperator(4, size=8)
     >>> mixer.matrices(8, 8)[0].shape
@@ -99,20 +99,20 @@ class FreeOperator(Mixer):
         Args:
             *spatial: H and W of the features.
         """
-        found = []
+        per_axis = []
         for table, n in zip(self.table, spatial, strict=True):
             values = table_at(stepped(table, self.step_scale), n)
             eye = torch.eye(self.channels, device=values.device, dtype=values.dtype)
             if self.operator == "any":
-                found.append(eye + values.unflatten(1, (self.channels, self.channels)))
+                per_axis.append(eye + values.unflatten(1, (self.channels, self.channels)))
             else:
                 root = eye + _symmetric(values, self.channels) / 2
-                found.append(root @ root)
-        return found
+                per_axis.append(root @ root)
+        return per_axis
 
 
 def _symmetric(entries: Tensor, channels: int) -> Tensor:
-    """(K, C(C+1)/2), row by row over the lower triangle -> symmetric (K, C, C)."""
+    """Return symmetric matrices (K, C, C) from (K, C(C+1)/2) entries, row by row over the lower triangle."""
     rows, cols = torch.tril_indices(channels, channels, device=entries.device)
     S = entries.new_zeros(len(entries), channels, channels)
     S[:, rows, cols] = entries

@@ -41,12 +41,12 @@ def squeeze_gate(channels: int, hidden: int, **like: Any) -> nn.Sequential:
 
 
 def whole(half: Tensor, width: int) -> Tensor:
-    """(..., H, W//2+1) -> (..., H, W): all bins of a quantity that is equal at k and -k, like |Z| of a real map."""
+    """Return all bins (..., H, W) of a quantity (..., H, W//2+1) that is equal at k and -k, like |Z| of a real map."""
     return torch.cat((half, mirrored(half[..., 1 : (width + 1) // 2], -2).flip(-1)), -1)
 
 
 def mirrored(x: Tensor, *axes: int) -> Tensor:
-    """Index n -> -n, modulo the length, along these axes."""
+    """Return x with index n moved to -n, modulo the length, along these axes."""
     return x.flip(axes).roll((1,) * len(axes), axes)
 
 
@@ -54,7 +54,7 @@ def gated(gate: nn.Sequential, Z: Tensor, width: int) -> Tensor:
     """Return gate(Re Z) Z for the half spectrum of real maps; call it with autocast off.
 
     Args:
-        gate: as `squeeze_gate` builds it.
+        gate: a gate of `squeeze_gate`.
         Z: (B, C, H, width//2+1).
         width: W of the maps.
     """
@@ -90,7 +90,7 @@ def weighted_channels(x: Tensor, weights: Tensor, heads: int) -> Tensor:
     Args:
         x: values (B, H, W, C).
         weights: (B, C, C), zero between heads.
-        heads: their number; only products inside heads are counted.
+        heads: number of heads; only products inside heads are counted.
     """
     with counted_as("matmul", macs=x.numel() * x.shape[-1] // heads):
         return x @ weights.mT[:, None]
@@ -104,7 +104,7 @@ class FrequencyAttention(nn.Module):
 
     Args:
         channels: the number of channels, C.
-        heads: must divide the channels.
+        heads: number of heads; must divide the channels.
         inverse_axes: see `FSEL`.
         **like: device and dtype of the parameters.
     """
@@ -148,9 +148,9 @@ class FrequencyAttention(nn.Module):
 
 
 def pairwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """conv(x) of a convolution with two channels in and one out per group: a depthwise one, then sums of neighbours.
+    """Apply a convolution with two channels in and one out per group: a depthwise one, then sums of neighbours.
 
-    For the weights' gradient of groups this narrow cuDNN goes through them one by one.
+    cuDNN computes the gradient of the weights of such narrow groups one by one.
     """
     if type(conv) is not nn.Conv2d or has_hooks(conv) or "forward" in vars(conv):  # exchanged, or listened to
         y: Tensor = conv(x)
@@ -179,7 +179,7 @@ class SpatialAttention(nn.Module):
 
     Args:
         channels: the number of channels, C.
-        heads: must divide the channels.
+        heads: number of heads; must divide the channels.
         **like: device and dtype of the parameters.
     """
 
@@ -207,7 +207,7 @@ class EntangledFFN(nn.Module):
 
     Args:
         channels: the number of channels, C.
-        norm: of the transforms, "ortho" or "backward".
+        norm: norm of the transforms, "ortho" or "backward".
         **like: device and dtype of the parameters.
     """
 
@@ -243,13 +243,13 @@ class FSEL(Mixer):
     Args:
         channels: C; even, and at least 16.
         size: not used; nothing here depends on the size of a map.
-        heads: must divide the channels.
-        inverse_axes: of the inverse transform: "official" (the code's, channel-in-head and H*W) or "spatial" (H, W).
+        heads: number of heads; must divide the channels.
+        inverse_axes: axes of the inverse FFT: "official" (the code's, channel-in-head and H*W) or "spatial" (H, W).
         part: "f+s" (frequency and spatial attention) or the labelled extra "f+effn".
-        norm: of the transforms inside the EFFN: "ortho", or "backward" as in the published code.
+        norm: norm of the transforms inside the EFFN: "ortho", or "backward" as in the published code.
         residual: whether to add the identity path; a host that adds its own switches it off.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     owns_residual = True

@@ -18,23 +18,23 @@ from torch.nn import functional as F
 
 from chasm.common.cost import counted_as
 from chasm.common.tracing import is_traced
-from chasm.mixers._spectral import as_complex, check_pair, full_precision, is_empty, upcast
+from chasm.mixers._spectral import check_pair, complex_of_pairs, full_precision, is_empty, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
 def _axis_matrix(n: int, bins: int, mode: str, like: Tensor) -> Tensor:
-    """(bins, n): interpolation with aligned corners along one axis, as a matrix."""
+    """Return the matrix (bins, n) of an interpolation with aligned corners along one axis."""
     eye = torch.eye(n, dtype=like.dtype, device=like.device)
     return F.interpolate(eye[None, None], (bins, n), mode=mode, align_corners=True)[0, 0]
 
 
 def resize_filter(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Resize a filter by matrix products: torch's own interpolation has no deterministic CUDA backward.
+    """Resize a filter by matrix products, because torch's interpolation has no deterministic CUDA backward.
 
     Args:
         pairs: (h, w', C, 2).
         size: bins (H, W//2+1) of the result.
-        mode: of `torch.nn.functional.interpolate`.
+        mode: mode of `torch.nn.functional.interpolate`.
     """
     rows = _axis_matrix(pairs.shape[0], size[0], mode, pairs)
     columns = _axis_matrix(pairs.shape[1], size[1], mode, pairs)
@@ -70,7 +70,7 @@ class _CircularConvolution(torch.autograd.Function):
     """(x, K) -> y, X with X = rfft2(x) and y = irfft2(K X), both unscaled, K as `hermitian_edges` leaves it.
 
     The adjoint is the same with conj(K), one real transform each way; torch's backward of a real transform is a
-    complex one of twice the size. X is an output for the sake of second derivatives.
+    complex one of twice the size. X is an output because second derivatives need it.
     """
 
     @staticmethod
@@ -103,12 +103,12 @@ class _CircularConvolution(torch.autograd.Function):
 
 
 def spectrum_factors(pairs: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Return what multiplies the half spectrum of a map, (C, H, W//2+1, 2), with the scale of both transforms.
+    """Return the factors of the half spectrum of a map, (C, H, W//2+1, 2), with the scale of both transforms.
 
     Args:
         pairs: the filter (h, w', C, 2).
         size: (H, W) of the map.
-        mode: how the filter is resized where its size is another, see `resize_filter`.
+        mode: mode of resizing a filter of another size, see `resize_filter`.
     """
     H, W = size
     pairs = upcast(pairs) / (H * W)
@@ -122,12 +122,12 @@ def global_filter(x: Tensor, pairs: Tensor, mode: str) -> Tensor:
 
     Args:
         x: (B, C, H, W).
-        pairs: the filter (h, w', C, 2), resized where its size is not that of x.
-        mode: how it is resized, see `resize_filter`.
+        pairs: the filter (h, w', C, 2), resized if its size is not that of x.
+        mode: mode of resizing it, see `resize_filter`.
     """
     H, W = x.shape[-2:]
     with full_precision(x):
-        K = as_complex(spectrum_factors(pairs, (H, W), mode))  # (C, H, W//2+1)
+        K = complex_of_pairs(spectrum_factors(pairs, (H, W), mode))  # (C, H, W//2+1)
         if is_traced():  # by torch.compile, torch.func, ...
             return torch.fft.irfft2(torch.fft.rfft2(upcast(x)) * K, (H, W), norm="forward").to(x.dtype)
         y: Tensor = _CircularConvolution.apply(upcast(x), K)[0]
@@ -141,8 +141,8 @@ class GFNet(Mixer):
     Args:
         channels: the number of channels, C.
         size: the map (H, W) the filter is stored for; without one, the paper's 14x14 (a 14x8 filter).
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     resize_mode = "bicubic"

@@ -11,7 +11,7 @@ our choice.
 
 Reading: the CHASM paper's FLOPs give this block two dense C x C products per position more than GFNet, and its taxonomy
 says "token/channel"; the published gate has none (docs/paper_checked.md). ``projections=True`` puts one 1x1 convolution
-before and one after the filter, which is that cost.
+before and one after the filter, which has that cost.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ class SpectFormer(Mixer):
         size: not used; the filter is stored for `grid` whatever the size of the host's maps.
         grid: the map (H, W) the filter is stored for.
         projections: whether to mix channels by a 1x1 convolution before and after the filter: a reading, see above.
-        device: where the parameters are made.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     resize_mode = "bilinear"

@@ -20,8 +20,7 @@ from chasm.common.cost import counted_as
 from chasm.common.precision import float64_device
 from chasm.common.tracing import is_transformed
 from chasm.ops.kernels import has_triton
-from chasm.ops.library import Operator, constant, is_fake, wants_gradient
-from chasm.ops.operators import at_least_float32
+from chasm.ops.library import TorchOperator, constant, is_fake, wants_gradient
 
 # The Taylor remainder is below 1e-16 for |A| / 2^s <= 0.78: with 8 squarings for spectral norms up to 200. Beyond that
 # accuracy fades gently (1e-8 at 450), so a basis far outside the range of trained ones is still orthogonal in float32.
@@ -33,7 +32,7 @@ _WEIGHTS = [0.6497086626, 0.3502913324]
 
 
 def orthogonal_basis(theta: Tensor) -> Tensor:
-    """U = exp(skew(theta)), the orthogonal basis that theta parametrises.
+    """Return U = exp(skew(theta)), the orthogonal basis that theta parametrises.
 
     Args:
         theta: (..., C(C-1)/2) with any number of leading batch dimensions.
@@ -54,7 +53,7 @@ def orthogonal_basis(theta: Tensor) -> Tensor:
 
 
 def skew(theta: Tensor) -> Tensor:
-    """theta (..., C(C-1)/2) -> A (..., C, C) with theta row by row in the strict lower triangle and -A^T above."""
+    """Return A (..., C, C) with theta (..., C(C-1)/2) row by row in its strict lower triangle and -A^T above."""
     C = channels_of(theta.shape[-1])
     lower = theta.new_zeros(*theta.shape[:-1], C * C).index_copy(-1, constant(_places, theta, C), theta)
     lower = lower.unflatten(-1, (C, C))
@@ -62,7 +61,7 @@ def skew(theta: Tensor) -> Tensor:
 
 
 def channels_of(entries: int) -> int:
-    """C from the number of strict lower-triangle entries C(C-1)/2."""
+    """Return C, for the number of strict lower-triangle entries C(C-1)/2."""
     C = (1 + math.isqrt(1 + 8 * entries)) // 2
     if entries != C * (C - 1) // 2:
         raise ValueError(f"theta needs C(C-1)/2 entries for some C, got {entries}")
@@ -70,22 +69,18 @@ def channels_of(entries: int) -> int:
 
 
 def _places(device: torch.device, C: int) -> Tensor:
-    """Where the strict lower triangle lies in a flat C x C matrix, row by row."""
+    """Return where the strict lower triangle lies in a flat C x C matrix, row by row."""
     row, col = torch.tril_indices(C, C, -1, device=device)
     return row * C + col
 
 
-def _identity(device: torch.device, C: int) -> Tensor:
-    return torch.eye(C, dtype=torch.float64, device=device)
-
-
 def _taylor(device: torch.device) -> Tensor:
-    """The 17 coefficients of the Taylor polynomial."""
+    """Return the 17 coefficients of the Taylor polynomial."""
     return torch.tensor(_TAYLOR, dtype=torch.float64, device=device)
 
 
 def _cubics(device: torch.device, squarings: int) -> Tensor:
-    """(4, 5): p(A / 2^s) as four cubic polynomials in A, highest first, that Horner's rule joins in A^4.
+    """Return (4, 5): p(A / 2^s) as four cubic polynomials in A, highest first, that Horner's rule joins in A^4.
 
     The highest has the term of degree 16 as well, which makes it quartic.
     """
@@ -95,7 +90,7 @@ def _cubics(device: torch.device, squarings: int) -> Tensor:
 
 
 def _differentiable(theta: Tensor) -> Tensor:
-    """exp(skew(theta)) for theta (batch, C(C-1)/2) in operations that autograd, torch.func and torch.export follow."""
+    """Return exp(skew(theta)), by operations that autograd, torch.func and torch.export follow."""
     A = skew(theta.to(float64_device(theta.device)).double())
     A2 = A @ A
     A3, A4 = A2 @ A, A2 @ A2
@@ -105,45 +100,45 @@ def _differentiable(theta: Tensor) -> Tensor:
         U = cubic + A4 @ U
     for _ in range(SQUARINGS):
         U = U @ U
-    return U.to(theta.device, at_least_float32(theta.dtype))
+    return U.to(theta.device, torch.promote_types(theta.dtype, torch.float32))
 
 
 # --- the registered operator ----------------------------------------------------------------------
 
 
 def forward(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """U for theta (batch, C(C-1)/2), and what `backward` needs. Records no gradient."""
+    """Return U for theta (batch, C(C-1)/2), and what `backward` needs. Records no gradient."""
     C = channels_of(theta.shape[-1])
     with counted_as("matrix exponential", macs=(6 + SQUARINGS) * theta.shape[0] * C**3):
         if _has_kernels(theta):
             return _forward_by_kernels(theta, C)
-        U, kept = _forward(theta.to(float64_device(theta.device)), C)
-    return U.to(theta.device), kept
+        U, saved = _forward(theta.to(float64_device(theta.device)), C)
+    return U.to(theta.device), saved
 
 
 def _forward(theta: Tensor, C: int) -> tuple[Tensor, list[Tensor]]:
     # I, A .. A^4; V .. W; W^2 .. U. Room for the most squarings: the compiler needs a shape that no value decides.
-    kept = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
-    eye, A, A2, A3, A4, *steps = kept.unbind()
+    saved = theta.new_empty(9 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
+    eye, A, A2, A3, A4, *steps = saved.unbind()
     lower = theta.new_zeros(len(theta), C * C, dtype=torch.float64)
     lower = lower.index_copy_(1, constant(_places, theta, C), theta.double()).view(-1, C, C)
     torch.sub(lower, lower.mT, out=A)
     torch.bmm(A, A, out=A2)
     squarings = _squarings(A2)
-    eye.copy_(constant(_identity, theta, C))
+    eye.zero_().diagonal(dim1=1, dim2=2).fill_(1)
     torch.bmm(A2, A, out=A3)
     torch.bmm(A2, A2, out=A4)
-    torch.mm(constant(_cubics, theta, squarings), kept[:5].view(5, -1), out=kept[5:9].view(4, -1))
+    torch.mm(constant(_cubics, theta, squarings), saved[:5].view(5, -1), out=saved[5:9].view(4, -1))
     for j in range(3):
         steps[j + 1].baddbmm_(A4, steps[j])
     for j in range(3, 3 + squarings):
         torch.bmm(steps[j], steps[j], out=steps[j + 1])
     U = steps[3 + squarings]
-    return U.to(at_least_float32(theta.dtype), copy=True), [kept, theta.new_full((), squarings)]
+    return U.to(torch.promote_types(theta.dtype, torch.float32), copy=True), [saved, theta.new_full((), squarings)]
 
 
 def _squarings(A2: Tensor) -> int:
-    """How many squarings A needs, by the norm of A^2; 8 where to read that would make the host wait for a device."""
+    """Return how many squarings A needs, by the norm of A^2; 8 on a GPU, where the host would have to wait for it."""
     if A2.device.type != "cpu" or is_fake(A2) or A2.numel() == 0:
         return SQUARINGS
     # The eigenvalues of A come in pairs: the largest one is in the norm of A^2 twice.
@@ -153,17 +148,17 @@ def _squarings(A2: Tensor) -> int:
     return math.ceil(math.log2(norm / MAX_NORM)) if norm > MAX_NORM else 0
 
 
-def backward(g: Tensor, theta: Tensor, kept: Sequence[Tensor]) -> Tensor:
-    """The gradient of theta for the gradient g of U.
+def backward(g: Tensor, theta: Tensor, saved: Sequence[Tensor]) -> Tensor:
+    """Return the gradient of theta for the gradient g of U.
 
     Args:
         g: (batch, C, C).
         theta: any tensor of its dtype.
-        kept: from `forward`.
+        saved: from `forward`.
     """
-    if len(kept) > 2:
-        return _backward_by_kernels(g, *kept).to(theta.dtype)
-    return _backward(g.to(kept[0].device), *kept).to(g.device, theta.dtype)
+    if len(saved) > 2:
+        return _backward_by_kernels(g, *saved).to(theta.dtype)
+    return _backward(g.to(saved[0].device), *saved).to(g.device, theta.dtype)
 
 
 def _backward(g: Tensor, values: Tensor, count: Tensor) -> Tensor:
@@ -189,35 +184,37 @@ def _backward(g: Tensor, values: Tensor, count: Tensor) -> Tensor:
 def _autograd(theta: Tensor) -> tuple[Tensor, list[Tensor]]:
     if wants_gradient([theta]):
         return _Basis.apply(theta), []
-    found: tuple[Tensor, list[Tensor]] = _BASIS.without_autograd(theta)
-    return found
+    results: tuple[Tensor, list[Tensor]] = _BASIS.without_autograd(theta)
+    return results
 
 
 class _Basis(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor) -> Tensor:
-        U, kept = _BASIS.without_autograd(theta)
+        U, saved = _BASIS.without_autograd(theta)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(theta, *kept)
+        ctx.save_for_backward(theta, *saved)
         return U
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> Tensor | None:
         if g is None:
             return None
-        theta, *kept = ctx.saved_tensors
-        return _GRADIENT(g, theta, kept)
+        theta, *saved = ctx.saved_tensors
+        return _GRADIENT(g, theta, saved)
 
 
-def _gradient_autograd(g: Tensor, theta: Tensor, kept: list[Tensor]) -> Tensor:
+def _gradient_autograd(g: Tensor, theta: Tensor, saved: list[Tensor]) -> Tensor:
     if not wants_gradient([g, theta]):
-        return _GRADIENT.without_autograd(g, theta, kept)
+        return _GRADIENT.without_autograd(g, theta, saved)
     (d,) = torch.autograd.grad(_differentiable(theta), theta, g, create_graph=True)
     return d
 
 
-_BASIS = Operator("basis(Tensor theta) -> (Tensor, Tensor[])", forward, _autograd)
-_GRADIENT = Operator("basis_backward(Tensor g, Tensor theta, Tensor[] kept) -> Tensor", backward, _gradient_autograd)
+_BASIS = TorchOperator("basis(Tensor theta) -> (Tensor, Tensor[])", forward, _autograd)
+_GRADIENT = TorchOperator(
+    "basis_backward(Tensor g, Tensor theta, Tensor[] saved) -> Tensor", backward, _gradient_autograd
+)
 
 
 # --- by kernels, on a GPU -------------------------------------------------------------------------
@@ -229,7 +226,7 @@ def _has_kernels(theta: Tensor) -> bool:
 
 
 def _forward_by_kernels(theta: Tensor, C: int) -> tuple[Tensor, list[Tensor]]:
-    """As `forward` with half the launches; what the gradient needs is kept in pairs of float16."""
+    """Return the results of `forward` in half the launches. What the gradient needs is saved in pairs of float16."""
     from chasm.ops.kernels import basis as kernels  # imports triton, which is not installed everywhere
 
     powers = theta.new_empty(4 + SQUARINGS, len(theta), C, C, dtype=torch.float64)
@@ -249,7 +246,7 @@ def _forward_by_kernels(theta: Tensor, C: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def _backward_by_kernels(g: Tensor, U: Tensor, powers: Tensor, nodes: Tensor) -> Tensor:
-    """The gradient of theta to float32 accuracy, by products of pairs of float16: nothing here amplifies rounding.
+    """Return the gradient of theta to float32 accuracy, by products of pairs of float16 that amplify no rounding error.
 
     In g = U (S + K) with S symmetric and K skew only K has an effect, but S may be large: it leaves in float64. Then
     g = W W K becomes g W^T + W^T g = W (K + W K W^T) by each U = W W down to W = exp(2A), halved so that it never
@@ -268,7 +265,7 @@ def _backward_by_kernels(g: Tensor, U: Tensor, powers: Tensor, nodes: Tensor) ->
 
 
 def _exponentials(device: torch.device) -> Tensor:
-    """(4, 9): coefficients with which `halves` sums exp((s - 1) A) for s and -s of _NODES, times root weights.
+    """Return (4, 9): coefficients with which `halves` sums exp((s - 1) A) for s and -s of _NODES, times root weights.
 
     The fit holds for all eigenvalues ia of A up to norm 200, and is as good as polynomials of degree 8.
     """

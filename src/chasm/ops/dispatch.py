@@ -1,4 +1,4 @@
-"""Which form runs, and why: decided from kinds, sizes, dtype and device, before anything is computed."""
+"""Choose the form that runs, from kinds, sizes, dtype and device, before anything is computed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -45,7 +45,7 @@ def choose_form(
     transformed: bool = False,
     form: str = "auto",
 ) -> Choice:
-    """Which form runs on an input, and why.
+    """Return the form that runs on an input, and why.
 
     Args:
         shape: `(B, C, *spatial)` of the input.
@@ -78,9 +78,10 @@ def choose_form(
         shape[d] > MAX_KEPT_CIRCULANT and shape[d] ** 2 * shape[1] > MAX_CIRCULANT_RATIO * shape.numel() for d in dims
     ):
         return Choice("fft", "circulants of a long axis would take far more memory than these features")
-    wide = channels_last or (3 in dims and shape[3] >= MIN_FAST_FUSED_WIDTH)
-    fast = wide and shape[1] >= MIN_FAST_FUSED_CHANNELS and gain != "complex" and not grad
-    if fast and fused_obstacle(shape, dims, device, dtype) is None:
+    has_long_rows = channels_last or (3 in dims and shape[3] >= MIN_FAST_FUSED_WIDTH)
+    is_fused_faster = has_long_rows and shape[1] >= MIN_FAST_FUSED_CHANNELS
+    can_fuse = gain != "complex" and not grad
+    if is_fused_faster and can_fuse and fused_obstacle(shape, dims, device, dtype) is None:
         return Choice("fused", "no gradient is wanted, and channels and axes fit kernels that make a whole pass")
     return Choice("triton", f"half-precision matrix products beat the FFT up to length {MAX_TRITON_AXIS}")
 
@@ -115,12 +116,12 @@ def _forced(
 
 
 def can_be_kept(form: str, shape: torch.Size) -> bool:
-    """True if the constants of a form are small enough to be kept from call to call."""
+    """Return True if the constants of a form are small enough to be kept from call to call."""
     return form != "triton" or max(shape[2:]) <= MAX_KEPT_CIRCULANT
 
 
 def triton_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why form "triton" cannot run; None if it can.
+    """Return why form "triton" cannot run, or None if it can.
 
     Args:
         shape: `(B, C, *spatial)` of the features.
@@ -140,7 +141,7 @@ def triton_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device
 
 
 def fused_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why form "fused" cannot run; None if it can.
+    """Return why form "fused" cannot run, or None if it can.
 
     Args:
         shape: `(B, C, *spatial)` of the features.

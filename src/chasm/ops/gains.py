@@ -17,9 +17,9 @@ MAX_COSINES = 512  # longer axes use the FFT instead of a stored matrix of cosin
 
 
 def interpolation_matrix(device: torch.device, K: int, B: int, dtype: torch.dtype) -> Tensor:
-    """(K, B): linear interpolation on the normalised frequency k/(K-1), end points aligned. B = K gives I exactly.
+    """Return the (K, B) matrix of linear interpolation on the normalised frequency k/(K-1), end points aligned.
 
-    A matrix, because torch's own interpolation has no deterministic backward on CUDA.
+    B = K gives I exactly. It is a matrix, because torch's own interpolation has no deterministic backward on CUDA.
 
     Args:
         device: where it is made.
@@ -35,7 +35,7 @@ def interpolation_matrix(device: torch.device, K: int, B: int, dtype: torch.dtyp
 
 
 def table_at(table: Tensor, n: int) -> Tensor:
-    """The table (B, ...) read at the rFFT bins of length n -> (K, ...), in float32 or wider."""
+    """Return the table (B, ...) read at the rFFT bins of length n, (K, ...), in float32 or wider."""
     K, B = n // 2 + 1, table.shape[0]
     if table.dtype.itemsize < 4:
         table = table.float()
@@ -47,17 +47,17 @@ def table_at(table: Tensor, n: int) -> Tensor:
 
 
 def positive_gains(table: Tensor, n: int) -> Tensor:
-    """softplus(Gamma) at the rFFT bins of length n."""
+    """Return softplus(Gamma) at the rFFT bins of length n."""
     return softplus(table_at(table, n))
 
 
 def signed_gains(table: Tensor, n: int) -> Tensor:
-    """Gamma itself at the rFFT bins of length n."""
+    """Return Gamma itself at the rFFT bins of length n."""
     return table_at(table, n)
 
 
 def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
-    """softplus(Gamma) e^{i phi}, with phi = 0 at DC and, for even n, at Nyquist: the output stays real.
+    """Return softplus(Gamma) e^{i phi}, with phi = 0 at DC and, for even n, at Nyquist: the output stays real.
 
     Args:
         table: Gamma (B, C).
@@ -68,7 +68,7 @@ def complex_gains(table: Tensor, phase_table: Tensor, n: int) -> Tensor:
 
 
 def _has_phase(device: torch.device, n: int) -> Tensor:
-    """(K, 1): 0 at DC and Nyquist, else 1."""
+    """Return (K, 1): 0 at DC and Nyquist, else 1."""
     k = torch.arange(n // 2 + 1, device=device)
     return ((k > 0) & (2 * k != n)).to(torch.float32)[:, None]
 
@@ -94,7 +94,7 @@ def stepped(parameter: Tensor, scale: float, start: float = 0.0) -> Tensor:
 
 
 def gains_of(table: Tensor, phase_table: Tensor | None, gain: str, scale: float, n: int) -> Tensor:
-    """The gains of a mixer at the rFFT bins of length n.
+    """Return the gains of a mixer at the rFFT bins of length n.
 
     Args:
         table: (B, C) as it is stored: zeros are gains of one.
@@ -112,7 +112,7 @@ def gains_of(table: Tensor, phase_table: Tensor | None, gain: str, scale: float,
 
 
 def gains_adjoint(d: Tensor, gains: Tensor, bins: int, gain: str, n: int) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the tables of Gamma and, for complex gains, of phi. Records nothing.
+    """Return the gradients of the tables of Gamma and, for complex gains, of phi. Records nothing.
 
     Args:
         d: gradient of the gains (K, C).
@@ -125,13 +125,13 @@ def gains_adjoint(d: Tensor, gains: Tensor, bins: int, gain: str, n: int) -> tup
         return _table_adjoint(d, bins), None
     if gain == "positive":  # the slope of softplus is 1 - exp(-softplus)
         return _table_adjoint(d * -torch.expm1(-gains), bins), None
-    size, turned = gains.abs(), d * gains.conj()
-    d_phase = turned.imag * constant(_has_phase, d, n)
-    return _table_adjoint(turned.real / size * -torch.expm1(-size), bins), _table_adjoint(d_phase, bins)
+    size, d_log = gains.abs(), d * gains.conj()  # the gradient of the logarithm of the gains
+    d_phase = d_log.imag * constant(_has_phase, d, n)
+    return _table_adjoint(d_log.real / size * -torch.expm1(-size), bins), _table_adjoint(d_phase, bins)
 
 
 def _table_adjoint(d: Tensor, bins: int) -> Tensor:
-    """The gradient (B, C) of a table, for the gradient of `table_at`."""
+    """Return the gradient (B, C) of a table, for the gradient of what `table_at` returned."""
     K = len(d)
     return d if bins == K else exact_product(constant(interpolation_matrix, d, K, bins, d.dtype).mT, d)
 
@@ -140,7 +140,7 @@ def _table_adjoint(d: Tensor, bins: int) -> Tensor:
 
 
 def impulse_response(gains: Tensor, n: int) -> Tensor:
-    """(K, C) gains -> (C, n): the response of each channel's filter to a unit impulse, first column of its circulant.
+    """Return (C, n): the response of each channel's filter to a unit impulse, the first column of its circulant.
 
     Only the difference to the first gain is transformed, so that flat gains give the impulse to the last bit.
     """
@@ -156,22 +156,22 @@ def impulse_response(gains: Tensor, n: int) -> Tensor:
 
 
 def impulse_response_adjoint(d: Tensor, gains: Tensor) -> Tensor:
-    """The gradient (K, C) of the gains for the gradient d (C, n) of their impulse response."""
+    """Return the gradient (K, C) of the gains for the gradient d (C, n) of their impulse response."""
     n = d.shape[1]
     if not gains.is_complex() and n <= MAX_COSINES:
         return exact_product(_cosines_like(gains, n), d.mT)
-    found = torch.fft.rfft(d).mT * constant(_bins_per_coefficient, d, n)[:, None].to(d.dtype) / n
-    return found if gains.is_complex() else found.real
+    d_gains = torch.fft.rfft(d).mT * constant(_bins_per_coefficient, d, n)[:, None].to(d.dtype) / n
+    return d_gains if gains.is_complex() else d_gains.real
 
 
 def _bins_per_coefficient(device: torch.device, n: int) -> Tensor:
-    """(K,): how many bins of a full FFT each coefficient of a real one stands for: DC and Nyquist one, others two."""
+    """Return (K,): the bins of a full FFT that a coefficient of a real one stands for, 1 at DC and Nyquist, else 2."""
     k = torch.arange(n // 2 + 1, device=device)
     return 2 - ((k == 0) | (2 * k == n)).long()
 
 
 def _cosines_like(gains: Tensor, n: int) -> Tensor:
-    """(K, n): the inverse real FFT of a real spectrum, in float32 where the kernel for float32 products runs.
+    """Return (K, n): the inverse real FFT of a real spectrum, in float32 where the kernel for float32 products runs.
 
     Apple GPUs, which have nothing wider, have it in float32, too.
     """

@@ -1,4 +1,4 @@
-"""Functions that have their own backward as PyTorch operators in the namespace `chasm`, and what such functions share.
+"""PyTorch operators in the namespace `chasm`, for functions that have their own backward, and what these share.
 
 A registered operator is one node to torch.compile and to autocast, so the same kernels run in eager and in compiled
 code. `torch.library.custom_op` does the same, but its autograd wrapper costs 60 microseconds of host time for each
@@ -19,7 +19,7 @@ PLAIN_TYPES = (Tensor, nn.Parameter)
 _LIBRARY = torch.library.Library("chasm", "FRAGMENT")
 
 
-class Operator:
+class TorchOperator:
     """A function of tensors that PyTorch knows as `torch.ops.chasm.<name>`.
 
     Args:
@@ -40,17 +40,17 @@ class Operator:
         self.op = getattr(torch.ops.chasm, name).default
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
-        """Run it, with autograd."""
+        """Run the operator, with autograd."""
         return self.autograd(x, *args) if _is_eager(x) else self.op(x, *args)
 
     def without_autograd(self, x: Tensor, *args: Any) -> Any:
-        """Run it below autograd."""
+        """Run the operator below autograd."""
         with torch._C._AutoDispatchBelowADInplaceOrView():  # nor are results taken for views of something else
             return self.function(x, *args) if _is_eager(x) else self.op(x, *args)
 
 
 def _is_eager(x: Tensor) -> bool:
-    """True if nothing needs to see an operator as one node: it then skips the dispatcher.
+    """Return True if nothing needs to see an operator as one node. It then skips the dispatcher.
 
     On its way to a function in Python the dispatcher unpacks and packs every argument four times a step, which takes as
     long as the functions themselves on a small map. `chasm.count` wants to see the arithmetic inside.
@@ -61,12 +61,12 @@ def _is_eager(x: Tensor) -> bool:
 
 
 def is_fake(x: Tensor) -> bool:
-    """True if x has a shape but no values, so that no kernel can run on it."""
+    """Return True if x has a shape but no values, so that no kernel can run on it."""
     return x.is_meta or isinstance(x, FakeTensor)
 
 
 def wants_gradient(tensors: Iterable[Tensor | None]) -> bool:
-    """True if autograd is recording and one of the tensors requires a gradient."""
+    """Return True if autograd is recording and one of the tensors requires a gradient."""
     if torch.is_grad_enabled():
         for t in tensors:  # a loop: this runs several times in every forward
             if t is not None and t.requires_grad:
@@ -78,7 +78,9 @@ class FirstOrderOnly(torch.autograd.Function):
     """Gradients that cannot be differentiated again: trying to is an error, never a silent zero."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, args: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, operator: TorchOperator, args: tuple[Any, ...], *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
         return tuple(operator.without_autograd(*args))
 
     @staticmethod
@@ -90,7 +92,7 @@ _CONSTANTS: dict[Any, Tensor] = {}  # a captured CUDA graph reads them by addres
 
 
 def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
-    """make(device of `like`, *args), kept for the next time: a step then launches nothing for it.
+    """Return make(device of `like`, *args), and keep it for the next call: a step then launches nothing for it.
 
     For small tensors that depend on sizes alone. Fake tensors, and those of a CUDA-graph capture, are not kept.
     """
@@ -98,11 +100,11 @@ def constant(make: Callable[..., Tensor], like: Tensor, *args: Any) -> Tensor:
     if torch.compiler.is_compiling() or type(like) not in (Tensor, nn.Parameter):
         return make(device, *args)
     key = make, device, args
-    found = _CONSTANTS.get(key)
-    if found is None:
+    value = _CONSTANTS.get(key)
+    if value is None:
         # Usable later in any mode, and no part of what a step costs.
         with torch.inference_mode(False), torch.no_grad(), cost.counted_as("constant", macs=0):
-            found = make(device, *args)
-        if not is_traced() and not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
-            _CONSTANTS[key] = found
-    return found
+            value = make(device, *args)
+        if not is_traced() and not (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _CONSTANTS[key] = value
+    return value

@@ -19,7 +19,7 @@ MAX_KERNEL_POSITIONS = 2**22  # of an image: offsets inside a tile are 32 bits w
 
 
 def obstacle(z: Tensor, dtype: torch.dtype | None = None) -> str | None:
-    """Why the kernels cannot run on z, or on z in another dtype; None if they can."""
+    """Return why the kernels cannot run on z, or on z in another dtype; None if they can."""
     dtype = z.dtype if dtype is None else dtype
     if z.ndim != 4:
         return f"it needs features (B, C, H, W), got {z.ndim} axes"
@@ -32,50 +32,50 @@ def obstacle(z: Tensor, dtype: torch.dtype | None = None) -> str | None:
     return None if has_triton() else "triton cannot be imported"
 
 
-def forward(z: Tensor, x: Tensor | None, parameters: Sequence[Tensor], keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """Y, and with `keep` what the backward needs.
+def forward(z: Tensor, x: Tensor | None, parameters: Sequence[Tensor], save: bool) -> tuple[Tensor, list[Tensor]]:
+    """Return Y, and with `save` what the backward needs.
 
     Args:
         z: (B, C, H, W) in the dtype to compute in.
         x: like z, of any real dtype, or None to leave it out.
         parameters: weights (C, 1, 3, 3) and (C, C, 1, 1), each followed by its bias (C,).
-        keep: whether a backward follows.
+        save: whether a backward follows.
     """
     with counted_as("conv", macs=z.numel() * (9 + z.shape[1])):
         if z.is_cuda or IS_INTERPRETED:
             from chasm.ops.kernels import local_triton  # imports triton, which is not installed everywhere
 
             z = contiguous(z)
-            return local_triton.forward(z, None if x is None else contiguous(x), *parameters), [z] if keep else []
-        return _forward_on_cpu(z, x, keep, *parameters)
+            return local_triton.forward(z, None if x is None else contiguous(x), *parameters), [z] if save else []
+        return _forward_on_cpu(z, x, save, *parameters)
 
 
-def backward(g: Tensor, kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of z and of all parameters.
+def backward(g: Tensor, saved: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of z and of all parameters.
 
     Args:
         g: gradient of Y, contiguous and in z's dtype.
-        kept: from `forward`.
+        saved: from `forward`.
         parameters: as in `forward`.
     """
-    if len(kept) > 1:
-        return _backward_on_cpu(g, *kept, *parameters[:3])
+    if len(saved) > 1:
+        return _backward_on_cpu(g, *saved, *parameters[:3])
     from chasm.ops.kernels import local_triton
 
-    gz, *rest = local_triton.backward(g, kept[0], *parameters[:3])
-    return [gz, *(d.to(p.dtype) for d, p in zip(rest, parameters, strict=True))]
+    gz, *d_parameters = local_triton.backward(g, saved[0], *parameters[:3])
+    return [gz, *(d.to(p.dtype) for d, p in zip(d_parameters, parameters, strict=True))]
 
 
-def count_kept(z: Tensor) -> int:
-    """How many tensors `forward` keeps."""
+def count_saved(z: Tensor) -> int:
+    """Return how many tensors `forward` saves."""
     return 1 if z.is_cuda or IS_INTERPRETED else 3
 
 
 def _forward_on_cpu(
-    z: Tensor, x: Tensor | None, keep: bool, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
+    z: Tensor, x: Tensor | None, save: bool, dw_weight: Tensor, dw_bias: Tensor, pw_weight: Tensor, pw_bias: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     # What torch's compiler makes of the two, where no backward follows.
-    fused = None if keep or z.dtype != torch.float32 else getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
+    fused = None if save or z.dtype != torch.float32 else getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
     if fused is None or not torch.backends.mkldnn.enabled:
         u = conv2d(z, dw_weight, dw_bias, padding=1, groups=z.shape[1])
         a = gelu(u)
@@ -85,7 +85,7 @@ def _forward_on_cpu(
     y = pw_bias[:, None, None].expand(z.shape).contiguous() if x is None else x + pw_bias[:, None, None]
     B, C, flat = *z.shape[:2], y.view(*z.shape[:2], -1)
     torch.baddbmm(flat, pw_weight.view(C, C).expand(B, -1, -1), a.flatten(2), out=flat)
-    return y, [z, u, a] if keep else []
+    return y, [z, u, a] if save else []
 
 
 def _backward_on_cpu(

@@ -33,7 +33,7 @@ class AxisSource(NamedTuple):
 
 
 def channel_operators(op: AxisOperator) -> Tensor:
-    """M(k) = U diag(lambda_k) U^T for every frequency, (K, C, C)."""
+    """Return M(k) = U diag(lambda_k) U^T for every frequency, (K, C, C)."""
     if op.U is None:
         return torch.diag_embed(op.gains)
     if op.gains.is_complex():
@@ -43,40 +43,33 @@ def channel_operators(op: AxisOperator) -> Tensor:
 
 
 def merge(bases: Sequence[Tensor]) -> Tensor:
-    """U_1 .. U_m -> (m + 1, C, C): A_0 = U_1^T, A_j = U_{j+1}^T U_j, A_m = U_m.
+    """Return (m + 1, C, C) for U_1 .. U_m: A_0 = U_1^T, A_j = U_{j+1}^T U_j, A_m = U_m.
 
     These are the channel matrices before, between and after the gains of a chain: where two passes meet, their bases
     become one product.
     """
     with counted_as("merged bases"):
-        found = [bases[0].mT]
-        for U, V in pairwise(bases):
-            found.append(exact_product(V.mT, U))
-    return torch.stack([*found, bases[-1]])
+        inner = [exact_product(V.mT, U) for U, V in pairwise(bases)]
+    return torch.stack([bases[0].mT, *inner, bases[-1]])
 
 
 def matrices(dims: Sequence[int], constants: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """A_0 .. A_m of `merge`, which stand after one table for each pass; for the identity None each."""
+    """Return A_0 .. A_m of `merge`, which stand after one table for each pass; for the identity None each."""
     return constants[-1].unbind() if len(constants) > len(dims) else [None] * (len(dims) + 1)
 
 
 def merge_adjoint(d: Sequence[Tensor], bases: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of U_1 .. U_m for the gradients d of A_0 .. A_m."""
-    found = []
+    """Return the gradients of U_1 .. U_m for the gradients d of A_0 .. A_m."""
+    gradients = []
     for j in range(len(bases)):
         before = d[0].mT if j == 0 else exact_product(bases[j - 1], d[j].mT)
         after = d[-1] if j == len(bases) - 1 else exact_product(bases[j + 1], d[j + 1])
-        found.append(before + after)
-    return found
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, or float32 for half precision."""
-    return torch.float32 if dtype.itemsize == 2 else dtype
+        gradients.append(before + after)
+    return gradients
 
 
 def exact_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in a's dtype, computed in float64, which neither autocast nor TF32 touches.
+    """Return a @ b in a's dtype, computed in float64, which neither autocast nor TF32 touches.
 
     Apple's GPUs have no float64, and no TF32 either.
     """
@@ -89,7 +82,7 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _has_kernel(a: Tensor, b: Tensor) -> bool:
-    """True inside an operator on a GPU, where one kernel stands for the four of a product through float64."""
+    """Return True inside an operator on a GPU, where one kernel stands for the four of a product through float64."""
     if not a.is_cuda or a.dtype != torch.float32 or b.dtype != torch.float32 or a.ndim != 2 or b.ndim != 2:
         return False
     if wants_gradient([a, b]) or torch.compiler.is_compiling() or is_transformed(a):

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 
 def skew(theta: Tensor) -> Tensor:
-    """theta (..., C(C-1)/2), row by row over the strict lower triangle -> A (..., C, C), A = -A^T."""
+    """Return A (..., C, C), A = -A^T, with theta (..., C(C-1)/2) row by row in the strict lower triangle."""
     channels = (1 + int((1 + 8 * theta.shape[-1]) ** 0.5 + 0.5)) // 2
     rows, cols = torch.tril_indices(channels, channels, -1, device=theta.device)
     A = theta.new_zeros(*theta.shape[:-1], channels, channels)
@@ -21,12 +21,12 @@ def skew(theta: Tensor) -> Tensor:
 
 
 def basis(theta: Tensor) -> Tensor:
-    """U = exp(A) in SO(C)."""
+    """Return U = exp(A) in SO(C)."""
     return torch.linalg.matrix_exp(skew(theta))
 
 
 def interpolate(table: Tensor, K: int) -> Tensor:
-    """Gamma (B, C) -> (K, C), linear in the normalised frequency k/(K-1) with both end points aligned."""
+    """Return Gamma (B, C) at K frequencies, linear in the normalised frequency k/(K-1) with both end points aligned."""
     B = table.shape[0]
     rows = []
     for k in range(K):
@@ -38,7 +38,7 @@ def interpolate(table: Tensor, K: int) -> Tensor:
 
 
 def gains(table: Tensor, n: int, kind: str = "positive", phase_table: Tensor | None = None) -> Tensor:
-    """lambda (K, C), K = n//2 + 1, for an axis of length n.
+    """Return lambda (K, C), K = n//2 + 1, for an axis of length n.
 
     Args:
         table: Gamma (B, C).

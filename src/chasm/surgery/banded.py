@@ -33,7 +33,7 @@ class Banded(nn.Module):
     the gains of all CHASM mixers in a band are multiplied by its factor. With ones it equals the model to rounding.
 
     Args:
-        model: as `chasm.surgery.free_size.free_size` takes it; runs at any size.
+        model: a model that `chasm.surgery.free_size.free_size` takes; it runs at any size.
 
     Example:
         >>> import chasm, torch
@@ -52,7 +52,7 @@ class Banded(nn.Module):
         self.eval()
 
     def forward(self, factors: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model makes of the other arguments, with its gains scaled.
+        """Return the model's output for the other arguments, with its gains scaled.
 
         Args:
             factors: one for each band, from low to high frequencies.

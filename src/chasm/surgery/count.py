@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds of one forward pass, memory kept for the backward pass.
+"""Count the cost of a model: parameters, multiply-adds of one forward pass, memory kept for the backward pass.
 
 >>> import torch, chasm
 >>> cost = chasm.count(torch.nn.Conv2d(8, 8, 3, padding=1), torch.randn(1, 8, 16, 16))
@@ -124,7 +124,7 @@ def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
     model = getattr(model, "_orig_mod", model)  # a compiled model runs eagerly here, and warns about it
     tally = Tally()
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    saved: dict[int, torch.UntypedStorage] = {}  # by address, which is not used again while the storage is held
+    saved: dict[int, torch.UntypedStorage] = {}  # key: address, which is not used again while the storage is held
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
@@ -135,7 +135,7 @@ def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     try:
         with (
-            torch.random.fork_rng(_cuda_devices(model)),
+            torch.random.fork_rng(sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})),
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
             measuring(tally),
@@ -154,7 +154,7 @@ def count(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Cost:
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Count the parameters of a model. A shared parameter counts once.
 
-    Complex are parameters of a complex dtype, and real pairs that a module names in `complex_parameters`.
+    Complex parameters are those of a complex dtype, and real pairs that a module names in `complex_parameters`.
 
     Args:
         model: the network.
@@ -182,10 +182,6 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return once, twice
 
 
-def _cuda_devices(model: nn.Module) -> list[int]:
-    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-
-
 @contextmanager
 def _eager_attention(tally: Tally) -> Iterator[None]:
     """Run transformer layers without the fused fast path, and count the products of attention as attention."""
@@ -205,12 +201,12 @@ def _eager_attention(tally: Tally) -> Iterator[None]:
 
 
 def _fft_macs(n: int) -> float:
-    """Multiply-adds of an n-point complex transform."""
+    """Return the multiply-adds of an n-point complex transform."""
     return 2 * n * math.log2(n) if n > 1 else 0.0
 
 
 def _formulas(tally: Tally) -> dict[Any, Callable[..., int]]:
-    """Operator -> function that adds its cost to the tally, called with the operator's arguments and result."""
+    """Return the function of each operator that adds its cost to the tally, from its arguments and result."""
 
     def product(kind: str, macs: int, out: Tensor) -> None:
         tally.add(kind, 4 * macs if out.is_complex() else macs, paper=macs)

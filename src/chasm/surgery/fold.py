@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
 from chasm import ops
 from chasm.common.precision import autocast_dtype, float64_device, upcast
@@ -19,7 +18,7 @@ from chasm.common.tracing import is_exporting, is_transformed
 from chasm.mixers import GFNet, SpectFormer
 from chasm.mixers._cache import Cache
 from chasm.mixers._options import AXES
-from chasm.mixers._wrapper import in_format_of, joined_layers
+from chasm.mixers._wrapper import after_core, with_layers
 from chasm.mixers.chasm import CHASM
 from chasm.ops import AxisOperator, Chain
 from chasm.ops.gains import impulse_response
@@ -117,15 +116,8 @@ class FoldedCHASM(nn.Module):
             z = x.to(next(self.branches.buffers(), x).dtype)  # half-precision models: their core ran in float32 too
             outputs = [branch(z).to(dtype) for branch in self.branches] or [x]
             y = torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]
-        else:
-            chains = self._chains(x, dtype)
-            layers = joined_layers(x, chains, self.refine, self.fuse)
-            if layers:
-                return ops.run(x, chains, layers=layers, residual=x if self.residual else None)
-            y = ops.run(x.to(dtype), chains)
-        if self.refine is not None and self.fuse is not None:
-            y = self.fuse(gelu(self.refine(y)))
-        return in_format_of(x + y if self.residual else y.to(x.dtype), x)
+            return after_core(y, x, self.refine, self.fuse, self.residual)
+        return with_layers(x, self._chains(x, dtype), self.refine, self.fuse, self.residual)
 
     def _chains(self, x: Tensor, dtype: torch.dtype) -> list[Chain]:
         if self.basis is None:
@@ -160,7 +152,7 @@ class FoldedCHASM(nn.Module):
 
 
 def _products(operators: list[AxisOperator], size: tuple[int, ...]) -> list[nn.Module]:
-    """A chain of axis passes as products with constant matrices."""
+    """Return a chain of axis passes as products with constant matrices."""
     lengths = [size[op.dim - 2] for op in operators]
     if any(op.U is not None and op.U.ndim == 3 for op in operators):
         return [_FrequencyProduct(op, n) for op, n in zip(operators, lengths, strict=True)]
@@ -174,7 +166,7 @@ def _products(operators: list[AxisOperator], size: tuple[int, ...]) -> list[nn.M
 
 
 def _operators(branch: Any, gain: str) -> list[AxisOperator]:
-    """The operators that `_products` were made from, in float32 or wider."""
+    """Return the operators behind `_products`, in float32 or wider."""
     operators: list[AxisOperator] = []
     mats = [upcast(step.weight).flatten(1) for step in branch if isinstance(step, _ChannelProduct)]
     U = mats[0].mT if mats else None
@@ -187,13 +179,13 @@ def _operators(branch: Any, gain: str) -> list[AxisOperator]:
 
 
 def _circulant(gains: Tensor, n: int) -> Tensor:
-    """(K, C) gains -> (C, n, n) matrices T with T[c] v = irfft(gains[:, c] * rfft(v))."""
+    """Return the matrices T (C, n, n) of gains (K, C), with T[c] v = irfft(gains[:, c] * rfft(v))."""
     i = torch.arange(n, device=gains.device)
     return impulse_response(gains, n)[:, (i[:, None] - i) % n]
 
 
 def _real_dft(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
+    """Return the real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
     home = float64_device(device)
     k, i = torch.arange(n // 2 + 1, device=home), torch.arange(n, device=home)
     # Reduce k i modulo n in integers first: the angle is then as exact for n = 1000 as for n = 4.
@@ -239,15 +231,14 @@ def fold(model: nn.Module, *, size: int | tuple[int, ...] | None = None, example
         sizes = _observe(folded, mixers, example)
     else:
         sizes = {name: _as_size(size, m.ndim if isinstance(m, CHASM) else 2) for name, m in mixers.items()}
-    made: dict[Foldable, nn.Module] = {}  # a mixer under two names stays one
+    constants: dict[Foldable, nn.Module] = {}  # a mixer under two names stays one
     for name, mixer in reversed(mixers.items()):  # one inside another's layers comes first
-        if mixer not in made:
+        if mixer not in constants:
             kind = FoldedCHASM if isinstance(mixer, CHASM) else FoldedFilter
-            made[mixer] = kind(mixer, sizes[name]).eval().requires_grad_(False)  # type: ignore[arg-type]
+            constants[mixer] = kind(mixer, sizes[name]).eval().requires_grad_(False)  # type: ignore[arg-type]
         if name == "":
-            return made[mixer]
-        parent, _, own = name.rpartition(".")
-        setattr(folded.get_submodule(parent), own, made[mixer])
+            return constants[mixer]
+        folded.set_submodule(name, constants[mixer])
     return folded
 
 
@@ -283,9 +274,9 @@ def _observe(model: nn.Module, mixers: dict[str, Foldable], example: Any) -> dic
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
-            seen = tuple((args[0] if args else kwargs["x"]).shape[2:])
-            if sizes.setdefault(name, seen) != seen:
-                raise ValueError(f"mixer {name!r} is called with sizes {sizes[name]} and {seen}: it cannot be folded")
+            size = tuple((args[0] if args else kwargs["x"]).shape[2:])
+            if sizes.setdefault(name, size) != size:
+                raise ValueError(f"mixer {name!r} is called with sizes {sizes[name]} and {size}: it cannot be folded")
 
         return hook
 

@@ -1,7 +1,7 @@
 """GFNet and SpectFormer with a constant filter, for one spatial size.
 
 In a file the Fourier transforms are products with constant matrices, because not every runtime has transforms. A
-complex number is a pair of real ones there: real parts lie before imaginary ones along the axis transformed next.
+complex number is then a pair of real numbers: real parts lie before imaginary parts along the axis transformed next.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from chasm.common.precision import float64_device
 from chasm.common.tracing import is_transformed
 from chasm.mixers import GFNet, SpectFormer
-from chasm.mixers._spectral import as_complex, full_precision, upcast
+from chasm.mixers._spectral import complex_of_pairs, full_precision, upcast
 from chasm.mixers.gfnet import spectrum_factors
 
 
@@ -51,7 +51,7 @@ class FoldedFilter(nn.Module):
         return y if self.leave is None else self.leave(y)
 
     def _by_transforms(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft2(torch.fft.rfft2(x) * as_complex(self.factors), self.size, norm="forward")
+        return torch.fft.irfft2(torch.fft.rfft2(x) * complex_of_pairs(self.factors), self.size, norm="forward")
 
     def _by_products(self, x: Tensor) -> Tensor:
         dtype = x.dtype

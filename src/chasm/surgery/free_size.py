@@ -1,6 +1,6 @@
 """A model whose CHASM mixers are constants for every spatial size, made of real products only.
 
-`fold` makes matrices for one size. Here only what does not depend on the size is constant: bases and gain tables. The
+`fold` makes matrices for one size. Here only bases and gain tables are constant, which do not depend on the size. The
 gains and the transform of an axis of n samples are computed when n is known:
 
     y = 1/n H (g * (H x)),   H[k, i] = cos(2 pi k i / n) + sin(2 pi k i / n),   g_k = lambda at frequency min(k, n - k)
@@ -42,7 +42,7 @@ class _AxisGains(nn.Module):
         return hartley @ (hartley @ x * gains[..., None])
 
     def _at(self, frequency: Tensor, highest: Tensor) -> Tensor:
-        """Frequencies 0 .. highest -> (len(frequency), C): linear between the bins, end points aligned."""
+        """Return gains (len(frequency), C), linear between the bins with aligned end points."""
         bins = torch.arange(self.table.shape[0], device=frequency.device)
         steps = highest.clamp(min=1)
         distance = (frequency[:, None] * (len(self.table) - 1) - bins * steps).abs().to(self.table.dtype) / steps
@@ -106,7 +106,7 @@ def free_size(model: nn.Module) -> nn.Module:
         True
     """
     copied = copy.deepcopy(model).eval()
-    made: dict[CHASM, FreeSizeCHASM] = {}
+    constants: dict[CHASM, FreeSizeCHASM] = {}
     names = [name for name, m in copied.named_modules(remove_duplicate=False) if isinstance(m, CHASM)]
     for name in reversed(names):  # one inside another's layers comes first
         mixer = copied.get_submodule(name)
@@ -115,10 +115,9 @@ def free_size(model: nn.Module) -> nn.Module:
         if mixer.ndim != 2 or mixer.basis == "untied" or mixer.gain == "complex":
             what = f"basis={mixer.basis!r}, gain={mixer.gain!r}, ndim={mixer.ndim}"
             raise ValueError(f"mixer {name!r} ({what}) needs one fixed size: use chasm.fold, or export with a size")
-        if mixer not in made:
-            made[mixer] = FreeSizeCHASM(mixer).eval()
+        if mixer not in constants:
+            constants[mixer] = FreeSizeCHASM(mixer).eval()
         if name == "":
-            return made[mixer]
-        parent, _, own = name.rpartition(".")
-        setattr(copied.get_submodule(parent), own, made[mixer])
+            return constants[mixer]
+        copied.set_submodule(name, constants[mixer])
     return copied

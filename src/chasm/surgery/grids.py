@@ -1,4 +1,4 @@
-"""Where the tokens of a network lie: the grid of a sequence (B, N, C), from the caller, from the call or from the host.
+"""Find the grid of a sequence of tokens (B, N, C), from the caller, from the call or from the host.
 
 A sequence does not show its grid: 16 tokens are 4 x 4 or 2 x 8. So the grid is never guessed. It is what `swap` was
 given as `size`; or numbers in the call (SegFormer and PVT pass height and width); or the size of the map that the
@@ -32,7 +32,7 @@ class FixedGrid:
         Args:
             named: the arguments of the call.
             N: the number of tokens.
-            prefix: how many of them come before the grid, where that is known.
+            prefix: number of tokens before the grid, if it is known.
         """
         return self.grid
 
@@ -81,7 +81,7 @@ class MapGrid(FixedGrid):
         self.grid = tuple(out.shape[2:])
 
     def forget(self, network: nn.Module, args: Any) -> None:
-        """Forget the size: should the convolution be exchanged for another module, an old size must not stay."""
+        """Forget the size, so that no old size stays if the convolution is replaced by another module."""
         self.grid = ()
 
     def find(self, named: dict[str, Any], N: int, prefix: int | None) -> Grid:
@@ -98,11 +98,11 @@ def split_tokens(N: int, prefix: int | None, grid: Grid) -> int:
 
     Args:
         N: the number of tokens.
-        prefix: what is known about it.
-        grid: of the others.
+        prefix: number of tokens before the grid, if it is known.
+        grid: grid of the other tokens.
 
     Raises:
-        ValueError: with one line, when they do not fit.
+        ValueError: if they do not fit.
 
     Example:
         >>> split_tokens(65, None, (8, 8)), split_tokens(12, 0, (3, 4))
@@ -122,7 +122,7 @@ def grid_in_call(named: dict[str, Any], N: int, prefix: int | None) -> Grid | No
     Args:
         named: the arguments.
         N: the number of tokens.
-        prefix: how many come before the grid; 0 if it is not known.
+        prefix: number of tokens before the grid; 0 if it is not known.
 
     Example:
         >>> grid_in_call({"height": 2, "width": 8}, 16, None), grid_in_call({"size": (4, 4)}, 16, None)
@@ -136,7 +136,7 @@ def grid_in_call(named: dict[str, Any], N: int, prefix: int | None) -> Grid | No
 
 
 def _numbers(named: dict[str, Any], ndim: int) -> Iterator[Grid]:
-    """Numbers that may be a grid: those in one argument, and those in arguments that follow each other."""
+    """Yield numbers that may be a grid: those in one argument, and those in successive arguments."""
     values = list(named.values())
     for value in values:
         if isinstance(value, Sequence) and len(value) == ndim and all(map(_is_number, value)):
@@ -157,8 +157,8 @@ def grid_from_maps(maps: Sequence[tuple[_ConvNd, Grid]], N: int, prefix: int | N
     Args:
         maps: the convolutions that ran before, in order, each with the spatial size of its result.
         N: the number of tokens.
-        prefix: how many come before the grid, if that is known. Otherwise the map that leaves the fewest over is taken,
-            and of equal ones the last.
+        prefix: number of tokens before the grid, if it is known. Otherwise the map that leaves the fewest tokens is
+            taken, and of equal maps the last.
     """
     left = [(N - math.prod(grid), -i) for i, (_, grid) in enumerate(maps)]
     fits = [(rest, i) for rest, i in left if rest == prefix or (prefix is None and 0 <= rest <= MAX_PREFIX_TOKENS)]

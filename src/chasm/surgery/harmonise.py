@@ -1,8 +1,8 @@
 """The best shared basis of a mixer that was trained with one basis per frequency.
 
 An untied CHASM has M(k) = U_k diag(lambda_k) U_k^T along each axis. `harmonise` looks for the one orthogonal V that
-makes all V^T M(k) V as diagonal as possible, and keeps the diagonals as gains: of all operators with this basis, they
-give the nearest to M in the Frobenius norm. V comes from Jacobi sweeps over several matrices at once (Cardoso and
+makes all V^T M(k) V as diagonal as possible, and keeps the diagonals as gains. This is the operator with this basis
+that is nearest to M in the Frobenius norm. V comes from Jacobi sweeps over several matrices at once (Cardoso and
 Souloumiac, SIAM J. Matrix Anal. Appl. 17, 1996). Everything is computed in float64 on the CPU.
 """
 
@@ -42,7 +42,7 @@ def harmonise(mixer: nn.Module) -> CHASM:
 
     Raises:
         TypeError: if `mixer` is not a CHASM.
-        ValueError: if it is one without an untied basis.
+        ValueError: if the mixer has no untied basis.
 
     Example:
         >>> import torch, chasm
@@ -73,8 +73,8 @@ def harmonise(mixer: nn.Module) -> CHASM:
         V = nearest_rotation(joint_basis(M, multiplicities(len(M))))
         diagonals = torch.einsum("ij,kil,lj->kj", V, M, V)
         if untied.gain == "positive":
-            kept = diagonals.clamp(min=MIN_GAIN)
-            diagonals = kept + torch.log(-torch.expm1(-kept))  # the inverse of softplus
+            positive = diagonals.clamp(min=MIN_GAIN)
+            diagonals = positive + torch.log(-torch.expm1(-positive))  # the inverse of softplus
         with torch.no_grad():
             start = shared.axis_parameters(axis).gain_table  # all parameters are still zero
             shared.gain_table[axis].copy_((diagonals - start.double().cpu()) / shared.step_scale)
@@ -93,14 +93,14 @@ def frequency_operators(mixer: CHASM) -> dict[str, FrequencyOperators]:
     if mixer.basis is None:
         return {}
     bins = [len(mixer.gain_table[axis]) if axis in mixer.gain_table else 1 for axis in AXES[mixer.ndim]]
-    found = {}
+    by_axis = {}
     with torch.no_grad():
         exact = copy.deepcopy(mixer).cpu().double()
         for axis, op in exact.operators(*(max(2 * (B - 1), 1) for B in bins)).items():
             U = torch.eye(mixer.channels, dtype=torch.float64) if op.U is None else op.U
             U = U.expand(len(op.gains), -1, -1).to(op.gains.dtype)
-            found[axis] = FrequencyOperators((U * op.gains[:, None]) @ U.mT, U)
-    return found
+            by_axis[axis] = FrequencyOperators((U * op.gains[:, None]) @ U.mT, U)
+    return by_axis
 
 
 def multiplicities(bins: int) -> Tensor:
@@ -159,7 +159,7 @@ def _rotate(M: Tensor, V: Tensor, p: Tensor, q: Tensor) -> None:
     energy, directions = torch.linalg.eigh(G)
     r = directions[..., -1]
     r = r * torch.where(r[:, :1] < 0, -1.0, 1.0)  # the smaller of the two angles
-    # Where all r are as good as (1, 0, 0), the eigenvector is arbitrary: leave the plane as it is.
+    # If all r are as good as (1, 0, 0), the eigenvector is arbitrary, so the plane stays as it is.
     least = 1e-12 * energy.sum(-1)
     flat = (energy[:, -1] - energy[:, -2] <= least) & (energy[:, -1] - G[:, 0, 0] <= least)
     r = torch.where(flat[:, None], torch.eye(r.shape[1], dtype=r.dtype)[0], r)
@@ -176,7 +176,7 @@ def _rotate(M: Tensor, V: Tensor, p: Tensor, q: Tensor) -> None:
 
 
 def _disjoint_pairs(C: int) -> Iterator[Tensor]:
-    """All pairs p < q of C directions in rounds (2, pairs) whose members share none: a round-robin tournament."""
+    """Return all pairs p < q of C directions in rounds (2, pairs) of disjoint pairs: a round-robin tournament."""
     n = C + C % 2  # with an odd number, one sits out
     ring = list(range(1, n))
     for _ in range(n - 1):
@@ -231,7 +231,7 @@ def logarithm(V: Tensor) -> Tensor:
 
 
 def _lower(A: Tensor) -> Tensor:
-    """The entries of a skew matrix in the order of theta."""
+    """Return the entries of a skew matrix in the order of theta."""
     row, column = torch.tril_indices(len(A), len(A), -1)
     return A[row, column]
 

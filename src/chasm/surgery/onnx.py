@@ -42,8 +42,8 @@ def export_onnx(
         The path of the file.
 
     Raises:
-        ValueError: when onnxruntime is missing, the model does not map tensors to tensors or contains what ONNX has
-            not, or the file differs from it.
+        ValueError: when onnxruntime is missing, the model does not map tensors to tensors or contains something
+            that ONNX lacks, or the file differs from it.
     """
     path = Path(path)
     require_runtime(path)
@@ -66,7 +66,7 @@ def export_onnx(
         if not isinstance(t, Tensor):
             raise ValueError(f"expected a model that returns tensors, got {type(t).__name__}: drop it from the output")
 
-    folded = constant(model, inputs)
+    folded = fixed_copy(model, inputs)
     # The exporter would take a batch of one for a constant. Beside a longer batch, an input of length 1 is constant.
     one = {t.shape[0] for t in inputs if t.ndim} == {1}
     sample = tuple(torch.cat([t, t]) if one and t.ndim else t for t in inputs)
@@ -77,7 +77,7 @@ def export_onnx(
     return path
 
 
-def constant(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
+def fixed_copy(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
     """Return a copy in eval mode; mixers that `fold` knows, if there are any, are folded for the size of the inputs."""
     has_mixers = any(isinstance(m, Foldable) for m in model.modules())
     return fold(model, example=inputs) if has_mixers else copy.deepcopy(model).eval()
@@ -100,15 +100,15 @@ def write_checked(
 
     Args:
         path: the file to write; its folder must exist.
-        model: a module, or what torch.export made of one.
+        model: a module, or a program of torch.export.
         checks: inputs, and the outputs that are expected for them.
         sample: the inputs to trace a module with.
-        shapes: of inputs and outputs, by name; a word becomes the name of a free axis.
-        metadata: kept in the file.
+        shapes: shapes of inputs and outputs, by name; a word becomes the name of a free axis.
+        metadata: metadata of the file.
         weights: the state dict of the model, if the weights are to stay outside the file.
         weights_file: the file beside `path` that holds `weights`, as `weights_as_bytes` wrote it.
         tolerance: the largest relative error that is accepted.
-        **options: of torch.onnx.export.
+        **options: options of torch.onnx.export.
 
     Returns:
         The largest relative error that was found.
@@ -120,10 +120,10 @@ def write_checked(
     from chasm.surgery.onnx_scan import TRANSLATIONS
     from chasm.surgery.onnx_weights import move_weights_out, optimise_without_weights
 
-    found = 0.0
+    largest = 0.0
 
     def write(partial: Path) -> None:
-        nonlocal found
+        nonlocal largest
         with _quiet(), _one_line():
             program = torch.onnx.export(
                 model,
@@ -149,17 +149,17 @@ def write_checked(
                     raise ValueError(
                         f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
                     )
-                found = max(found, error)
+                largest = max(largest, error)
 
     write_atomic(path, write)
-    return found
+    return largest
 
 
 def _run(runtime: Any, file: Path, inputs: tuple[Tensor, ...]) -> list[Any]:
-    """Return what a file computes in onnxruntime.
+    """Return the outputs of a file in onnxruntime.
 
     Raises:
-        ValueError: with one line, when onnxruntime cannot load or run it.
+        ValueError: if onnxruntime cannot load or run it.
     """
     try:
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -207,7 +207,7 @@ def require_runtime(path: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's remarks about packages, inputs and its own deprecated calls."""
+    """Suppress the exporter's remarks about packages, inputs and its own deprecated calls."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:

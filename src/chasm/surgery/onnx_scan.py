@@ -40,7 +40,7 @@ def recurrence(state: FLOAT, A: FLOAT, delta: FLOAT, u: FLOAT, B: FLOAT, C: FLOA
 def selective_scan(
     u: Any, delta: Any, A: Any, B: Any, C: Any, D: Any = None, bias: Any = None, softplus: bool = False, form: str = ""
 ) -> tuple[Any, Any]:
-    """Translate ``chasm::selective_scan``; its second output, for the backward pass, is not computed.
+    """Convert ``chasm::selective_scan``, without its second output, which is for the backward pass.
 
     Args:
         u: (B, D, L).

@@ -1,4 +1,4 @@
-"""The weights of an ONNX file in a file of their own, so that one graph serves all weights of an architecture."""
+"""Keep the weights of an ONNX file in a separate file, so that one graph serves all weights of an architecture."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ def optimise_without_weights(program: Any, state: Mapping[str, Tensor]) -> None:
     weights = [graph.initializers[name] for name in state if name in graph.initializers]
     graph.inputs.extend(weights)  # the optimiser takes an input for something that may change
     optimizer.inline(model)
-    for _ in range(2):  # what is folded lets other nodes be folded
+    for _ in range(2):  # folding one node may allow to fold another
         optimizer.fold_constants(model)
         optimizer.remove_unused_nodes(model)
     for make_pass in (

@@ -19,7 +19,7 @@ def param_groups(
     Args:
         model: the network.
         lr: the step size.
-        weight_decay: of the group "decay" only.
+        weight_decay: weight decay of the group "decay" only.
         spectral_lr: the step size of the group "spectral"; default: `lr`.
 
     Returns:
@@ -50,7 +50,7 @@ def param_groups(
 
 
 def _listed(model: nn.Module, attribute: str) -> Iterator[nn.Parameter]:
-    """The parameters that modules list in an attribute, by the name of a parameter or of a container."""
+    """Return the parameters that modules list in an attribute, by the name of a parameter or of a container."""
     for module in model.modules():
         for name in getattr(module, attribute, ()):
             item = getattr(module, name)

@@ -15,8 +15,8 @@ def watch(model: nn.Module, hooks: Iterable[tuple[nn.Module, Hook]], example: An
 
     Args:
         model: the network. Its buffers and the mode of every module stay as they were.
-        hooks: modules of it, each with the function that is called as (module, args, kwargs, output) after it ran.
-        example: what the network takes, see `call`.
+        hooks: its modules, each with a function that is called as (module, args, kwargs, output) after the module ran.
+        example: input of the network, see `call`.
     """
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
     try:
@@ -28,7 +28,7 @@ def watch(model: nn.Module, hooks: Iterable[tuple[nn.Module, Hook]], example: An
 
 
 def call(model: nn.Module, example: Any) -> Any:
-    """Return what a network makes of an example.
+    """Return the output of a network for an example.
 
     Args:
         model: the network.

@@ -1,4 +1,4 @@
-"""Weights of mixers whose tables were made for another size than the model has."""
+"""Fit weights of mixers to a model whose tables have another size."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def resize_tables(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
         model: the network that the weights are for.
 
     Returns:
-        A new mapping. What is no table, or has the right size, is passed on as it is.
+        A new mapping. Other tensors, and tables of the right size, are passed on as they are.
 
     Example:
         >>> small, large = CHASM(4, size=16), CHASM(4, size=32)

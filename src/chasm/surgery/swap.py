@@ -35,11 +35,11 @@ from chasm.surgery.grids import (
     split_tokens,
 )
 from chasm.surgery.probe import call, evaluating
-from chasm.surgery.swapped import Call, Swapped, SwapPoint, call_names, probe
+from chasm.surgery.swapped import ExampleCall, Swapped, SwapPoint, call_names, first_calls
 
 Select = str | type[nn.Module] | Sequence[str | type[nn.Module]] | Callable[[str, nn.Module], bool]
 LAYOUTS = ("auto", "channels_first", "channels_last", "tokens")
-# Layers by which the layout of the module that contains them can be told.
+# Layers that show the layout of the module that contains them.
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 
@@ -63,15 +63,15 @@ def swap(
     """Return a copy of a network with a mixer in place of every selected module.
 
     The mixer gets the device, dtype and train/eval mode of the module it replaces. A module that the network uses in
-    two places becomes one mixer in two places. Of modules inside one another only the outermost is replaced.
+    two places becomes one mixer in two places. Of nested modules only the outermost is replaced.
 
     The grid of tokens is never guessed. It is `size`; or else numbers in the call (SegFormer and PVT pass height and
     width); or else the size of the map that the tokens were made from, which the convolution that makes it reports at
-    every call. The example shows which of them; where none does, `swap` asks for `size`.
+    every call. The example shows which of these applies. If none does, `swap` asks for `size`.
 
     Args:
         model: the network.
-        select: which modules to replace: a module type, a shell-style pattern for module names ("blocks.*.attn"), a
+        select: the modules to replace: a module type, a shell-style pattern for module names ("blocks.*.attn"), a
             list of these, or a function (name, module) -> bool.
         mixer: a registered name or a class of mixers, built with `options`; or a function (channels, size) ->
             nn.Module, whose result is used as it is.
@@ -79,7 +79,7 @@ def swap(
             forward pass on it finds channels, size and layout of every place, and refuses places that a mixer cannot
             take: where the shape changes, or where a mask or a second input must be honoured. Without it, give
             `channels`, and `size` if the mixer or tokens need one.
-        channels: of the mixer; overrides what the example shows.
+        channels: channels of the mixer; overrides what the example shows.
         size: (H, W) the mixer is built for, one number for a square; overrides what the example shows. For tokens it is
             also the grid, at every call.
         ndim: the number of spatial axes, 1, 2 or 3, where neither `size` nor the example shows it: 1 makes a sequence
@@ -87,10 +87,10 @@ def swap(
         layout: "channels_first" (B, C, H, W), "channels_last" (B, H, W, C) or "tokens" (B, N, C). "auto" goes by the
             layers inside the module: linear ones have channels last, convolutions first. Without either, three
             dimensions are tokens, and more are channels first.
-        prefix_tokens: how many tokens come before the grid (class token, registers). They pass unchanged: the mixer
+        prefix_tokens: number of tokens before the grid (class token, registers). They pass unchanged: the mixer
             does not see them, and they do not see the image, so pool over the grid if you replace all attention; a
             warning says so if the output no longer depends on the example.
-            Default: what the grid leaves over, up to 16.
+            Default: the tokens that the grid does not cover, up to 16.
         host_residual: True if the network adds the input of this place to its output, as around attention in a
             transformer block: the mixer then comes without its identity path. False for a layer in a plain stack: an
             identity path is added if the mixer has none.
@@ -98,13 +98,13 @@ def swap(
             makes a call with one an error, True ignores it. Masks that hide nothing, positions and single numbers
             are always ignored.
         inplace: change `model` itself and return it.
-        **options: of the named mixer.
+        **options: options of the named mixer.
 
     Returns:
         The network with its mixers.
 
     Raises:
-        ValueError: with one line, when nothing is selected, a place cannot hold a mixer, or an option is wrong.
+        ValueError: if nothing is selected, a place cannot hold a mixer, or an option is wrong.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
@@ -129,19 +129,18 @@ def swap(
     if not inplace:
         model = copy.deepcopy(model)
     chosen = _selected(model, select)
-    seen = {} if example is None else probe(model, chosen, example, ignore_extra)
+    calls = {} if example is None else first_calls(model, chosen, example, ignore_extra)
     sources: dict[nn.Module, MapGrid] = {}
     built: dict[nn.Module, nn.Module] = {}
     for name, old in chosen.items():
         if old not in built:
-            point = _find_point(name, old, seen.get(old), channels, size, ndim, layout, prefix_tokens, sources)
+            point = _find_point(name, old, calls.get(old), channels, size, ndim, layout, prefix_tokens, sources)
             new = _build(mixer, point, host_residual, options, name)
             like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
             if like is not None:
                 new = new.to(like.device, like.dtype)
             built[old] = Swapped(new, point, host_residual, ignore_extra).train(old.training)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, built[old])
+        model.set_submodule(name, built[old])
     for convolution, source in sources.items():
         source.attach(convolution, model)
     for module in model.modules():
@@ -166,7 +165,7 @@ def _warn_if_blind(model: nn.Module, example: Any) -> None:
 
 
 def _build(mixer: Any, point: SwapPoint, host_residual: bool, options: dict[str, Any], name: str) -> nn.Module:
-    """The mixer for one place."""
+    """Return the mixer for one place."""
     if not isinstance(mixer, str):
         new = mixer(point.channels, point.size)
         if not isinstance(new, nn.Module):
@@ -182,7 +181,7 @@ def _build(mixer: Any, point: SwapPoint, host_residual: bool, options: dict[str,
 def _find_point(
     name: str,
     old: nn.Module,
-    call: Call | None,
+    call: ExampleCall | None,
     channels: int | None,
     size: int | Grid | None,
     ndim: int | None,
@@ -199,10 +198,10 @@ def _find_point(
             raise ValueError(f"cannot tell the channels of {name!r}: give swap() an example= input, or channels=")
         if layout == "auto":
             layout = "tokens" if attention else "channels_first"
-        asked = _as_size(size, ndim)
-        grid = _tokens_without_example(name, asked, ndim) if layout == "tokens" else None
-        n = len(asked) if asked else ndim or 2
-        return SwapPoint(channels, asked, n, layout, prefix, grid, batch_first, 2 if attention else 0, call_names(old))
+        sides = _as_size(size, ndim)
+        grid = _tokens_without_example(name, sides, ndim) if layout == "tokens" else None
+        n = len(sides) if sides else ndim or 2
+        return SwapPoint(channels, sides, n, layout, prefix, grid, batch_first, 2 if attention else 0, call_names(old))
     shape, results = call.shape, len(call.out) if isinstance(call.out, tuple) else 0
     y = call.out[0] if results else call.out
     if not isinstance(y, Tensor) or y.shape != shape:
@@ -238,7 +237,7 @@ def _tokens_without_example(name: str, size: Grid | None, ndim: int | None) -> F
 
 def _tokens_of(
     name: str,
-    call: Call,
+    call: ExampleCall,
     N: int,
     batch: int,
     size: Grid | None,
@@ -246,7 +245,7 @@ def _tokens_of(
     prefix: int | None,
     sources: dict[nn.Module, MapGrid],
 ) -> tuple[FixedGrid, Grid]:
-    """Return how the grid of N tokens is found at every call, and what it is in the example."""
+    """Return the rule for the grid of N tokens at every call, and the grid in the example."""
     if size:
         split_tokens(N, prefix, size)
         return FixedGrid(size), size
@@ -256,17 +255,17 @@ def _tokens_of(
     if named:
         return CallGrid(len(named)), named
     maps = [(convolution, tuple(shape[2:])) for convolution, shape in call.maps if shape[0] == batch]
-    found = grid_from_maps([m for m in maps if ndim in (None, len(m[1]))], N, prefix)
-    if found is None:
+    match = grid_from_maps([m for m in maps if ndim in (None, len(m[1]))], N, prefix)
+    if match is None:
         raise ValueError(
             f"cannot tell the grid of the {N} tokens at {name!r}: pass size=(H, W) or (D, H, W) to swap(), "
             "or ndim=1 for a sequence"
         )
-    return sources.setdefault(found[0], MapGrid()), found[1]
+    return sources.setdefault(match[0], MapGrid()), match[1]
 
 
 def _as_size(size: int | Grid | None, ndim: int | None) -> Grid | None:
-    """(60,) of size=60, ndim=1; (60, 60) of size=60; None of None."""
+    """Return (60,) for size=60 and ndim=1, (60, 60) for size=60, and None for None."""
     if size is None:
         return None
     values = tuple(size) if isinstance(size, Iterable) else (size,) * (ndim or 2)
@@ -277,7 +276,7 @@ def _as_size(size: int | Grid | None, ndim: int | None) -> Grid | None:
 
 
 def _layout_of(old: nn.Module, shape: Sequence[int]) -> str:
-    """The layout of a module by its first layer that tells it."""
+    """Return the layout of a module by its first layer that shows it."""
     for module in old.modules():
         if isinstance(module, nn.Conv1d if len(shape) == 3 else _CHANNELS_FIRST):
             return "channels_first"
@@ -304,7 +303,7 @@ def _selected(model: nn.Module, select: Select) -> dict[str, nn.Module]:
 
 
 def _is_selected(select: Select, name: str, module: nn.Module) -> bool:
-    """Whether a module is one of those to replace."""
+    """Return True if a module is one of those to replace."""
     if isinstance(select, str):
         return fnmatchcase(name, select)
     if isinstance(select, type):

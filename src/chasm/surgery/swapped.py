@@ -1,4 +1,4 @@
-"""A mixer behind the interface of the module it replaced, and what a call of such a module may contain."""
+"""A mixer behind the interface of the module it replaced, and checks of the arguments of its calls."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from chasm.surgery.grids import FixedGrid, Grid, split_tokens
 from chasm.surgery.probe import watch
 
-# Beginnings and parts of the names of arguments that a mixer may ignore: it knows positions, and counts are for losses.
+# Parts of the names of arguments that a mixer may ignore: it knows positions, and counts are for losses.
 _IGNORABLE = ("position", "rope", "rotary", "num_items")
 
 
@@ -22,10 +22,10 @@ class SwapPoint(NamedTuple):
     ndim: int
     layout: str
     prefix: int | None  # tokens before the grid; None: what the grid leaves over at each call
-    grid: FixedGrid | None  # of tokens: how the grid of a call is found
+    grid: FixedGrid | None  # for tokens: finds the grid of a call
     batch_first: bool
     results: int  # length of the tuple the module returns; 0 for a tensor
-    names: tuple[str, ...]  # of the positional arguments
+    names: tuple[str, ...]  # names of the positional arguments
 
 
 class Swapped(nn.Module):
@@ -52,7 +52,7 @@ class Swapped(nn.Module):
         self.host_residual, self.ignore_extra = host_residual, ignore_extra
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the mixer makes of the first tensor, in the form the replaced module returned it."""
+        """Return the mixer's output for the first tensor, in the form that the replaced module returned."""
         named = name_arguments(self.names, args, kwargs)
         x = input_of(named)
         if not self.ignore_extra:
@@ -82,16 +82,18 @@ class Swapped(nn.Module):
         return f"layout={self.layout}, host_residual={self.host_residual}"
 
 
-class Call(NamedTuple):
+class ExampleCall(NamedTuple):
     """An example call of a module that is to be replaced."""
 
-    shape: torch.Size  # of what it mixes
+    shape: torch.Size  # shape of its input
     named: dict[str, Any]  # the arguments
     out: Any
     maps: list[tuple[_ConvNd, torch.Size]]  # convolutions that ran before, with the shapes of their results
 
 
-def probe(model: nn.Module, chosen: dict[str, nn.Module], example: Any, ignore_extra: bool) -> dict[nn.Module, Call]:
+def first_calls(
+    model: nn.Module, chosen: dict[str, nn.Module], example: Any, ignore_extra: bool
+) -> dict[nn.Module, ExampleCall]:
     """Return the first call of each chosen module when the network runs on an example.
 
     Args:
@@ -101,15 +103,15 @@ def probe(model: nn.Module, chosen: dict[str, nn.Module], example: Any, ignore_e
         ignore_extra: whether masks and second inputs are ignored instead of refused.
 
     Raises:
-        ValueError: with one line, when a module is not called, or with what a mixer cannot honour.
+        ValueError: if a module is not called, or called with arguments that a mixer cannot honour.
     """
-    calls: dict[nn.Module, Call] = {}
+    calls: dict[nn.Module, ExampleCall] = {}
     maps: list[tuple[_ConvNd, torch.Size]] = []
     replaced = {module for old in chosen.values() for module in old.modules()}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         named = name_arguments(call_names(module), args, kwargs)
-        calls.setdefault(module, Call(input_of(named).shape, named, out, list(maps)))
+        calls.setdefault(module, ExampleCall(input_of(named).shape, named, out, list(maps)))
 
     def note_map(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         assert isinstance(module, _ConvNd)
@@ -136,9 +138,9 @@ def name_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[s
     """Return all arguments of a call by name.
 
     Args:
-        names: of the positional arguments; those beyond them are numbered.
+        names: names of the positional arguments; those beyond them are numbered.
         args: the positional arguments.
-        kwargs: the others.
+        kwargs: the keyword arguments.
     """
     named = {names[i] if i < len(names) else f"argument {i + 1}": a for i, a in enumerate(args)}
     return {**named, **kwargs}
@@ -153,12 +155,12 @@ def input_of(named: dict[str, Any]) -> Tensor:
 
 
 def refuse_extra(x: Tensor, named: dict[str, Any], place: str = "this place") -> None:
-    """Raise if a call contains what a mixer would have to honour and cannot: a mask, or a second input.
+    """Raise if a call has an argument that a mixer cannot honour: a mask, or a second input.
 
     Args:
-        x: what is mixed.
+        x: input of the mixer.
         named: the arguments of the call.
-        place: for the message.
+        place: name of the module, for the message.
     """
     extra = [name for name, value in named.items() if isinstance(value, Tensor) and _must_be_honoured(name, value, x)]
     extra += ["is_causal=True"] if named.get("is_causal") else []
@@ -176,7 +178,7 @@ def _must_be_honoured(name: str, value: Tensor, x: Tensor) -> bool:
 
 
 def _hides_something(mask: Tensor) -> bool:
-    """True if a mask treats positions differently; one value everywhere changes no attention, whatever it means.
+    """Return True if a mask treats positions differently. A mask with one value everywhere changes no attention.
 
     While a network is traced the values are not known yet, so the traced program checks them when it runs.
     """

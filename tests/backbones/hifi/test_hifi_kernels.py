@@ -1,18 +1,20 @@
-"""The norm kernels of the HiFi-Mamba host against float64, outputs and all gradients, and the layers that use them."""
+"""The kernels of the HiFi-Mamba host against float64, outputs and all gradients, and the layers that use them."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, group_norm
+from torch.nn.functional import conv2d, gelu, group_norm
 from torch.utils.checkpoint import checkpoint
 
 import chasm
+from chasm.backbones.hifi import layers
 from chasm.backbones.hifi.blocks import InvertedBottleneck
 from chasm.backbones.hifi.kernels import norm as norm_module
+from chasm.backbones.hifi.kernels.depthwise import depthwise
 from chasm.backbones.hifi.kernels.norm import NormGELU, norm_gelu
-from helpers import DEVICE, INTERPRETED, gpu_test, kernel_test
+from helpers import DEVICE, INTERPRETED, gpu_test, kernel_test, pairwise
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -21,10 +23,12 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 def kernels(monkeypatch: pytest.MonkeyPatch, poisoned: None, mended_interpreter: None) -> None:
     """In the interpreter with small blocks."""
     if INTERPRETED:
-        from chasm.backbones.hifi.kernels import norm_triton
+        from chasm.backbones.hifi.kernels import depthwise_triton, norm_triton
 
         monkeypatch.setattr(norm_triton, "TILE", 32)
         monkeypatch.setattr(norm_triton, "MAX_PARTS", 6)
+        for name, size in {"BLOCK_W": 4, "BLOCK_C": 4, "ROWS": 3, "WEIGHT_ROWS": 4}.items():
+            monkeypatch.setattr(depthwise_triton, name, size)
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -107,11 +111,55 @@ def test_kernels_of_the_norm_give_gradients_where_they_are_wanted():
     assert NormGELU(3).to(DEVICE)(x[:0]).shape == (0, 3, 4, 4)
 
 
+def depthwise_oracle(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return conv2d(x, weight, bias, padding=1, groups=len(weight))
+
+
+def depthwise_3x3(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The operator on a map (B, C, H, W)."""
+    return depthwise(x.movedim(1, -1), weight, bias).movedim(-1, 1)
+
+
+def depthwise_inputs(size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """Parameters in float32, as under autocast."""
+    return [normal(*size, dtype=dtype), normal(size[1], 1, 3, 3, seed=3), normal(size[1], seed=4)]
+
+
+@kernel_test
+@pytest.mark.parametrize(
+    ("size", "dtype", "has_bias"),
+    pairwise(
+        {
+            "size": [(2, 5, 7, 7), (1, 3, 4, 9), (1, 1, 9, 2), (2, 2, 1, 1)],
+            "dtype": [torch.float32, torch.bfloat16],
+            "has_bias": [True, False],
+        }
+    ),
+)
+def test_kernels_of_the_depthwise_convolution(size, dtype, has_bias):
+    inputs = depthwise_inputs(size, dtype)[: 3 if has_bias else 2]
+    assert_matches(depthwise_3x3, depthwise_oracle, inputs, TOLERANCE[dtype])
+
+
+@kernel_test
+def test_kernels_of_the_depthwise_convolution_with_any_strides():
+    _, weight, bias = depthwise_inputs((2, 4, 6, 9), torch.float32)
+    part, _ = normal(2, 8, 6, 9).chunk(2, 1)
+    grad = torch.ones(6, 9, device=DEVICE).expand(2, 4, 6, 9)
+    last = weight.to(memory_format=torch.channels_last)
+    assert_matches(depthwise_3x3, depthwise_oracle, [part, last, bias], 1e-5, grad)
+    assert_matches(depthwise_3x3, depthwise_oracle, [part, last, normal(8)[::2]], 1e-5, grad)
+    with pytest.raises(RuntimeError, match="channels"):
+        depthwise_3x3(part, weight[:3], None)
+
+
 @kernel_test
 def test_kernels_keep_the_contract_of_an_operator():
     x, weight, bias = norm_inputs((2, 3, 4, 6), torch.float32)
     inputs = [t.requires_grad_() for t in (x.flatten(2).mT.contiguous().detach(), weight, bias)]
     torch.library.opcheck(norm_gelu, (*inputs, 1e-5))
+    x, *parameters = depthwise_inputs((2, 3, 4, 6), torch.float32)
+    torch.library.opcheck(depthwise, tuple(t.requires_grad_() for t in (x.movedim(1, -1), *parameters)))
 
 
 def block(width: int = 2, expansion: int = 3) -> InvertedBottleneck:
@@ -130,24 +178,58 @@ def results(function: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) 
     return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
 
 
+def leave_out_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (norm_module, layers):
+        monkeypatch.setattr(module, "has_kernels", lambda x: False)
+
+
 @kernel_test
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_kernels_in_the_inverted_bottleneck(monkeypatch, layout):
-    """With them and without: results, multiply-adds, memory kept for the backward, checkpointing, autocast."""
+    """With them and without: results and autocast."""
     module, x = block(), normal(2, 2, 5, 6).contiguous(memory_format=layout)
-    found, cost = results(module, module, x), chasm.count(module, x)
-    again = results(lambda t: checkpoint(module, t, use_reentrant=False), module, x)
-    assert all(map(torch.equal, found, again))
+    found = results(module, module, x)
     with torch.autocast(DEVICE, torch.bfloat16):
         low = results(module, module, x)
-    monkeypatch.setattr(norm_module, "has_kernels", lambda x: False)
+    leave_out_kernels(monkeypatch)
     expected = results(module, module, x)
     for a, b, c in zip(found, expected, low, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
         torch.testing.assert_close(c, b, rtol=0, atol=5e-2 * b.abs().max().item())
+
+
+@kernel_test
+def test_kernels_under_checkpointing_and_what_they_cost(monkeypatch):
+    """Checkpointing computes the same numbers again, counts the same multiply-adds, and keeps less memory."""
+    module, x = block(), normal(1, 2, 4, 5)
+    again = results(lambda t: checkpoint(module, t, use_reentrant=False), module, x)
+    assert all(map(torch.equal, results(module, module, x), again))
+    cost = chasm.count(module, x)
+    leave_out_kernels(monkeypatch)
     plain = chasm.count(module, x)
     assert plain.macs == cost.macs
     assert plain.saved_bytes > cost.saved_bytes
+
+
+@kernel_test
+@pytest.mark.parametrize("layer", [layers.Depthwise, NormGELU])
+def test_kernels_leave_transforms_of_torch_to_torch(monkeypatch, layer):
+    """Forward mode would be zero without a word, and there are no gradients of single samples."""
+    module, x, direction = layer(3).to(DEVICE), normal(2, 3, 4, 5), normal(2, 3, 4, 5, seed=1)
+    parameters = dict(module.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return torch.func.functional_call(module, parameters, sample[None]).square().sum()
+
+    def transformed() -> list[Tensor]:
+        _, tangent = torch.func.jvp(module, (x,), (direction,))
+        return [tangent, *torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x).values()]
+
+    found = transformed()
+    for module_with_kernels in (norm_module, layers):
+        monkeypatch.setattr(module_with_kernels, "has_kernels", lambda x: False)
+    torch.testing.assert_close(found, transformed())
+    assert found[0].abs().max() > 0
 
 
 @kernel_test
@@ -167,6 +249,13 @@ SIZES = [(8, 240, 128, 128), (8, 96, 128, 128), (4, 96, 218, 170), (2, 96, 63, 9
 @pytest.mark.parametrize("size", SIZES)
 def test_norm_on_a_gpu(size, dtype):
     assert_matches(norm, norm_oracle, norm_inputs(size, dtype), TOLERANCE[dtype])
+
+
+@gpu_test
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_depthwise_convolution_on_a_gpu(size, dtype):
+    assert_matches(depthwise_3x3, depthwise_oracle, depthwise_inputs(size, dtype), TOLERANCE[dtype])
 
 
 @gpu_test

@@ -21,7 +21,7 @@ from chasm.backbones.hifi.layers import (
     ChannelNorm,
     Depthwise,
     Filters,
-    Pointwise,
+    NormalChannelMap,
     low_pass,
 )
 from chasm.backbones.hifi.ssm import ModulatedSSM
@@ -37,7 +37,12 @@ class InvertedBottleneck(nn.Module):
         depthwise = Depthwise(inner, bias=False)
         nn.init.trunc_normal_(depthwise.weight, std=0.02)
         self.body = nn.Sequential(
-            Pointwise(width, inner), NormGELU(inner), depthwise, NormGELU(inner), Pointwise(inner, width), nn.GELU()
+            NormalChannelMap(width, inner),
+            NormGELU(inner),
+            depthwise,
+            NormGELU(inner),
+            NormalChannelMap(inner, width),
+            nn.GELU(),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,7 +94,7 @@ class BlockOptions:
     lowpass: str = "binomial"
     gate: str = "pooled"
     dropout: float = 0.1  # on the output of the SSM
-    drop_path: float = 0.3  # of the last block; the rate grows linearly from 0
+    drop_path: float = 0.3  # rate of the last block; it grows linearly from 0
 
     def __post_init__(self) -> None:
         if self.width % 2:
@@ -105,7 +110,7 @@ class HiFiBlock(nn.Module):
     A host that puts a slot between asks for Y alone.
 
     Args:
-        options: of the block.
+        options: options of the block.
         drop_path: rate at which training drops this block.
     """
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chasm.backbones.hifi.blocks import BlockOptions, HiFiBlock
-from chasm.backbones.hifi.layers import ChannelNorm, Filters, Pointwise
+from chasm.backbones.hifi.layers import ChannelNorm, Filters, NormalChannelMap
 from chasm.common.precision import upcast
 
 
@@ -26,8 +26,8 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.squeeze = Pointwise(width, width // 8)
-        self.excite = Pointwise(width // 8, width)
+        self.squeeze = NormalChannelMap(width, width // 8)
+        self.excite = NormalChannelMap(width // 8, width)
 
     def forward(self, x: Tensor) -> Tensor:
         s = F.relu(self.squeeze(x.mean((2, 3), keepdim=True)))
@@ -92,7 +92,7 @@ class MoEBlock(HiFiBlock):
         self.norm = ChannelNorm(C)
         self.squeeze_excite = SqueezeExcite(C)
         self.log_gamma = nn.Parameter(torch.tensor(math.log(2.0)))
-        self.merge = Pointwise(2 * C, C, bias=True)
+        self.merge = NormalChannelMap(2 * C, C, bias=True)
         self.moe = MixtureOfExperts(C)
 
     def fuse(self, high: Tensor, residual: Tensor) -> Tensor:

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chasm.backbones.hifi.kernels import has_kernels
+from chasm.backbones.hifi.kernels.depthwise import depthwise
 from chasm.common.cost import counted_as
+from chasm.common.precision import autocast_dtype
 from chasm.ops.library import constant
 
 
@@ -41,7 +44,7 @@ class ChannelMap(nn.Conv2d):
         return over_channels(x, weight, bias)
 
 
-class Pointwise(ChannelMap):
+class NormalChannelMap(ChannelMap):
     """A ChannelMap that starts from a truncated normal of deviation 0.02."""
 
     def reset_parameters(self) -> None:
@@ -57,6 +60,10 @@ class Depthwise(nn.Conv2d):
         super().__init__(channels, channels, 3, padding=1, groups=channels, bias=bias)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if has_kernels(x):
+            tokens = x.to(autocast_dtype(x) or x.dtype).movedim(1, -1)
+            with counted_as("conv", macs=9 * x.numel()):
+                return depthwise(tokens, weight, bias).movedim(-1, 1)
         if x.shape[2] == x.shape[3] == 1:  # only the middle tap meets the map
             y = x * weight[:, 0, 1, 1, None, None]
             return y if bias is None else y + bias[:, None, None]
@@ -93,7 +100,9 @@ def low_pass(x: Tensor, filters: Filters) -> Tensor:
     B, C, H, W = x.shape
     rows, columns = (matrix.to(x.dtype) for matrix in filters)
     tokens = x.movedim(1, -1)  # (B, H, W, C)
-    with counted_as("conv", macs=B * C * H * W * 15 // 4):  # as a filter: five taps for every number of both halvings
+    with counted_as(
+        "conv", macs=B * C * H * W * 15 // 4
+    ):  # counted as a filter: five taps for every number of both halvings
         y = torch.bmm(rows.expand(B, H, H), tokens.reshape(B, H, W * C))
         y = torch.bmm(columns.expand(B * H, W, W), y.view(B * H, W, C))
     return y.view(B, H, W, C).movedim(-1, 1)
@@ -123,7 +132,7 @@ def _low_pass_matrix(device: torch.device, halve: Callable[[Tensor, Tensor, int]
 
 
 def _halve_binomial(i: Tensor, j: Tensor, n: int) -> Tensor:
-    """(n / 2, n): every second sample of [1 4 6 4 1] / 16, borders reflected."""
+    """Return the matrix (n / 2, n) of every second sample of [1 4 6 4 1] / 16, with reflected borders."""
 
     def tap(distance: Tensor) -> Tensor:
         d = distance.abs()
@@ -134,5 +143,5 @@ def _halve_binomial(i: Tensor, j: Tensor, n: int) -> Tensor:
 
 
 def _halve_haar(i: Tensor, j: Tensor, n: int) -> Tensor:
-    """(n / 2, n): means of neighbours."""
+    """Return the matrix (n / 2, n) of means of neighbours."""
     return (j // 2 == i) * 0.5

@@ -41,7 +41,7 @@ class Group(nn.Module):
     """Blocks, then data consistency on the image of the features: maps (B, C, h, w) to the same shape.
 
     Args:
-        blocks: run one after the other.
+        blocks: the blocks, in order.
         width: channels C of the features.
         patch: pixels of a feature, along each axis.
     """
@@ -74,7 +74,7 @@ class Group(nn.Module):
         Args:
             x: features (B, C, h, w).
             filters: low-pass filters of the blocks.
-            measurement: what the scanner measured.
+            measurement: the measurement of the scanner.
             slots: one entry per block, applied to the output of the block, and a last one before data consistency.
             recompute: compute blocks and data consistency again in the backward pass. Slots are not recomputed, because
                 what mixers share during a step (`chasm.batched_bases`) may be gone by then.
@@ -96,13 +96,13 @@ class Group(nn.Module):
 
 @register_backbone("hifi-mamba")
 class HiFiMamba(Backbone):
-    """HiFi-Mamba as the CHASM paper uses it. Call model(x, mask=mask) with the zero-filled image x (B, 2, H, W).
+    """HiFi-Mamba as in the CHASM paper. Call model(x, mask=mask) with the zero-filled image x (B, 2, H, W).
 
     Options left None take the value of the variant.
 
     Args:
         mixer: a name of `chasm.list_mixers()`, for the slots. None and "identity" leave them empty.
-        mixer_options: of the mixer.
+        mixer_options: options of the mixer.
         in_channels: 2.
         out_channels: 2.
         size: image size the mixers are made for.
@@ -151,7 +151,7 @@ class HiFiMamba(Backbone):
         self._require_complex_images()
         if slot_per not in ("group", "block"):
             raise ValueError(f"slot_per is 'group' or 'block', got {slot_per!r}")
-        given = {
+        options_of_call = {
             "expansion": expansion,
             "kernel": kernel,
             "lowpass": lowpass,
@@ -159,8 +159,8 @@ class HiFiMamba(Backbone):
             "dropout": dropout,
             "drop_path": drop_path,
         }
-        own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        options = replace(self.defaults, width=width, state=state, **own)
+        changed: dict[str, Any] = {name: value for name, value in options_of_call.items() if value is not None}
+        options = replace(self.defaults, width=width, state=state, **changed)
         self.lowpass = options.lowpass
         self.blocks_per_group, self.slot_per, self.checkpoint = blocks, slot_per, checkpoint
         self.embed = PatchEmbed(width, patch)

@@ -1,4 +1,4 @@
-"""Between features and image: patches in, patches out.
+"""Turn an image into patches of features, and features into an image.
 
 Padding concerns features only. The image that meets k-space always has the size that was measured, so the
 measured lines are kept to rounding at any size.
@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from chasm.backbones.base import Size, pad_to_multiple
-from chasm.backbones.hifi.layers import ChannelNorm, Pointwise
+from chasm.backbones.hifi.layers import ChannelNorm, NormalChannelMap
 
 
 class PatchEmbed(nn.Module):
@@ -31,7 +31,7 @@ class ToImage(nn.Module):
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
         self.patch = patch
-        self.linear = Pointwise(width, 2 * patch**2)
+        self.linear = NormalChannelMap(width, 2 * patch**2)
 
     def forward(self, x: Tensor, size: Size) -> Tensor:
         image = rearrange(self.linear(x), "b (p q c) h w -> b c (h p) (w q)", p=self.patch, q=self.patch)

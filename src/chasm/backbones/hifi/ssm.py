@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chasm.backbones.hifi.layers import ChannelMap, Depthwise, Pointwise, along_sequence, over_channels
+from chasm.backbones.hifi.layers import ChannelMap, Depthwise, NormalChannelMap, along_sequence, over_channels
 from chasm.ops.selective_scan import selective_scan
 
 
@@ -26,11 +26,12 @@ class GatedMLP(nn.Module):
 
     def __init__(self, state: int) -> None:
         super().__init__()
-        self.expand = Pointwise(state, 12 * state)
-        self.project = Pointwise(6 * state, state)
+        self.expand = NormalChannelMap(state, 12 * state)
+        self.project = NormalChannelMap(6 * state, state)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.expand(x).chunk(2, 1)
+        # Two products instead of two halves of one: the gradient of halves is a copy of both into one map.
+        gate, value = (over_channels(x, weight) for weight in self.expand.weight.chunk(2))
         return self.project(F.gelu(gate) * value)
 
 
@@ -52,9 +53,9 @@ class ModulatedSSM(nn.Module):
             raise ValueError(f"the kernel along the sequence must be odd to keep its length, got {kernel}")
         inner, rank = 2 * width, math.ceil(width / 16)
         self.splits = (rank, state, state)
-        self.in_proj = Pointwise(width, 2 * inner)
+        self.in_proj = NormalChannelMap(width, 2 * inner)
         self.conv = Depthwise(inner)
-        self.cond_proj = Pointwise(width, inner)
+        self.cond_proj = NormalChannelMap(width, inner)
         self.x_proj = ChannelMap(inner, sum(self.splits))
         self.cond_x_proj = ChannelMap(inner, 2 * state)
         self.modulate_B = GatedMLP(state)
@@ -66,7 +67,7 @@ class ModulatedSSM(nn.Module):
         self.delta_bias = nn.Parameter(torch.empty(inner))
         self.A_log = nn.Parameter(torch.empty(inner, state))
         self.D_skip = nn.Parameter(torch.ones(inner))
-        self.out_proj = Pointwise(inner, width)
+        self.out_proj = NormalChannelMap(inner, width)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 

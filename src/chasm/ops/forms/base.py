@@ -1,4 +1,4 @@
-"""What a form is."""
+"""The interface of a form."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Form(ABC):
 
     @abstractmethod
     def forward(
-        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], save: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the result y, and what the backward needs besides.
 
@@ -40,14 +40,14 @@ class Form(ABC):
             x: contiguous (B, C, *spatial), of the dtype the constants were prepared for.
             dims: of the passes.
             constants: from `prepare`.
-            keep: whether gradients of gains and bases will be wanted; if not, nothing needs to be kept.
+            save: whether gradients of gains and bases will be wanted; if not, nothing needs to be saved.
             before_local: whether the depthwise convolution follows; y may then have the memory format that it wants.
         """
 
     def backward(
         self,
         g: Tensor,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         passes: Passes,
         constants: Sequence[Tensor],
         needs_x: bool,
@@ -58,7 +58,7 @@ class Form(ABC):
 
         Args:
             g: gradient of y, contiguous or channels last.
-            kept: from `forward`.
+            saved: from `forward`.
             passes: what was computed; without gains and bases where no gradients of them are wanted.
             constants: from `prepare`.
             needs_x: whether the gradient of x is wanted.

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from chasm.common.precision import upcast
 from chasm.ops.forms.base import Form, Passes
-from chasm.ops.library import constant
-from chasm.ops.operators import AxisOperator, at_least_float32, channel_operators, matrices, merge
+from chasm.ops.operators import AxisOperator, channel_operators, matrices, merge
 
 
 class FFT(Form):
@@ -28,23 +28,23 @@ class FFT(Form):
     def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
         # What multiplies the coefficients in each pass, then with bases the channel matrices (m + 1, C, C).
         dims, gains, bases = passes
-        dtype = at_least_float32(dtype)
+        dtype = torch.promote_types(dtype, torch.float32)
         constants = []
         for g, dim in zip(gains, dims, strict=True):
             constants.append(_gain_table(g, shape, dim, dims, dtype))
         return [*constants, merge(bases).to(dtype)] if bases else constants
 
     def forward(
-        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], save: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        # y, and with `keep` the u_j. `before_local`: y channels last.
-        mats, kept = matrices(dims, constants), []
-        v = _transform(_product(mats[0], x.to(at_least_float32(x.dtype))), dims)
+        # y, and with `save` the u_j. `before_local`: y channels last.
+        mats, saved = matrices(dims, constants), []
+        v = _transform(_product(mats[0], upcast(x)), dims)
         for j, table in enumerate(constants[: len(dims)]):
             u = _product(mats[j], v) if j else v
-            v = _scaled(u, table, in_place=not keep)
-            if keep:
-                kept.append(u)
+            v = _scaled(u, table, in_place=not save)
+            if save:
+                saved.append(u)
         z = _inverse(v, x.shape, dims)
         if before_local and mats[-1] is not None:
             B, C, *spatial = x.shape
@@ -52,12 +52,12 @@ class FFT(Form):
             y = rows.view(B, *spatial, C).movedim(-1, 1)
         else:
             y = _product(mats[-1], z)
-        return y.to(x.dtype), kept
+        return y.to(x.dtype), saved
 
     def backward(
         self,
         g: Tensor,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         passes: Passes,
         constants: Sequence[Tensor],
         needs_x: bool,
@@ -69,7 +69,7 @@ class FFT(Form):
         # By Parseval a sum over positions is one over coefficients. Each of them but the edges of the last axis stands
         # for two: edges count half here, and sums twice.
         weight = 2 / math.prod(g.shape[d] for d in dims)
-        G = _transform(_product(adjoints[-1], g.to(at_least_float32(g.dtype))), dims)
+        G = _transform(_product(adjoints[-1], upcast(g)), dims)
         _edges(G, g.shape, dims).mul_(0.5)
         d_gains: list[Tensor] = []
         d_bases: list[Tensor] = []
@@ -77,12 +77,12 @@ class FFT(Form):
         for j in range(len(dims) - 1, -1, -1):
             table = constants[j]
             if gains:
-                d_gains.insert(0, _gain_gradient(kept[j], G, table, gains[j]) * weight)
+                d_gains.insert(0, _gain_gradient(saved[j], G, table, gains[j]) * weight)
             if bases and after is None:
-                after = _gram(G, _scaled(kept[j], table))
+                after = _gram(G, _scaled(saved[j], table))
             G = _scaled(G, table.conj(), in_place=True)
             if bases and after is not None:
-                before = _gram(G, kept[j])
+                before = _gram(G, saved[j])
                 d_bases.insert(0, torch.mm(bases[j], (after - before).to(bases[j].dtype)) * weight)
                 A = adjoints[j]
                 after = A @ before @ A.mT if j and A is not None else None
@@ -98,12 +98,12 @@ class FFT(Form):
 
 
 def _transform(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """x (B, C, *spatial) -> its coefficients as real pairs (B, C, .., 2); the last of the axes keeps n // 2 + 1."""
+    """Return the coefficients of x as real pairs (B, C, .., 2); the last of the axes keeps n // 2 + 1."""
     return torch.view_as_real(torch.fft.rfftn(x, dim=sorted(dims))).contiguous()
 
 
 def _inverse(X: Tensor, shape: torch.Size, dims: Sequence[int]) -> Tensor:
-    """The inverse of `_transform` for maps of a shape. In two calls, which take half as long on a CPU as `irfftn`."""
+    """Return the inverse of `_transform`, for maps of a shape. On a CPU two calls take half as long as `irfftn`."""
     *others, half = sorted(dims)
     Z = torch.view_as_complex(X)
     Z = torch.fft.ifftn(Z, dim=others) if others else Z
@@ -111,45 +111,43 @@ def _inverse(X: Tensor, shape: torch.Size, dims: Sequence[int]) -> Tensor:
 
 
 def _edges(X: Tensor, shape: torch.Size, dims: Sequence[int]) -> Tensor:
-    """A view of the coefficients that stand for themselves alone: DC and (even length) Nyquist of the last axis."""
+    """Return a view of the coefficients without a mirror image: DC and (even length) Nyquist of the last axis."""
     half = max(dims)
     n = shape[half]
     return X.transpose(0, half)[:: n if n % 2 else n // 2]
 
 
 def _product(A: Tensor | None, X: Tensor, add: Tensor | None = None) -> Tensor:
-    """A X + add on the channels of X (B, C, ..); None is the identity.
+    """Return A X + add on the channels of X (B, C, ..); None is the identity.
 
     As a batched product: `matmul` would fold the batch into the rows, at the price of two transposed copies.
     """
     if A is None:
         return X.contiguous() if add is None else X + add
     A, flat = A.expand(len(X), -1, -1), X.flatten(2)
-    found = torch.bmm(A, flat) if add is None else torch.baddbmm(add.flatten(2), A, flat)
-    return found.view(X.shape)
+    Y = torch.bmm(A, flat) if add is None else torch.baddbmm(add.flatten(2), A, flat)
+    return Y.view(X.shape)
 
 
 def _scaled(X: Tensor, table: Tensor, in_place: bool = False) -> Tensor:
-    """Coefficients times gains."""
+    """Return coefficients times gains."""
     Z = torch.view_as_complex(X) if table.is_complex() else X
     Z = Z.mul_(table) if in_place else Z * table
     return torch.view_as_real(Z) if table.is_complex() else Z
 
 
 def _gram(G: Tensor, X: Tensor) -> Tensor:
-    """The sum over batch and coefficients of G X^T, (C, C)."""
+    """Return the sum over batch and coefficients of G X^T, (C, C)."""
     return torch.bmm(G.flatten(2), X.flatten(2).mT).sum(0)
 
 
 def _gain_table(gains: Tensor, shape: torch.Size, dim: int, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Gains (K, C) of an axis -> what multiplies its coefficients: (C, 1, .., bins, .., 1, 1), complex (C, .., 1)."""
+    """Return what multiplies the coefficients of an axis: (C, 1, .., bins, .., 1, 1), or complex (C, .., 1)."""
     K, half = len(gains), max(dims)
-    if dim != half:  # a whole spectrum
-        gains = gains.index_select(0, constant(_mirror, gains, shape[dim]))
-        if gains.is_complex():
-            gains[K:] = gains[K:].conj()
-    wide = torch.promote_types(dtype, torch.complex64) if gains.is_complex() else dtype
-    gains = gains.to(wide).mT.clone(memory_format=torch.contiguous_format)
+    if dim != half:  # a whole spectrum: the mirror images of all but DC and Nyquist follow
+        gains = torch.cat([gains, gains[1 : shape[dim] - K + 1].flip(0).conj()])
+    dtype = torch.promote_types(dtype, torch.complex64) if gains.is_complex() else dtype
+    gains = gains.to(dtype).mT.clone(memory_format=torch.contiguous_format)
     ones = [1] * len(shape)
     if gains.is_complex():
         return gains.view(-1, *ones[2:dim], gains.shape[1], *ones[dim + 1 :])
@@ -159,7 +157,7 @@ def _gain_table(gains: Tensor, shape: torch.Size, dim: int, dims: Sequence[int],
 
 
 def _gain_gradient(X: Tensor, G: Tensor, table: Tensor, gains: Tensor) -> Tensor:
-    """The gradient of the gains (K, C), for the gradient G of the coefficients X times the table."""
+    """Return the gradient of the gains (K, C), for the gradient G of the coefficients X times the table."""
     K, C = gains.shape
     if table.is_complex():
         d = (torch.view_as_complex(X).conj() * torch.view_as_complex(G)).sum_to_size(table.shape).view(C, -1)
@@ -168,22 +166,16 @@ def _gain_gradient(X: Tensor, G: Tensor, table: Tensor, gains: Tensor) -> Tensor
         d = (d.sum(-1) if table.shape[-1] == 2 else d).view(C, -1)
     if d.shape[1] == K:
         return d.mT
-    if d.is_complex():
-        d[:, K:] = d[:, K:].conj()
-    return d.new_zeros(C, K).index_add_(1, constant(_mirror, d, d.shape[1]), d).mT
-
-
-def _mirror(device: torch.device, n: int) -> Tensor:
-    """(n,): the coefficient of a real FFT that each of a whole one has its gain from."""
-    k = torch.arange(n, device=device)
-    return torch.minimum(k, n - k)
+    d, mirrored = d[:, :K].clone(), d[:, K:]
+    d[:, 1 : mirrored.shape[1] + 1] += mirrored.flip(1).conj()
+    return d.mT
 
 
 # --- a basis per frequency -------------------------------------------------------------------------
 
 
 def frequency_product(x: Tensor, op: AxisOperator) -> Tensor:
-    """One pass with a basis per frequency: M(k) for each, applied in plain torch operations that record gradients."""
+    """Apply one pass with a basis per frequency, by plain torch operations that record gradients."""
     return matrix_per_frequency(x, channel_operators(op), op.dim)
 
 

@@ -47,16 +47,16 @@ class RealFFT:
         self.unscaled = unscaled
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, *spatial) -> (B, C, N): the coefficients as real pairs."""
+        """Return the coefficients of x (B, C, *spatial) as real pairs, (B, C, N)."""
         X = torch.fft.rfftn(x.movedim(self.source, self.axes), dim=self.axes)
         return torch.view_as_real(X).flatten(2)
 
     def inverse(self, X: Tensor) -> Tensor:
-        """(B, C, N) -> (B, C, *spatial)."""
+        """Return the map (B, C, *spatial) of coefficients (B, C, N)."""
         return self._inverse(self._coefficients(X), "forward" if self.unscaled else "backward")
 
     def inverse_adjoint(self, g: Tensor) -> Tensor:
-        """The adjoint of `inverse` as a real linear map, times 1/2.
+        """Return the adjoint of `inverse` as a real linear map, times 1/2.
 
         A coefficient stands for itself and its mirror image, except DC and Nyquist of the last axis. Adjoints
         therefore weigh coefficients by 2 but those by 1; the common factor 2 is left to the caller (`WEIGHT`).
@@ -67,29 +67,29 @@ class RealFFT:
         return torch.view_as_real(G).flatten(2)
 
     def forward_adjoint(self, G: Tensor) -> Tensor:
-        """The adjoint of `forward`, for what `inverse_adjoint` produced. Writes to G."""
+        """Return the adjoint of `forward`, for what `inverse_adjoint` produced. Writes to G."""
         coefficients = self._coefficients(G)
         self._scale_single_coefficients(coefficients, 2.0)
         return self._inverse(coefficients, "forward")
 
     def gain_table(self, gains: Tensor, dim: int) -> Tensor:
-        """Gains (K, C) of axis `dim` -> (C, bins), for every bin of that axis in the spectrum."""
+        """Return (C, bins): the gains (K, C) of axis `dim` for every bin of that axis in the spectrum."""
         if dim != self.source[-1]:
             gains = torch.cat([gains, gains[1 : (self.sizes[self.source.index(dim)] + 1) // 2].flip(0)])
         return gains.mT.clone(memory_format=torch.contiguous_format)
 
     def gain_table_adjoint(self, d: Tensor, dim: int) -> Tensor:
-        """The gradient (K, C) of the gains for the gradient d of their table."""
+        """Return the gradient (K, C) of the gains for the gradient d of their table."""
         d = d.mT
         if dim == self.source[-1]:
             return d
         n = len(d)
-        found = d[: n // 2 + 1].clone()
-        found[1 : (n + 1) // 2] += d[n // 2 + 1 :].flip(0)
-        return found
+        d_gains = d[: n // 2 + 1].clone()
+        d_gains[1 : (n + 1) // 2] += d[n // 2 + 1 :].flip(0)
+        return d_gains
 
     def neighbours(self, dim: int) -> int:
-        """How many numbers of the real pairs, one after the other, have the same gain of axis `dim`."""
+        """Return how many numbers of the real pairs, one after the other, have the same gain of axis `dim`."""
         after = len(self.sizes) - 1 - self.source.index(dim)
         return 2 * math.prod(self.shape[len(self.shape) - after :])
 
@@ -124,9 +124,9 @@ class FFTKernels(Form):
         return tables
 
     def forward(
-        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], save: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        # y, and with `keep` the transformed input.
+        # y, and with `save` the transformed input.
         tables, mats = constants[: len(dims)], matrices(dims, constants)
         transform = RealFFT(x.shape, dims, unscaled=mats[0] is not None)
         X = transform.forward(x.float())
@@ -134,12 +134,12 @@ class FFTKernels(Form):
         for A, g, dim in zip(mats[:-1], tables, dims, strict=True):
             P = _product_and_gain(A, P, g, transform.neighbours(dim), in_place=P is not X)
         P = _product(mats[-1], P)
-        return transform.inverse(P).to(x.dtype), [X] if keep else []
+        return transform.inverse(P).to(x.dtype), [X] if save else []
 
     def backward(
         self,
         g: Tensor,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         passes: Passes,
         constants: Sequence[Tensor],
         needs_x: bool,
@@ -157,8 +157,8 @@ class FFTKernels(Form):
         for j in range(m, 0, -1):
             A, table, neighbours = mats[j], tables[j - 1], transform.neighbours(dims[j - 1])
             H = _product(None if A is None else A.mT, G, copy=True)
-            if kept:
-                P = _before_gain(kept[0], j, tables, mats, dims, transform)
+            if saved:
+                P = _before_gain(saved[0], j, tables, mats, dims, transform)
                 d_tables.append(spectrum.scale_both(P, H, table, neighbours) * WEIGHT)  # writes to P and H
                 if bases:
                     d_mats.append(_gram(G, P) * (WEIGHT * transform.scale if j == m else WEIGHT))
@@ -166,7 +166,7 @@ class FFTKernels(Form):
                 H = _gain(H, table, neighbours)
             G = H
         if bases:
-            d_mats.append(_gram(G, kept[0]) * WEIGHT)
+            d_mats.append(_gram(G, saved[0]) * WEIGHT)
         dx = None
         if needs_x:
             dx = transform.forward_adjoint(_product(None if mats[0] is None else mats[0].mT, G))
@@ -180,20 +180,20 @@ class FFTKernels(Form):
 
 
 def _has_product_kernel(X: Tensor) -> bool:
-    """True where the kernel beats the library, which multiplies float32 slowly or rounds it to TF32."""
+    """Return True where the kernel beats the library, which multiplies float32 slowly or rounds it to TF32."""
     fits = X.shape[1] <= MAX_KERNEL_CHANNELS and X.shape[1] * X.shape[2] < 2**31  # offsets are 32 bits wide
     return fits and is_large_card(X)
 
 
 def _product(A: Tensor | None, X: Tensor, copy: bool = False) -> Tensor:
-    """A (C, C) on X (B, C, N); X itself for the identity, or a copy of it."""
+    """Return A X for A (C, C) and X (B, C, N); for the identity X itself, or a copy of it."""
     if A is None:
         return X.clone() if copy else X
     return _product_by_kernel(A, X) if _has_product_kernel(X) else torch.bmm(A.expand(X.shape[0], -1, -1), X)
 
 
 def _product_and_gain(A: Tensor | None, X: Tensor, table: Tensor, neighbours: int, in_place: bool) -> Tensor:
-    """A X, then the gains of one axis; the identity with `in_place` writes to X."""
+    """Return A X times the gains of one axis. The identity with `in_place` writes to X."""
     if A is not None and _has_product_kernel(X):
         return _product_by_kernel(A, X, table, neighbours)
     return _gain(_product(A, X, copy=not in_place), table, neighbours)
@@ -207,7 +207,7 @@ def _product_by_kernel(A: Tensor, X: Tensor, table: Tensor | None = None, neighb
 
 
 def _gain(X: Tensor, table: Tensor, neighbours: int) -> Tensor:
-    """X (B, C, N) with its coefficients multiplied by the table (C, bins), in place."""
+    """Multiply the coefficients X (B, C, N) by the table (C, bins), in place."""
     X.view(*X.shape[:2], -1, table.shape[1], neighbours).mul_(table[:, None, :, None])
     return X
 
@@ -215,7 +215,7 @@ def _gain(X: Tensor, table: Tensor, neighbours: int) -> Tensor:
 def _before_gain(
     X: Tensor, j: int, tables: Sequence[Tensor], mats: Sequence[Tensor | None], dims: Sequence[int], transform: RealFFT
 ) -> Tensor:
-    """What gain j multiplies, computed again from X: an extra product is cheaper than one more tensor kept."""
+    """Return what gain j multiplies, computed again from X: a product costs less than saving one more tensor."""
     P = X
     for A, g, dim in zip(mats[: j - 1], tables[: j - 1], dims[: j - 1], strict=True):
         P = _product_and_gain(A, P, g, transform.neighbours(dim), in_place=P is not X)
@@ -223,7 +223,7 @@ def _before_gain(
 
 
 def _gram(G: Tensor, X: Tensor) -> Tensor:
-    """The sum over batch and positions of G X^T, (C, C)."""
+    """Return the sum over batch and positions of G X^T, (C, C)."""
     from chasm.ops.kernels import products
 
     with counted_as("matmul", macs=G.shape[1] * X.numel()):

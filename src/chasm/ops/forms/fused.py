@@ -37,7 +37,7 @@ class Fused(Form):
         return [*constants, merge(bases).to(dtype)] if bases else constants
 
     def forward(
-        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], save: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
         # y in the memory format of x (B, C, H, W), NCHW or channels last; `before_local`: NCHW. A program wants its row
         # or column with the channels side by side, or its positions. Where channels come first a column has neither: a
@@ -65,22 +65,22 @@ class Fused(Form):
 
 
 def _padded(n: int) -> int:
-    """Rows or columns of a matrix that holds n: a power of two, and no fewer than matrix units take."""
+    """Return the rows of a matrix that holds n: a power of two, and no fewer than matrix units take."""
     return power_of_2(n, 64)
 
 
 def scales(n: int) -> tuple[float, float, float]:
-    """Powers of two for transform and gains, and a factor for the result, which is applied in float32.
+    """Return powers of two for transform and gains, and a factor for the result, which is applied in float32.
 
     A transform to the mean is then exact in bfloat16, and with n a power of two a flat map stays as it is.
     """
     transform = 2.0 ** -round(math.log2(n / 2) / 2)  # about 1 / sqrt(n / 2), with which it would be orthogonal
-    rest, exponent = math.frexp(1 / (n * transform**2))  # the sum of two halves is not halved either
-    return transform, 2.0 ** (exponent - 1), 2 * rest
+    mantissa, exponent = math.frexp(1 / (n * transform**2))  # the sum of two halves is not halved either
+    return transform, 2.0 ** (exponent - 1), 2 * mantissa
 
 
 def hartley(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
-    """The transforms to even and to odd frequencies, (2, P, P): symmetric, orthogonal but for scale, zeros around.
+    """Return the transforms to even and odd frequencies, (2, P, P): symmetric, orthogonal but for scale, zeros around.
 
     Args:
         device: where they are made.
@@ -98,7 +98,7 @@ def hartley(device: torch.device, n: int, dtype: torch.dtype) -> Tensor:
 
 
 def gain_table(gains: Tensor, n: int) -> Tensor:
-    """(K, C) gains of an axis of length n -> (2, CP/16, P/16, 8, 4, 2, 2, 2): even, odd frequencies; filled with zeros.
+    """Return (2, CP/16, P/16, 8, 4, 2, 2, 2): gains (K, C) of even and of odd frequencies; filled with zeros.
 
     After the first axis, indices are: column / 16, row / 16, row % 8, column / 2 % 4, column / 8 % 2, row / 8 % 2,
     column % 2 of a matrix (P, CP). So a block of 16 x 16 lies in memory as matrix units of Hopper spread a result over

@@ -42,19 +42,19 @@ class Triton(Form):
     """Products with circulant matrices, by Triton kernels."""
 
     def prepare(self, shape: torch.Size, passes: Passes, dtype: torch.dtype, trains: bool) -> list[Tensor]:
-        # The circulants of all axes, flat; then with bases the channel matrices (m + 1, C, C). Circulants have their
-        # mean gain apart while bases train.
+        # The circulants of all axes, flat; then with bases the channel matrices (m + 1, C, C). The mean gain is
+        # split from the circulants while bases train.
         dims, gains, bases = passes
         constants: list[Tensor] = []
         for g, dim in zip(gains, dims, strict=True):
-            found = make_circulants(impulse_response(g, shape[dim]), dtype, mean_apart=trains and bool(bases))
-            constants += [t for t in found if t is not None]
+            T = make_circulants(impulse_response(g, shape[dim]), dtype, split_mean=trains and bool(bases))
+            constants += [t for t in T if t is not None]
         return [*constants, merge(bases).to(dtype)] if bases else constants
 
     def forward(
-        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], keep: bool, before_local: bool
+        self, x: Tensor, dims: Sequence[int], constants: Sequence[Tensor], save: bool, before_local: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        # y, and with `keep` x, the maps that left a pass but the last, those without mean gain, those that entered.
+        # y, and with `save` x, the maps that left a pass but the last, those without mean gain, those that entered.
         T, mats = _unpack(dims, constants)
         z = x
         left, without_mean, entered = [x], [], []
@@ -66,12 +66,12 @@ class Triton(Form):
             left.append(z)
             if e is not None:
                 without_mean.append(e)
-        return channel_product(mats[-1], z), [*left[:-1], *without_mean, *entered] if keep else []
+        return channel_product(mats[-1], z), [*left[:-1], *without_mean, *entered] if save else []
 
     def backward(
         self,
         g: Tensor,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         passes: Passes,
         constants: Sequence[Tensor],
         needs_x: bool,
@@ -83,9 +83,9 @@ class Triton(Form):
         from chasm.ops.kernels.products import gram
 
         m, (T, mats) = len(dims), _unpack(dims, constants)
-        apart = m if T[0].mean is not None else 0
-        left, without_mean = kept[:m], kept[m : m + apart]
-        entered = kept[m + apart :] or left  # the identity changes nothing between two passes
+        count = m if T[0].mean is not None else 0
+        left, without_mean = saved[:m], saved[m : m + count]
+        entered = saved[m + count :] or left  # the identity changes nothing between two passes
         around = [None, *bases, None]  # U_0 .. U_{m+1}
         d_gains: list[Tensor] = []
         d_bases: list[Tensor] = []
@@ -111,28 +111,28 @@ class Triton(Form):
 
 
 def _unpack(dims: Sequence[int], constants: Sequence[Tensor]) -> tuple[list[Circulants], Sequence[Tensor | None]]:
-    """The circulants of each pass, and A_0 .. A_m, or as many times None for the identity."""
+    """Return the circulants of each pass, and A_0 .. A_m, or as many times None for the identity."""
     m = len(dims)
     mats = constants[-1].unbind() if len(constants) > 2 * m else [None] * (m + 1)
     each = 3 if len(constants) == 3 * m + 1 else 2
     return [Circulants(*constants[each * j : each * (j + 1)]) for j in range(m)], mats
 
 
-def make_circulants(column: Tensor, dtype: torch.dtype, mean_apart: bool = False) -> Circulants:
-    """The circulants that belong to first columns.
+def make_circulants(column: Tensor, dtype: torch.dtype, split_mean: bool = False) -> Circulants:
+    """Return the circulants that belong to first columns.
 
     Args:
         column: (C, n).
         dtype: of the matrices.
-        mean_apart: whether to take the mean gain out of the matrices.
+        split_mean: whether to take the mean gain out of the matrices.
     """
     from chasm.ops.kernels import circulant
 
-    return Circulants(*circulant.matrices(column, dtype, mean_apart))
+    return Circulants(*circulant.matrices(column, dtype, split_mean))
 
 
 def _transposed(T: Circulants) -> Circulants:
-    """T^T, for gains that are not real."""
+    """Return T^T, for gains that are not real."""
     n = T.matrix.shape[1]
     matrix = torch.zeros_like(T.matrix)
     matrix[..., :n] = T.matrix[..., :n].mT
@@ -140,12 +140,12 @@ def _transposed(T: Circulants) -> Circulants:
 
 
 def _times(U: Tensor | None, G: Tensor) -> Tensor:
-    """U G; None is the identity."""
+    """Return U G; None is the identity."""
     return G if U is None else exact_product(U, G)
 
 
 def circulant_pass(T: Circulants, x: Tensor, dim: int) -> tuple[Tensor, Tensor | None]:
-    """T x, and where T has its mean apart also T x - mean x.
+    """Return T x, and if the mean gain is split from T also T x - mean x.
 
     Args:
         T: one circulant per channel.
@@ -159,7 +159,7 @@ def circulant_pass(T: Circulants, x: Tensor, dim: int) -> tuple[Tensor, Tensor |
 
 
 def channel_product(A: Tensor | None, x: Tensor, transpose: bool = False, add: Tensor | None = None) -> Tensor:
-    """A x + add, in x's dtype.
+    """Return A x + add, in x's dtype.
 
     Args:
         A: (C, C) on the channels, or None for the identity.
@@ -180,8 +180,8 @@ def channel_product(A: Tensor | None, x: Tensor, transpose: bool = False, add: T
 
 
 def _product_and_gram(A: Tensor | None, q: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """A^T q, and the sum of q e^T over batch and positions."""
+    """Return A^T q, and the sum of q e^T over batch and positions."""
     from chasm.ops.kernels import products
 
-    found = None if A is None else products.product_and_gram(A.mT, q, e)
-    return found or (channel_product(A, q, transpose=True), products.gram(q, e))
+    both = None if A is None else products.product_and_gram(A.mT, q, e)
+    return both or (channel_product(A, q, transpose=True), products.gram(q, e))

@@ -153,7 +153,7 @@ def _pairs_kernel(
 
 @triton.jit
 def _halves_kernel(
-    kept_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C,
+    matrices_ptr, u_ptr, t_ptr, single_ptr, powers_ptr, nodes_ptr, C,
     SQUARINGS: tl.constexpr, NODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (row blocks of each power and of the nodes, column blocks, batch): the results of `halves`."""
@@ -168,7 +168,7 @@ def _halves_kernel(
     at = b * C * C + here
     if j < SQUARINGS:
         if j < SQUARINGS - 1:
-            w = tl.load(kept_ptr + (2 + j) * SIZE + at, mask=inside, other=0.0)
+            w = tl.load(matrices_ptr + (2 + j) * SIZE + at, mask=inside, other=0.0)
         else:
             w = tl.load(u_ptr + at, mask=inside, other=0.0)
             tl.store(single_ptr + at, w.to(tl.float32), mask=inside)
@@ -176,13 +176,13 @@ def _halves_kernel(
         tl.store(powers_ptr + j * SIZE + at, upper, mask=inside)
         tl.store(powers_ptr + (SQUARINGS + j) * SIZE + at, lower, mask=inside)
     else:
-        a = tl.load(kept_ptr + at, mask=inside, other=0.0)
-        a2 = tl.load(kept_ptr + (SQUARINGS + 1) * SIZE + at, mask=inside, other=0.0)
-        a3 = tl.load(kept_ptr + (SQUARINGS + 2) * SIZE + at, mask=inside, other=0.0)
-        a4 = tl.load(kept_ptr + (SQUARINGS + 3) * SIZE + at, mask=inside, other=0.0)
-        v = tl.load(kept_ptr + SIZE + at, mask=inside, other=0.0)
-        v2 = tl.load(kept_ptr + 2 * SIZE + at, mask=inside, other=0.0)
-        there = kept_ptr + SIZE + b * C * C + n[:, None] * C + m[None, :]
+        a = tl.load(matrices_ptr + at, mask=inside, other=0.0)
+        a2 = tl.load(matrices_ptr + (SQUARINGS + 1) * SIZE + at, mask=inside, other=0.0)
+        a3 = tl.load(matrices_ptr + (SQUARINGS + 2) * SIZE + at, mask=inside, other=0.0)
+        a4 = tl.load(matrices_ptr + (SQUARINGS + 3) * SIZE + at, mask=inside, other=0.0)
+        v = tl.load(matrices_ptr + SIZE + at, mask=inside, other=0.0)
+        v2 = tl.load(matrices_ptr + 2 * SIZE + at, mask=inside, other=0.0)
+        there = matrices_ptr + SIZE + b * C * C + n[:, None] * C + m[None, :]
         opposite = (n < C)[:, None] & (m < C)[None, :]
         v_t = tl.trans(tl.load(there, mask=opposite, other=0.0))
         v2_t = tl.trans(tl.load(there + SIZE, mask=opposite, other=0.0))
@@ -317,11 +317,11 @@ def product_of_pairs(
     return out
 
 
-def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def halves(matrices: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return, in low precision, the matrices of a matrix exponential that its gradient needs.
 
     Args:
-        kept: (A; V, V^2, V^4, ...; A^2, A^3, A^4), each (batch, C, C).
+        matrices: (A; V, V^2, V^4, ...; A^2, A^3, A^4), each (batch, C, C).
         U: the last square (batch, C, C).
         t: coefficients (nodes, 9).
 
@@ -329,14 +329,14 @@ def halves(kept: Tensor, U: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         U in float32; V^2, V^4, ..., U as pairs (2, squarings, batch, C, C); and for each node the sum of I, A, A^2,
         A^3, A^4, V, V^T, V^2 and V^2T with coefficients t, as pairs (2, batch, C, nodes, C).
     """
-    (B, C, _), squarings = U.shape, len(kept) - 4
+    (B, C, _), squarings = U.shape, len(matrices) - 4
     single = torch.empty(U.shape, dtype=torch.float32, device=U.device)
     powers = torch.empty(2, squarings, *U.shape, dtype=torch.float16, device=U.device)
     nodes = torch.empty(2, B, C, len(t), C, dtype=torch.float16, device=U.device)
     if not is_fake(U):
         launch(
-            _halves_kernel, ((squarings + 1) * cdiv(C, TILE), cdiv(C, TILE), B), kept, U, t, single, powers, nodes, C,
-            SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8,
+            _halves_kernel, ((squarings + 1) * cdiv(C, TILE), cdiv(C, TILE), B), matrices, U, t, single, powers, nodes,
+            C, SQUARINGS=squarings, NODES=len(t), TILE=TILE, num_warps=8,
         )  # fmt: skip
     return single, powers, nodes
 

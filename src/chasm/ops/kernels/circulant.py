@@ -25,11 +25,11 @@ MAX_KEPT_MATRIX = 256  # length up to which a program keeps its block of T in sh
 def _pass_kernel(
     t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, rest_ptr, C, H, W_units, TILES, STRIDE_T,
     N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
-    MEAN_APART: tl.constexpr,
+    SPLIT_MEAN: tl.constexpr,
 ):  # fmt: skip
     """Grid (walkers, blocks of T, C). y = s T x along H, y = s x T^T along W; T (C, n, n), its rows STRIDE_T apart.
 
-    With MEAN_APART, s T x goes to rest_ptr, and y is s T x + mean x.
+    With SPLIT_MEAN, s T x goes to rest_ptr, and y is s T x + mean x.
     """
     c = tl.program_id(2).to(tl.int64)
     W = W_units * UNIT
@@ -40,7 +40,7 @@ def _pass_kernel(
     r = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     t_ptr += c * n * STRIDE_T
     scale = tl.load(scale_ptr + c)
-    if MEAN_APART:
+    if SPLIT_MEAN:
         mean = tl.load(mean_ptr)
     if ALONG_H:  # (r, k)
         T = tl.load(t_ptr + r[:, None] * STRIDE_T + k[None, :], mask=(r < n)[:, None] & (k < n)[None, :], other=0.0)
@@ -56,7 +56,7 @@ def _pass_kernel(
             x = tl.load(
                 x_ptr + start + k[:, None] * W + w[None, :], mask=(k < H)[:, None] & (w < W)[None, :], other=0.0
             )
-            if MEAN_APART:
+            if SPLIT_MEAN:
                 own = tl.load(x_ptr + at, mask=inside, other=0.0)  # loaded during the product
             y = tl.dot(T, x) * scale
         else:
@@ -68,10 +68,10 @@ def _pass_kernel(
             x = tl.load(
                 x_ptr + start + h[:, None] * W + k[None, :], mask=(h < H)[:, None] & (k < W)[None, :], other=0.0
             )
-            if MEAN_APART:
+            if SPLIT_MEAN:
                 own = tl.load(x_ptr + at, mask=inside, other=0.0)
             y = tl.dot(x, T) * scale
-        if MEAN_APART:
+        if SPLIT_MEAN:
             tl.store(rest_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
             y += mean * own.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -81,7 +81,7 @@ def _pass_kernel(
 def _pass_in_blocks_kernel(
     t_ptr, scale_ptr, mean_ptr, x_ptr, y_ptr, rest_ptr, C, H, W_units, TILES, STRIDE_T,
     BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_K: tl.constexpr, ALONG_H: tl.constexpr, UNIT: tl.constexpr,
-    MEAN_APART: tl.constexpr,
+    SPLIT_MEAN: tl.constexpr,
 ):  # fmt: skip
     """`_pass_kernel` for a T that does not fit into shared memory: grid (TILES, blocks of T, C), one tile a program."""
     c = tl.program_id(2).to(tl.int64)
@@ -111,7 +111,7 @@ def _pass_in_blocks_kernel(
             x = tl.load(x_ptr + o[:, None] * W + k[None, :], mask=(o < other)[:, None] & (k < n)[None, :], other=0.0)
             total = tl.dot(x, T, total)
     y = total * tl.load(scale_ptr + c)
-    if MEAN_APART:
+    if SPLIT_MEAN:
         tl.store(rest_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
         y += tl.load(mean_ptr) * tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -120,15 +120,15 @@ def _pass_in_blocks_kernel(
 @triton.jit
 def _matrix_kernel(
     column_ptr, t_ptr, scale_ptr, mean_ptr, C, n, WIDTH,
-    N: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, MEAN_APART: tl.constexpr,
+    N: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SPLIT_MEAN: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of rows, C): the column over its largest number, as a circulant; and that number.
 
-    With MEAN_APART, the mean of the diagonals over all channels is subtracted first.
+    With SPLIT_MEAN, the mean of the diagonals over all channels is subtracted first.
     """
     c = tl.program_id(1).to(tl.int64)
     mean = 0.0
-    if MEAN_APART:
+    if SPLIT_MEAN:
         channels = tl.arange(0, CHANNELS)
         one = tl.load(column_ptr)
         others = tl.load(column_ptr + channels * n, mask=channels < C, other=one)
@@ -234,7 +234,7 @@ def circulant_pass(
     tiles, blocks = B * cdiv(other, options["BLOCK_X"]), cdiv(n, options["BLOCK_T"])
     tensors = matrix, scale, scale if mean is None else mean, x, y, y if rest is None else rest
     sizes = C, H, W // unit, tiles, matrix.stride(1)
-    options |= {"ALONG_H": along_h, "UNIT": unit, "MEAN_APART": mean is not None}
+    options |= {"ALONG_H": along_h, "UNIT": unit, "SPLIT_MEAN": mean is not None}
     if keeps:  # each program walks over several maps
         programs = multiprocessors(x) * (3 if options["N"] > 128 else 4)
         walkers = max(1, min(tiles, programs // (blocks * C)))
@@ -270,25 +270,25 @@ def column_gradient(g: Tensor, x: Tensor, along_h: bool) -> Tensor:
     return d
 
 
-def matrices(column: Tensor, dtype: torch.dtype, mean_apart: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def matrices(column: Tensor, dtype: torch.dtype, split_mean: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return circulants (C, n, n') with rows padded to whole 16-byte words, their scales (C,), and their mean gain.
 
     Args:
         column: first columns (C, n).
         dtype: of the circulants.
-        mean_apart: subtract the mean gain from the circulants. Else the third result is None.
+        split_mean: subtract the mean gain from the circulants. Else the third result is None.
     """
     C, n = column.shape
     width = cdiv(n, 8) * 8
     T = torch.empty(C, n, width, dtype=dtype, device=column.device)
     scale = torch.empty(C, dtype=torch.float32, device=column.device)
-    mean = torch.empty((), dtype=torch.float32, device=column.device) if mean_apart else None
+    mean = torch.empty((), dtype=torch.float32, device=column.device) if split_mean else None
     if is_fake(column):
         return T, scale, mean
     N = power_of_2(width)
     rows = min(16, 8192 // N)
     launch(
         _matrix_kernel, (cdiv(n, rows), C), column.contiguous(), T, scale, scale if mean is None else mean, C, n, width,
-        N=N, CHANNELS=power_of_2(C), ROWS=rows, MEAN_APART=mean_apart, num_warps=4,
+        N=N, CHANNELS=power_of_2(C), ROWS=rows, SPLIT_MEAN=split_mean, num_warps=4,
     )  # fmt: skip
     return T, scale, mean

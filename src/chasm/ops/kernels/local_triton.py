@@ -230,13 +230,14 @@ def _depthwise_backward(g: Tensor, z: Tensor, weight: Tensor) -> tuple[Tensor, T
     """Return the gradients of z, weight and bias, for g in the dtype of z; those of parameters in float32."""
     gz, C = torch.empty_like(z), z.shape[1]
     if is_fake(z):
-        return gz, z.new_empty(weight.shape, dtype=torch.float32), z.new_empty(C, dtype=torch.float32)
-    strips, sizes, blocks = _strips(z, BACKWARD_ROWS)
-    parts = torch.empty(strips, 10, C, device=z.device, dtype=torch.float32)
-    grid = (strips * cdiv(C, blocks["BLOCK_C"]),)
-    launch(_spread_kernel, grid, g, z, weight.contiguous(), gz, parts, *sizes, **blocks, num_warps=2)
-    gk = parts.sum(0)
-    return gz, gk[:9].t().reshape(weight.shape), gk[9]
+        taps_and_bias = z.new_empty(10, C, dtype=torch.float32)
+    else:
+        strips, sizes, blocks = _strips(z, BACKWARD_ROWS)
+        parts = torch.empty(strips, 10, C, device=z.device, dtype=torch.float32)
+        grid = (strips * cdiv(C, blocks["BLOCK_C"]),)
+        launch(_spread_kernel, grid, g, z, weight.contiguous(), gz, parts, *sizes, **blocks, num_warps=2)
+        taps_and_bias = parts.sum(0)
+    return gz, taps_and_bias[:9].t().reshape(weight.shape), taps_and_bias[9]
 
 
 def _activate(z: Tensor, weight: Tensor, bias: Tensor, a: Tensor, h: Tensor | None = None) -> None:

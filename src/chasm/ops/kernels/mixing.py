@@ -133,12 +133,12 @@ def _product_kernel(
             gain0 = tl.load(gain_ptr + bins[:, None] * C + c0[None, :], mask=(c0 < C)[None, :], other=0.0)
             if C1 > 0:
                 gain1 = tl.load(gain_ptr + bins[:, None] * C + c1[None, :], mask=(c1 < C)[None, :], other=0.0)
-        found = _magnitudes(x0)
+        sizes = _magnitudes(x0)
         if C1 > 0:
             x1 = tl.load(x_ptr + c1[None, :] * S + s[:, None], mask=inside & (c1 < C)[None, :], other=0.0)
             # One maximum over both blocks: the first is folded to the width of the second in registers.
-            found = tl.maximum(tl.max(tl.reshape(found, [BLOCK_S, C0 // C1, C1]), 1), _magnitudes(x1))
-        exponent = _exponent(tl.max(found))
+            sizes = tl.maximum(tl.max(tl.reshape(sizes, [BLOCK_S, C0 // C1, C1]), 1), _magnitudes(x1))
+        exponent = _exponent(tl.max(sizes))
         upper, lower = _halves(x0, exponent)
         y0 = _add_halves(tl.zeros([BLOCK_S, C0], tl.float32), upper, lower, u00, l00)
         if C1 > 0:

@@ -46,17 +46,17 @@ def scale_both(P: Tensor, H: Tensor, gain: Tensor, neighbours: int) -> Tensor:
         neighbours: positions in a row that share a bin.
     """
     (B, C, S), n, gain = P.shape, gain.shape[1], gain.contiguous()
-    found = torch.empty(C, n, dtype=torch.float32, device=P.device)
+    bin_sums = torch.empty(C, n, dtype=torch.float32, device=P.device)
     if is_fake(P):
-        return found
+        return bin_sums
     # The sums are as large as one image. With few images, only some channels are taken at once, to save memory.
     step = C if B >= MAX_IMAGES else cdiv(C, MAX_IMAGES)
     for first in range(0, C, step):
-        p, h, g, out = P[:, first:], H[:, first:], gain[first:], found[first : first + step]
+        p, h, g, out = P[:, first:], H[:, first:], gain[first:], bin_sums[first : first + step]
         sums = torch.empty(len(out), S, dtype=torch.float32, device=P.device)
         launch(
             _scale_kernel, (len(out) * cdiv(S, BLOCK),), p, h, g, sums, B, C, S, n, neighbours,
             BLOCK=BLOCK, IMAGES=min(MAX_IMAGES, power_of_2(B)), num_warps=4,
         )  # fmt: skip
         torch.sum(sums.view(len(out), -1, n, neighbours), (1, 3), out=out)
-    return found
+    return bin_sums

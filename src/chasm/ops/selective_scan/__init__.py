@@ -83,9 +83,9 @@ def selective_scan(
     with counted_as("scan", macs=batch * length * (9 * channels * states + channels)):
         if form in ("triton", "chunked"):
             return scan(u, delta, A, B, C, D, delta_bias, delta_softplus, form)[0].transpose(1, 2)
-        wide = torch.float64 if u.dtype == torch.float64 else torch.float32  # other forms use the inputs' dtype
-        u_, delta, A, B, C = (x.to(wide) for x in (u, delta, A, B, C))
-        D, delta_bias = (x if x is None else x.to(wide) for x in (D, delta_bias))
+        dtype = torch.float64 if u.dtype == torch.float64 else torch.float32  # other forms use the inputs' dtype
+        u_, delta, A, B, C = (x.to(dtype) for x in (u, delta, A, B, C))
+        D, delta_bias = (x if x is None else x.to(dtype) for x in (D, delta_bias))
         with torch.autocast(u.device.type, enabled=False):
             if form == "sequential":
                 y = sequential_scan(u_, delta, A, B, C, D, delta_bias, delta_softplus)

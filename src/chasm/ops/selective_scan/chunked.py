@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chasm.ops.selective_scan.reference import ScanInputs
+
 CHUNK = 64  # T; one state is saved per T steps
 # P is chosen so that one time step of a group has about this many elements. Few elements keep a CPU busy, and P = 1
 # needs no correction. A GPU needs many, but several copies of a group's T steps are in memory at once.
@@ -70,24 +72,9 @@ def states_shape(batch: int, channels: int, states: int, length: int, device: to
     return (chunks.groups, chunks.lanes, batch, states, channels)
 
 
-def forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None, softplus: bool
-) -> tuple[Tensor, Tensor]:
-    """Run the scan.
-
-    Args:
-        u: input, (B, D, L).
-        delta: step sizes before bias and softplus, (B, D, L).
-        A: negative, (D, N).
-        B: (B, N, L).
-        C: (B, N, L).
-        D: weights of u in the output, (D,), or None.
-        bias: added to delta, (D,), or None.
-        softplus: apply softplus to the step sizes.
-
-    Returns:
-        y, (B, L, D), and the start state of each chunk, (G, P, B, N, D).
-    """
+def forward(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """Run the scan. Return y, (B, L, D), and the start state of each chunk, (G, P, B, N, D)."""
+    u, delta, A, B, C, D, bias, softplus = inputs
     batch, channels, length = u.shape
     chunks = choose_chunking(batch, channels, A.shape[1], length, u.device)
     x, deltas, At, Bs, Cs = _prepare(chunks, u, delta, A, B, C)
@@ -123,35 +110,18 @@ def forward(
     return y[:, :length].to(u.dtype).contiguous(), starts
 
 
-def backward(
-    grad: Tensor,
-    starts: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    bias: Tensor | None,
-    softplus: bool,
-) -> tuple[Tensor, ...]:
+def backward(grad: Tensor, starts: Tensor, inputs: ScanInputs) -> tuple[Tensor, ...]:
     """Compute the gradients of the scan.
 
     Args:
         grad: gradient of y, (B, L, D).
         starts: start states from `forward`.
-        u: input, (B, D, L).
-        delta: step sizes before bias and softplus, (B, D, L).
-        A: negative, (D, N).
-        B: (B, N, L).
-        C: (B, N, L).
-        D: weights of u in the output, (D,), or None.
-        bias: added to delta, (D,), or None.
-        softplus: apply softplus to the step sizes.
+        inputs: the arguments of `forward`.
 
     Returns:
         The gradients of u and delta, (B, L, D), A, (N, D), B and C, (B, L, N), D and bias, (D,).
     """
+    u, delta, A, B, C, D, bias, softplus = inputs
     batch, channels, length = u.shape
     chunks = choose_chunking(batch, channels, A.shape[1], length, u.device)
     x, deltas, At, Bs, Cs = _prepare(chunks, u, delta, A, B, C)

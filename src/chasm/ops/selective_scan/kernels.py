@@ -14,6 +14,7 @@ from chasm.ops.selective_scan.kernels_triton import (
     _forward_kernel,
     _rows_kernel,
 )
+from chasm.ops.selective_scan.reference import ScanInputs
 
 CHUNK = 64  # T; one state is saved per T steps
 FORWARD = {"BLOCK_D": 32, "num_warps": 1}
@@ -52,30 +53,15 @@ def states_shape(batch: int, channels: int, states: int, length: int, device: to
     return Sizes(batch, -(-length // CHUNK), triton.next_power_of_2(int(states)), -(-channels // block) * block)
 
 
-def forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None, softplus: bool
-) -> tuple[Tensor, Tensor]:
-    """Run the scan.
-
-    Args:
-        u: input, (B, D, L).
-        delta: step sizes before bias and softplus, (B, D, L).
-        A: negative, (D, N).
-        B: (B, N, L).
-        C: (B, N, L).
-        D: weights of u in the output, (D,), or None.
-        bias: added to delta, (D,), or None.
-        softplus: apply softplus to the step sizes.
-
-    Returns:
-        y, (B, L, D), and the start state of each chunk, (B, J, N, D).
-    """
+def forward(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """Run the scan. Return y, (B, L, D), and the start state of each chunk, (B, J, N, D)."""
+    u = inputs.u
     batch, channels, length = u.shape
-    s = states_shape(batch, channels, A.shape[1], length, u.device)
+    s = states_shape(batch, channels, inputs.A.shape[1], length, u.device)
     states = torch.empty(s, device=u.device)
     y = torch.empty(batch, s.length, s.channels, device=u.device, dtype=u.dtype)
     if u.numel():
-        rows = _prepare(s, u, delta, A, B, C, D, bias, softplus)
+        rows = _prepare(s, inputs)
         sums = torch.empty(batch, s.chunks, s.channels, device=u.device)
         grid = (s.chunks, s.channels // FORWARD["BLOCK_D"], batch)
         constants = {"T": CHUNK, "N": s.states, **FORWARD}
@@ -86,50 +72,32 @@ def forward(
     return y[:, :length, :channels].contiguous(), states
 
 
-def backward(
-    dy: Tensor,
-    states: Tensor,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    bias: Tensor | None,
-    softplus: bool,
-) -> tuple[Tensor, ...]:
+def backward(dy: Tensor, states: Tensor, inputs: ScanInputs) -> tuple[Tensor, ...]:
     """Compute the gradients of the scan.
 
     Args:
         dy: gradient of y, (B, L, D).
         states: start states from `forward`.
-        u: input, (B, D, L).
-        delta: step sizes before bias and softplus, (B, D, L).
-        A: negative, (D, N).
-        B: (B, N, L).
-        C: (B, N, L).
-        D: weights of u in the output, (D,), or None.
-        bias: added to delta, (D,), or None.
-        softplus: apply softplus to the step sizes.
+        inputs: the arguments of `forward`.
 
     Returns:
         The gradients of u and delta, (B, L, D), A, (N, D), B and C, (B, L, N), D and bias, (D,).
     """
+    u, n = inputs.u, inputs.A.shape[1]
     batch, channels, length = u.shape
-    n = A.shape[1]
     s = states_shape(batch, channels, n, length, u.device)
     parts = s.channels // BACKWARD["BLOCK_D"]
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, device=u.device, dtype=dtype)
 
-    du, ddelta = (empty(batch, s.length, s.channels, dtype=x.dtype) for x in (u, delta))
+    du, ddelta = (empty(batch, s.length, s.channels, dtype=x.dtype) for x in (u, inputs.delta))
     dB, dC = (empty(parts, batch, s.length, s.states) for _ in range(2))
     dA, adjoint = empty(*s), empty(*s)
     dD, dbias, sums = (empty(batch, s.chunks, s.channels) for _ in range(3))
     notes = empty(batch, s.chunks, CHUNK // NOTE, s.states, s.channels)
     if u.numel():
-        u, dt, A2, B, C, skip = _prepare(s, u, delta, A, B, C, D, bias, softplus)
+        u, dt, A2, B, C, skip = _prepare(s, inputs)
         dy = F.pad(dy, (0, s.channels - channels, 0, s.length - length)) if dy.shape != u.shape else dy.contiguous()
         constants = {"T": CHUNK, "NOTE": NOTE, "N": s.states}
         with torch.cuda.device_of(u):
@@ -139,7 +107,7 @@ def backward(
             _carry(s, adjoint, sums, A2, reverse=True)
             _backward_kernel[s.chunks, parts, batch](
                 *(dy, u, dt, A2, B, C, skip, adjoint, notes, du, ddelta, dA, dB, dC, dD, dbias, s.channels),
-                **constants, **BACKWARD, SOFTPLUS=softplus,
+                **constants, **BACKWARD, SOFTPLUS=inputs.softplus,
             )  # fmt: skip
     du, ddelta = (x[:, :length, :channels].contiguous() for x in (du, ddelta))
     dB, dC = (x.sum(0)[:, :length, :n] for x in (dB, dC))
@@ -147,11 +115,9 @@ def backward(
     return du, ddelta, dA.sum((0, 1))[:n, :channels], dB, dC, dD, dbias
 
 
-def _prepare(
-    s: Sizes, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None,
-    softplus: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _prepare(s: Sizes, inputs: ScanInputs) -> tuple[Tensor, ...]:
     """Return u and step sizes (B, L, D), A (N, D), B and C (B, L, N), and D (D,)."""
+    u, delta, A, B, C, D, bias, softplus = inputs
     channels, n = A.shape
     fill = (0, s.channels - channels)
     A2 = F.pad(A.t().float() * LOG2E, (*fill, 0, s.states - n)).contiguous()

@@ -46,8 +46,8 @@ def _rows_kernel(
         w = 1.0 + e
         log1p = tl.where(w == 1.0, e, tl.log(w) * (e / tl.where(w == 1.0, 1.0, w - 1.0)))
         x = tl.where(x > 20.0, x, log1p)
-    kept = (m < M_out)[:, None] & (t < L_out)[None, :]
-    tl.store(out_ptr + (b * L_out + t[None, :]) * M_out + m[:, None], tl.where(inside, x, 0.0), mask=kept)
+    is_output = (m < M_out)[:, None] & (t < L_out)[None, :]
+    tl.store(out_ptr + (b * L_out + t[None, :]) * M_out + m[:, None], tl.where(inside, x, 0.0), mask=is_output)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chasm.ops.selective_scan import chunked
+from chasm.ops.selective_scan.reference import ScanInputs
 
 
 def _implementation(form: str) -> Any:
@@ -29,7 +30,7 @@ def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return y (B, L, D) and the start states of the chunks, which only the backward pass reads."""
     *arguments, form = inputs
     with torch.autocast(inputs[0].device.type, enabled=False):
-        return _implementation(form).forward(*arguments)
+        return _implementation(form).forward(ScanInputs(*arguments))
 
 
 @torch.library.custom_op(
@@ -37,11 +38,11 @@ def scan(*inputs: Any) -> tuple[Tensor, Tensor]:
 )
 def scan_backward(*inputs: Any) -> list[Tensor]:
     """Return the gradients of u, delta, B and C in their dtypes, and of A, D and bias in the dtype of the states."""
-    *arguments, form = inputs
-    _, states, u, delta, _, B, C, *_ = arguments
+    dy, states, *arguments, form = inputs
+    of_scan = ScanInputs(*arguments)
     with torch.autocast(inputs[0].device.type, enabled=False):
-        gradients = _implementation(form).backward(*arguments)
-    like = (u, delta, states, B, C, states, states)
+        gradients = _implementation(form).backward(dy, states, of_scan)
+    like = (of_scan.u, of_scan.delta, states, of_scan.B, of_scan.C, states, states)
     return [g.to(x.dtype).contiguous() for g, x in zip(gradients, like, strict=True)]
 
 

@@ -1,8 +1,23 @@
 """The selective scan by its definition, one time step after the other: the oracle of the other forms."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class ScanInputs(NamedTuple):
+    """The arguments of a scan of D channels with N states each, over L time steps."""
+
+    u: Tensor  # input, (B, D, L)
+    delta: Tensor  # step sizes before bias and softplus, (B, D, L)
+    A: Tensor  # negative, (D, N)
+    B: Tensor  # (B, N, L)
+    C: Tensor  # (B, N, L)
+    D: Tensor | None  # weights of u in the output, (D,)
+    bias: Tensor | None  # added to delta, (D,)
+    softplus: bool  # whether to apply softplus to the step sizes
 
 
 def sequential_scan(

@@ -5,18 +5,14 @@ that torch.compile generates for the sums is slower still. Here a norm and its G
 once. Only first derivatives are defined.
 """
 
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chasm.backbones.hifi.kernels import has_kernels
 from chasm.common.precision import upcast
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HAS_TRITON = find_spec("triton") is not None
 
 
 class NormGELU(nn.GroupNorm):
@@ -33,12 +29,6 @@ class NormGELU(nn.GroupNorm):
         tokens = x.movedim(1, -1).contiguous()  # no copy where channels are last in memory
         y, _ = norm_gelu(tokens.flatten(1, 2), self.weight, self.bias, self.eps)
         return y.view(tokens.shape).movedim(-1, 1)
-
-
-def has_kernels(x: Tensor) -> bool:
-    """True if the kernels can run on x: on a GPU, or in Triton's interpreter."""
-    on_gpu = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return HAS_TRITON and on_gpu and x.dtype in DTYPES and x.numel() > 0
 
 
 _SCHEMA = "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor)"

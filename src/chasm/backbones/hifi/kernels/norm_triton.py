@@ -25,7 +25,7 @@ from chasm.ops.kernels.local_triton import _normal
 # A program is one warp, so that a sum over positions stays in its registers. A sum across warps would take longer than
 # the rest of the kernel.
 TILE = 256  # numbers that a program holds at once
-MAX_PARTS = 4096  # of all samples together: enough programs to fill a large GPU
+MAX_PARTS = 4096  # parts of all samples together: enough programs to fill a large GPU
 TOTAL_BLOCK = 32  # parts and channels that a program of `_total_kernel` holds at once
 
 
@@ -53,7 +53,7 @@ def _moments_kernel(x_ptr, parts_ptr, P, C, parts, ROWS: tl.constexpr, BLOCK_C: 
         away = tl.where(live, x - mean, 0.0)
         mean += away * (1.0 / seen)
         squares += tl.where(live, away * (x - mean), 0.0)
-    rows = tl.maximum(end - first - row + ROWS - 1, 0) // ROWS  # how many numbers a lane has seen
+    rows = tl.maximum(end - first - row + ROWS - 1, 0) // ROWS  # count of numbers that a lane has seen
     n = tl.where(c < C, rows, 0).to(tl.float32)
     total = ((end - first) * C).to(tl.float32)
     centre = tl.sum(tl.sum(mean * n, 1), 0) / tl.maximum(total, 1.0)
