@@ -1,8 +1,12 @@
 """What tests of several folders share."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from itertools import combinations, product
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,3 +65,13 @@ def pairwise(factors: Mapping[str, Sequence[Any]], possible: Callable[..., bool]
 
 def _values(factors: Mapping[str, Sequence[Any]], row: Sequence[int]) -> dict[str, Any]:
     return {name: factors[name][i] for name, i in zip(factors, row, strict=True)}
+
+
+def site_tools(*names: str) -> SimpleNamespace:
+    """Import modules of docs/site_tools, which the build of the site uses and which are not part of the package."""
+    docs = str(Path(__file__).parents[1] / "docs")
+    sys.path.insert(0, docs)
+    try:
+        return SimpleNamespace(**{name: import_module(f"site_tools.{name}") for name in names})
+    finally:
+        sys.path.remove(docs)

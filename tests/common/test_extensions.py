@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from chasm.cli.app import app
-from chasm.common.extensions import load, loaded
+from chasm.common.extensions import load_extensions, loaded
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS, create_mixer
 from chasm.studies import make_plan
@@ -47,8 +47,8 @@ def mine(tmp_path, monkeypatch, no_loaded_files):
 
 def test_what_a_file_registers_has_a_name(mine):
     assert loaded() == {}
-    load([mine])
-    load([str(mine)])
+    load_extensions([mine])
+    load_extensions([str(mine)])
     assert create_mixer("of-mine", 4)(torch.zeros(1, 4, 3, 3)).shape == (1, 4, 3, 3)
     assert loaded() == {str(mine): hashlib.sha256(TEXT.encode()).hexdigest()}
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_loaded(mine, name, reason):
     if name != "absent.py":
         (mine.parent / name).write_text(TEXT)
     with pytest.raises(ValueError, match=reason) as e:
-        load([mine.parent / name])
+        load_extensions([mine.parent / name])
     assert "\n" not in str(e.value)
     result = CliRunner().invoke(app, ["--with", str(mine.parent / name), "mixers"])
     assert result.exit_code == 3
@@ -88,7 +88,7 @@ def test_what_cannot_be_loaded(mine, name, reason):
 def test_a_mistake_in_the_file_is_one_line(mine, text, reason):
     mine.write_text(text)
     with pytest.raises(ValueError, match=reason) as e:
-        load([mine])
+        load_extensions([mine])
     assert "\n" not in str(e.value)
     assert loaded() == {}
 
@@ -97,7 +97,7 @@ def test_a_mistake_in_a_file_beside_it_is_found_there(mine):
     (mine.parent / "beside_mine.py").write_text("import os\n\nos.nothing\n")
     mine.write_text("import beside_mine\n")
     with pytest.raises(ValueError, match=r"file_of_mine.py: \S*beside_mine.py, line 3: AttributeError"):
-        load([mine])
+        load_extensions([mine])
 
 
 @pytest.mark.parametrize("place", [0, 2, 5])
@@ -154,7 +154,7 @@ def test_the_examples_of_the_guide_are_whole_files(mine, monkeypatch):
 
 
 def test_so_do_the_workers_of_a_study_and_a_run_says_so(mine, tmp_path):
-    load([mine])
+    load_extensions([mine])
     plan = make_plan("parameters", arms=["of-mine"])
     (job,) = [j for j in jobs_of(plan, tmp_path) if j["config"]["mixer"]["name"] == "of-mine"]
     assert [outcome for _, outcome in local([job])] == ["done"]

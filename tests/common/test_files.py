@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from chasm.common import files
-from chasm.common.files import read_json, remove_unfinished, write_atomic, write_json, write_text
+from chasm.common.files import expanded, read_json, remove_unfinished, write_atomic, write_json, write_text
+from chasm.train import load_recipe
 
 
 def fails_with(number: int) -> Any:
@@ -158,3 +159,12 @@ def test_four_writers_and_a_reader_never_meet_half_a_file(tmp_path: Path) -> Non
         codes += [status] * bool(ended)
     assert codes == [0] * len(letters)
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_the_home_of_nobody_is_an_ordinary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by `make fuzz`: pathlib raises an error of its own, which ended in a traceback."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/scans") == tmp_path / "scans"
+    assert expanded("~nobody_of_that_name/scans") == Path("~nobody_of_that_name/scans")
+    recipe = load_recipe("demo", ["data.path=~nobody_of_that_name/scans"])
+    assert recipe.data.path == str(Path("~nobody_of_that_name/scans").absolute())

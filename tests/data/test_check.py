@@ -1,6 +1,7 @@
 """What `chasm data check` finds beyond unreadable files: leaks, odd shapes, changed files; and its manifest."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -242,6 +243,17 @@ def test_published_sums_are_compared(tmp_path: Path) -> None:
     assert "gone.npz: file: missing" in gone
 
 
+@pytest.mark.parametrize("content", [b"a hash without a name\n\nword\n", b"\xff\xfe\0"])
+def test_sums_that_cannot_be_read_are_a_finding(content: bytes, tmp_path: Path) -> None:
+    write_proxy(tmp_path)
+    (tmp_path / "SHA256SUMS").write_bytes(content)
+    (finding,) = check(tmp_path, "proxy").findings
+    assert finding.startswith(f"{tmp_path / 'SHA256SUMS'}: sums: ")
+    os.truncate(tmp_path / "SHA256SUMS", 2**40)
+    (finding,) = check(tmp_path, "proxy").findings
+    assert "SHA256SUMS: file: 1,024.000 GiB long" in finding
+
+
 def test_manifest_round_trip_and_changes(cc359: Path, tmp_path: Path) -> None:
     file = tmp_path / "m.json"
     write_manifest(check(cc359, "cc359"), file)
@@ -285,7 +297,8 @@ def test_a_failed_write_leaves_the_old_manifest(cc359: Path, tmp_path: Path, mon
 
 
 def test_what_is_no_manifest_is_refused(cc359: Path, tmp_path: Path) -> None:
-    for text in ("not json", "{}", '{"files": {}, "format": "other"}', "[]"):
+    cases = (f'{{"files": {{}}, "format": "chasm-manifest-1", "cases": {c}}}' for c in ("null", "[]", '{"a": 1}'))
+    for text in ("not json", "{}", '{"files": {}, "format": "other"}', "[]", *cases):
         (tmp_path / "m.json").write_text(text)
         with pytest.raises(DataError, match=r"m\.json: manifest: not one written by"):
             verify(check(cc359, "cc359"), tmp_path / "m.json")

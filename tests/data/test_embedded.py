@@ -9,7 +9,7 @@ import torch
 
 from chasm.data import DataError, open_dataset
 from chasm.data.embedded import CONTENTS, Embedded
-from chasm.data.phantom import CONTRASTS, SIGNAL, TISSUES, Head, draw, scan, signal_table
+from chasm.data.phantom import CONTRASTS, SIGNAL, TISSUES, Head, as_scanned, draw, signal_table
 from chasm.mri import create_mask, fft2c, ifft2c
 
 EYE = np.eye(len(TISSUES), dtype=np.float32)  # as a signal table it paints one channel per tissue
@@ -133,7 +133,7 @@ def test_anatomy(case):
 def test_contrasts_are_ordered_as_on_a_scanner():
     head = Head(0, 4, tumour=True)
     z = head.mass.z
-    image = np.abs(scan(np.random.default_rng(0), draw(head, z, (256, 256), signal_table(*CONTRASTS))[0]))
+    image = np.abs(as_scanned(np.random.default_rng(0), draw(head, z, (256, 256), signal_table(*CONTRASTS))[0]))
     maps = tissue_maps(head, z)
     mean = {
         t: dict(zip(CONTRASTS, image[:, maps[t] > 0.9].mean(1), strict=True))
@@ -275,3 +275,9 @@ def test_opens_by_name_and_goes_to_memory():
     assert batch.image.shape == (2, 4, 32, 32)
     assert torch.equal(batch.label[1], data[0].label)
     assert batch.source == "embedded tumour"
+
+
+@pytest.mark.parametrize("size", [[], [32], [32, 32, 32], None, "large", ["a", "b"]])
+def test_a_size_of_another_shape_is_one_line(size):
+    with pytest.raises(ValueError, match="expected a number of pixels, or height and width"):
+        open_dataset("embedded", size=size)

@@ -19,6 +19,7 @@ from writers import write_cc359, write_cc359_multi, write_dicom, write_fastmri, 
 
 from chasm.data import DataError, open_dataset
 from chasm.data.check import check
+from chasm.data.guess import guess_dataset
 from chasm.data.limits import max_bytes
 
 LIMIT = "0.03125"  # GiB
@@ -302,6 +303,12 @@ def test_a_pipe_among_the_files_does_not_hang(name: str, tmp_path: Path) -> None
     with pytest.raises(DataError, match=rf"{name}: .*expected a file, got a pipe"):
         open_dataset(kind, tmp_path)
     assert len(check(tmp_path, kind).findings) == 1
+
+
+def test_a_pipe_without_a_suffix_does_not_hang_the_guess(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "IM1")
+    np.save(tmp_path / "b.npy", np.eye(8))
+    assert guess_dataset(tmp_path) == "folder"
 
 
 @pytest.mark.parametrize("kind", ["folder", "images", "cc359", "fastmri", "brats", "proxy"])

@@ -26,6 +26,7 @@ from chasm.studies.report import write_report
 from chasm.studies.runner import jobs_of
 from chasm.studies.state import state
 from chasm.train import evaluate, load_recipe, train
+from chasm.train.checkpoints import sha256_of
 
 RECIPE: dict[str, Any] = {
     "name": "small",
@@ -69,7 +70,10 @@ def spoil(file: Path, data: st.DataObject) -> None:
     content = file.read_bytes()
     if file.suffix in (".json", ".yaml") and data.draw(st.booleans()):
         value = yaml.safe_load(content) if file.suffix == ".yaml" else json.loads(content)
-        file.write_text(json.dumps(data.draw(reshaped(value))))  # JSON is YAML
+        other = data.draw(reshaped(value))
+        if isinstance(other, dict) and other.pop("record_sha256", None) is not None:
+            other["record_sha256"] = sha256_of(other)  # otherwise the checksum alone would find the damage
+        file.write_text(json.dumps(other))  # JSON is YAML
     elif file.suffix == ".jsonl" and data.draw(st.booleans()):
         first, *rest = content.decode().splitlines()
         file.write_text("\n".join([json.dumps(data.draw(reshaped(json.loads(first)))), *rest]))

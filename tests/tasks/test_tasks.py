@@ -305,7 +305,7 @@ def test_a_mask_of_its_own_for_every_slice(task: type[Reconstruction] | type[Seg
 def test_mistakes_about_masks_are_one_line() -> None:
     with pytest.raises(ValueError, match=r"unknown masks 'epochs'.*epoch"):
         Reconstruction(masks="epochs")
-    with pytest.raises(ValueError, match=r"masks='slice' draws masks: leave out sampling\.offset"):
+    with pytest.raises(ValueError, match=r"masks='slice' draws masks: set masks=fixed"):
         Segmentation(Sampling(offset=1), masks="slice")
     with pytest.raises(ValueError, match="masks='epoch' draws lines that were not measured"):
         Reconstruction(self_supervised=0.4, masks="epoch")

@@ -9,7 +9,7 @@ import torch
 from chasm.backbones import create_backbone
 from chasm.data import DataError, Volumes, open_dataset
 from chasm.mri import Sampling, to_complex
-from chasm.tasks import Volume
+from chasm.tasks import VolumeReconstruction
 from chasm.train import load_recipe, train
 
 
@@ -29,7 +29,7 @@ def test_blocks_are_the_slices_of_a_case_in_order() -> None:
 
 @pytest.mark.parametrize("kind", ["poisson-2d", "equispaced"])
 def test_the_plane_of_slices_and_columns_is_undersampled(kind: str) -> None:
-    task = Volume(Sampling(kind, acceleration=3, center_fraction=0.2))
+    task = VolumeReconstruction(Sampling(kind, acceleration=3, center_fraction=0.2))
     image = 40 + 20 * torch.rand(2, 9, 12, 16)
     batch = task.prepare(image)
     assert batch.target.amin((1, 2, 3)).tolist() == [0, 0]
@@ -78,7 +78,7 @@ def test_the_host_puts_measured_points_back_and_keeps_its_own_elsewhere(kind: st
     torch.manual_seed(0)
     options = {"in_channels": 18, "out_channels": 18, "size": 16, "width": 4, "depth": 1, "levels": [1]}
     host = create_backbone("unet-3d", "chasm", data_consistency=True, **options)
-    batch = Volume(Sampling(kind, acceleration=3, center_fraction=0.2)).prepare(torch.rand(2, 9, 12, 16))
+    batch = VolumeReconstruction(Sampling(kind, acceleration=3, center_fraction=0.2)).prepare(torch.rand(2, 9, 12, 16))
     with torch.no_grad():
         output = host(batch.input, **batch.physics)
         host.data_consistency = False

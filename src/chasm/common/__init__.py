@@ -1,4 +1,4 @@
-"""What every package uses. It imports none of them.
+"""What every package uses. This package imports no other.
 
 registry.py    names to classes, with errors that suggest similar names
 extensions.py  files of your own (--with) and plug-ins of installed packages
@@ -9,5 +9,5 @@ provenance.py  hardware, versions, commit and command of a result
 tables.py      Markdown and terminal tables
 progress.py    the progress bar
 text.py        numbers with their nouns
-extras.py      what the extras install, and what to do where a package is missing
+extras.py      what the extras install, and advice if a package is missing
 """

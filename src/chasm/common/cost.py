@@ -1,10 +1,10 @@
-"""What an operator tells `chasm.count` about itself. Nothing happens unless a count is running.
+"""Operators report their cost to `chasm.count` through this module. Nothing happens unless a count is running.
 
 with counted_as("scan", macs=L * (9 * D * N + D)):   # this number, whatever runs inside
     y = ...
-with counted_as("matrix exponential"):               # what runs inside is counted, under this name
+with counted_as("matrix exponential"):               # counts what runs inside under this name
     U = ...
-with paper_products(lambda: 2 * C * C * K):                  # what the paper's rule counts for the products inside
+with paper_products(lambda: 2 * C * C * K):                  # counts this for the products inside by the paper's rule
     y = ...
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-PAPER_KINDS = ("conv", "matmul", "scan")  # what the paper's FLOPs column adds up
+PAPER_KINDS = ("conv", "matmul", "scan")  # kinds that the paper's FLOPs column adds up
 # Work on weights alone: once per forward call whatever the batch, and kept between the calls of an evaluation.
 WEIGHT_KINDS = ("matrix exponential", "interpolation", "merged bases", "gain transform")
 
@@ -32,9 +32,9 @@ class Tally:
         """Count multiply-adds.
 
         Args:
-            kind: what they belong to, unless a section has another name for it.
-            macs: how many.
-            paper: how many of them by the paper's convention; all by default.
+            kind: kind of the operator, unless a section has another name for it.
+            macs: number of multiply-adds.
+            paper: number by the paper's convention; `macs` by default.
         """
         if self._muted or macs == 0:
             return
@@ -73,7 +73,7 @@ TALLY: Tally | None = None  # where operators report to; None unless a count is 
 
 @contextmanager
 def measuring(tally: Tally) -> Iterator[None]:
-    """Operators report to this tally inside the block. One count at a time in a process."""
+    """Make operators report to this tally inside the block. A process can run one count at a time."""
     global TALLY
     before, TALLY = TALLY, tally
     try:

@@ -17,18 +17,20 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
+from chasm.common.files import expanded
+
 _loaded: dict[str, str] = {}
 _plugins: dict[str, str] = {}
 
 
-def load(files: Iterable[str | Path]) -> None:
+def load_extensions(files: Iterable[str | Path]) -> None:
     """Import each file once, as a module of its name. It can import the files beside it.
 
     Raises:
-        ValueError: with one line, when a file is missing, cannot be imported, or has the name of another module.
+        ValueError: if a file is missing, cannot be imported, or has the name of another module.
     """
     for file in map(Path, files):
-        file = file.expanduser().resolve()
+        file = expanded(file).resolve()
         if str(file) in _loaded:
             continue
         if not file.is_file() or file.suffix != ".py":
@@ -72,8 +74,8 @@ def load_plugin(group: str, name: str, is_registered: Callable[[], bool]) -> Non
         is_registered: tells whether it has.
 
     Raises:
-        ValueError: with one line that names the package, when the import fails, does not register the name, or two
-            packages announce it.
+        ValueError: if the import fails or does not register the name, or two packages announce it; the message names
+            the package.
     """
     from importlib.metadata import entry_points
 

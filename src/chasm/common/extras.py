@@ -20,7 +20,7 @@ def require(*extras: str) -> None:
     """Raise if modules of these extras are not installed, before any work is done.
 
     Raises:
-        ValueError: with one line that names the modules and what to install.
+        ValueError: if a module is missing; the message says what to install.
 
     >>> require()
     """

@@ -14,6 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+MAKE_AGAIN = "remove it and repeat the command that made it"  # advice about a damaged file that chasm wrote
 MAX_JSON_BYTES = 64 * 2**20  # parsed, JSON takes about ten times that
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows does not have it
 _UNFINISHED = ".chasm-{}.partial"  # without the name of the file, which may be as long as a name can be
@@ -26,11 +27,11 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     link that was at `path` stays until then; a link is replaced, not followed.
 
     Args:
-        path: where the file goes; its folder is made if needed.
+        path: the file to write; its folder is made if needed.
         write: called with the path of an empty file, which it fills.
 
     Raises:
-        OSError: with one line that names `path` and the reason, for a full disk, a read-only folder and the like.
+        OSError: if the disk is full, the folder is read-only and the like; the message names `path` and the reason.
     """
     partial = path.with_name(_UNFINISHED.format(secrets.token_hex(8)))
     try:
@@ -52,7 +53,7 @@ def require_replaceable(path: Path, ours: Callable[[Path], bool], force: bool | 
     """Raise a ValueError if writing `path` would replace something that chasm did not write.
 
     Args:
-        path: where a file is to go.
+        path: the file to write.
         ours: says of the file that is there whether chasm wrote it; not called if `force`.
         force: whether any file may be replaced; None for a command without the option --force. Folders, pipes and
             devices never are.
@@ -136,26 +137,30 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(json_safe(value), indent=2, allow_nan=False) + "\n")
 
 
+def expanded(path: str | Path) -> Path:
+    """Return the path with a leading ~ replaced by the home folder. ~ and the name of no user stay, as in a shell."""
+    return Path(os.path.expanduser(path))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that chasm wrote, which always holds an object.
 
     Raises:
-        ValueError: with one line that names the file, when it holds anything else.
+        ValueError: if it holds anything else; the message names the file.
         OSError: when it cannot be opened, or is no file.
     """
-    advice = "remove it, and the command that made it makes it again"
     if path.exists() and not path.is_file():
-        raise OSError(f"{path}: expected a file: {advice}")
+        raise OSError(f"{path}: expected a file: {MAKE_AGAIN}")
     if (size := path.stat().st_size) > MAX_JSON_BYTES:
-        raise ValueError(f"{path}: {size / 2**20:.0f} MiB, more than chasm ever writes: {advice}")
+        raise ValueError(f"{path}: {size / 2**20:.0f} MiB, more than chasm ever writes: {MAKE_AGAIN}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
-        raise ValueError(f"{path}: not JSON ({e}): {advice}") from None
+        raise ValueError(f"{path}: not JSON ({e}): {MAKE_AGAIN}") from None
     except RecursionError:
-        raise ValueError(f"{path}: not JSON that chasm wrote (nested too deeply): {advice}") from None
+        raise ValueError(f"{path}: not JSON that chasm wrote (nested too deeply): {MAKE_AGAIN}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected an object in braces, got {type(value).__name__}: {advice}")
+        raise ValueError(f"{path}: expected an object in braces, got {type(value).__name__}: {MAKE_AGAIN}")
     return value
 
 

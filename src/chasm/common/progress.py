@@ -43,7 +43,7 @@ class ProgressBar:
 
     @property
     def speed(self) -> float | None:
-        """How many things are done per second; None where there is no bar, or nothing to tell from yet."""
+        """Number of things done per second; None without a bar, or at the beginning."""
         return None if self._bar is None else self._bar.tasks[0].speed
 
     def advance(self, text: str = "") -> None:

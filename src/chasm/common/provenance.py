@@ -24,10 +24,10 @@ class Provenance:
 
     device: str
     python: str
-    versions: dict[str, str]  # by package; "not installed" where one is missing
-    commit: str  # of the source tree; empty where it is not known
+    versions: dict[str, str]  # version of each package; "not installed" if it is missing
+    commit: str  # commit of the source tree; empty if it is not known
     modified: bool  # does the source tree differ from the commit
-    command: str  # as it can be typed again
+    command: str  # the command line, to type it again
     date: str  # year-month-day
 
     def lines(self) -> dict[str, str]:
@@ -59,7 +59,7 @@ def provenance(device: torch.device) -> Provenance:
 
 
 def source_digest() -> str:
-    """Return a digest of the Python files of this package: it tells apart two states of one commit, too."""
+    """Return a digest of the Python files of this package: it also tells apart two states of one commit."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -95,7 +95,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> tuple[str, bool]:
-    """(commit, modified) of the repository that tracks this file: an environment may lie inside another one."""
+    """Return (commit, modified) of the repository that tracks this file, not of one around the environment."""
     if _git("ls-files", "--error-unmatch", Path(__file__).name):
         commit = _git("rev-parse", "HEAD")
         if commit:

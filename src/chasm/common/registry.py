@@ -53,7 +53,7 @@ class Registry:
     """Classes of one kind by name: those registered here, and those that installed packages bring.
 
     Args:
-        kind: what the classes are, for messages: "mixer".
+        kind: word for the classes in messages, such as "mixer".
         base: the class that all of them derive from.
         group: the entry-point group in which installed packages announce theirs: "chasm.mixers". An entry point has the
             name of a class and leads to the module that registers it, which is imported when the name is first used.
@@ -117,7 +117,7 @@ class Registry:
         """Construct the class of this name.
 
         Raises:
-            ValueError: with one line, when the name or an option is unknown, or a value is refused.
+            ValueError: if the name or an option is unknown, or a value is refused.
         """
         known = self.options(name)
         for option, value in options.items():

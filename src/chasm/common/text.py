@@ -1,5 +1,9 @@
 """Short texts: words of messages, and what people write on a command line."""
 
+import re
+
+_NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 def counted(n: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless it is one.
@@ -19,11 +23,20 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()
 
 
+def printable(text: str) -> str:
+    """Return a text in one line: control characters and halves of characters, as names of files may have, are escaped.
+
+    >>> print(printable("two\\nlines \\x1b[2J \\udcff"))
+    two\\nlines \\x1b[2J \\udcff
+    """
+    return _NOT_PRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def parse_shape(text: str, *examples: str) -> tuple[int, ...]:
     """Return the positive whole numbers of a text, which an "x" or a comma divides.
 
     Args:
-        text: as it was typed.
+        text: the text as it was typed.
         *examples: texts that are allowed: the number of their numbers counts, and the error shows them.
 
     Raises:

@@ -37,7 +37,6 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def has_hooks(module: nn.Module) -> bool:
+def has_hooks(*modules: nn.Module) -> bool:
     """Return True if a module has hooks, which would miss what an operator does in place of the module."""
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)

@@ -1,4 +1,4 @@
-"""What a dataset is here: a map-style torch Dataset of 2-D slices, cut into splits by case.
+"""The base of datasets: a map-style torch Dataset of 2-D slices, cut into splits by case.
 
 A reader of files subclasses `FileDataset`. It finds its cases without opening image data (`find`), reads one slice
 (`read`), and can read a whole case to judge it (`probe`, for `chasm data check`). A reader of raw k-space subclasses
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from chasm.common.files import expanded
 from chasm.common.registry import Registry
 from chasm.data.records import Case, CaseFacts, Geometry, RawSlice, Slice, fault, in_split
 
@@ -31,7 +32,7 @@ class SliceDataset(Dataset[Slice]):
         summary: one line for `chasm data list`.
         needs_path: False for a dataset that reads no files.
         domain: "mri" or "photo", which decides what task and preview fit.
-        split_rule: how the cases got their splits, for reports.
+        split_rule: rule that split the cases, for reports.
         fixed: False if a slice changes between epochs, as random crops do.
         split: the split that was opened.
         cases: the names of its cases.
@@ -53,11 +54,15 @@ class SliceDataset(Dataset[Slice]):
     def __getitem__(self, i: int) -> Slice:
         raise NotImplementedError
 
+    def case_name(self, i: int) -> str:
+        """Return the name of the case of row i. Readers override it so that it reads nothing."""
+        return self[i].case
+
     def rows_by_case(self) -> dict[str, list[int]]:
-        """Return the rows of every case, by its name, in order. This one reads every slice; readers of files do not."""
+        """Return the rows of every case, by its name, in order."""
         rows: dict[str, list[int]] = {}
         for row in range(len(self)):
-            rows.setdefault(self[row].case, []).append(row)
+            rows.setdefault(self.case_name(row), []).append(row)
         return rows
 
     def set_epoch(self, epoch: int) -> None:
@@ -67,8 +72,8 @@ class SliceDataset(Dataset[Slice]):
         """Read every slice once into tensors on a device.
 
         Args:
-            device: where the tensors are kept.
-            dtype: of the images; default: as they are. `torch.uint8` suits photographs.
+            device: device of the tensors.
+            dtype: dtype of the images; default: as they are. `torch.uint8` suits photographs.
 
         Raises:
             DataError: when they would not fit into memory.
@@ -89,7 +94,7 @@ class FileDataset(SliceDataset):
         find: options of the reader's `find`.
     """
 
-    published: ClassVar[str] = ""  # how many cases there should be, for the check to print
+    published: ClassVar[str] = ""  # number of published cases, for the check to print
 
     def __init__(self, path: str | Path, split: str, **find: Any) -> None:
         self.root = existing(path)
@@ -110,22 +115,18 @@ class FileDataset(SliceDataset):
 
     def __getitem__(self, i: int) -> Slice:
         case, k = self.locate(i)
-        found = self.read(case, k)
-        if not found.image.isfinite().all():  # an FFT or a sum over coils can leave the range of float32
+        item = self.read(case, k)
+        if not item.image.isfinite().all():  # an FFT or a sum over coils can leave the range of float32
             raise fault(case.files[0], f"image of slice {k}", BEYOND_SINGLE)
-        return found
+        return item
 
     def locate(self, i: int) -> tuple[Case, int]:
         """Return the case of row i and the number of its slice within the case. Reads nothing."""
         case, k = self._rows[i]
         return self._cases[case], int(k)
 
-    def rows_by_case(self) -> dict[str, list[int]]:
-        """Return the rows of every case, by its name, in order. Reads nothing."""
-        rows: dict[str, list[int]] = {}
-        for row, (case, _) in enumerate(self._rows):
-            rows.setdefault(self._cases[case].name, []).append(row)
-        return rows
+    def case_name(self, i: int) -> str:
+        return self.locate(i)[0].name
 
     def files(self) -> list[Path]:
         """Return the files of all cases of the split."""
@@ -141,15 +142,15 @@ class FileDataset(SliceDataset):
 
     @classmethod
     def find(cls, *path: Any, **options: Any) -> tuple[list[Case], str]:
-        """`find(path, ...)`: return all cases of all splits, and the rule that split them. Opens no image data."""
+        """Return all cases of all splits below a path, and the rule that split them. Opens no image data."""
         raise NotImplementedError
 
     @classmethod
     def probe(cls, *case: Any, **options: Any) -> CaseFacts:
-        """`probe(case, ...)`: read all of a case. Its options are those that change what is read.
+        """Read all of a case. The options are those that change what is read.
 
         Raises:
-            DataError: when something is wrong with it.
+            DataError: if something is wrong with the case.
         """
         raise NotImplementedError
 
@@ -196,10 +197,10 @@ def open_dataset(name: str, path: str | Path | None = None, split: str = "train"
         name: a name of `list_datasets()`.
         path: the folder or file it was downloaded to, if it reads files.
         split: "train", "val", "test" or "all".
-        options: of the reader; `help(chasm.data.CC359)` names those of "cc359".
+        options: options of the reader; `help(chasm.data.CC359)` names those of "cc359".
 
     Raises:
-        ValueError: with one line, when a name, option or path is wrong.
+        ValueError: if a name, option or path is wrong.
 
     Example:
         >>> open_dataset("embedded", split="val", size=32)[0].image.shape
@@ -220,9 +221,9 @@ def existing(path: str | Path, advice: str = "") -> Path:
     """Return the path with ~ expanded.
 
     Raises:
-        FileNotFoundError: with one line that ends in `advice`, when nothing is there.
+        FileNotFoundError: if nothing is there; the message ends in `advice`.
     """
-    p = Path(path).expanduser()
+    p = expanded(path)
     if not p.exists():
         raise FileNotFoundError(f"{p}: no such file or folder{advice}")
     return p

@@ -37,7 +37,7 @@ class BraTS(FileDataset):
         split: "train", "val", "test" or "all".
         step: take every step-th slice.
         min_tumour: keep slices with at least this share of tumour pixels.
-        seed: of the split.
+        seed: seed of the split.
     """
 
     summary: ClassVar[str] = "BraTS glioma: case folders with four NIfTI modalities and a segmentation"
@@ -94,7 +94,7 @@ class BraTS(FileDataset):
 
 
 def _folders(path: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Folders at most three below `path`, or `path` itself, that hold NIfTI files."""
+    """Yield folders with NIfTI files: `path` itself, and those at most three levels below."""
     require_folder(path)
     below = sorted(p for depth in ("*", "*/*", "*/*/*") for p in path.glob(depth) if p.is_dir())
     for folder in [path, *below]:
@@ -104,7 +104,7 @@ def _folders(path: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _case(folder: Path, files: list[Path]) -> Case:
-    """The case of a folder: its five files in fixed order; a missing one gets the name it should have."""
+    """Return the case of a folder: its five files in fixed order. A missing file gets the name it should have."""
     stems = {f.name.removesuffix(".gz").removesuffix(".nii"): f for f in files}
     scheme = "-" if any(s.endswith(("-t1n", "-t1c", "-t2w", "-t2f", "-seg")) for s in stems) else "_"
     wanted = [f"{folder.name}{scheme}{word}" for word in (*_SCHEMES[scheme], "seg")]
@@ -114,7 +114,7 @@ def _case(folder: Path, files: list[Path]) -> Case:
 
 
 def _volume(file: Path) -> np.ndarray:
-    """(x, y, slices) as stored."""
+    """Read a volume (x, y, slices) as it is stored."""
     if not file.is_file():
         raise fault(file, "modality", "missing: a case has four modalities and a segmentation")
     with reading(file, "volume"):
@@ -126,7 +126,7 @@ def _volume(file: Path) -> np.ndarray:
 
 
 def _label(file: Path) -> np.ndarray:
-    """Classes 0..3, uint8."""
+    """Read classes 0 to 3, uint8."""
     volume = _volume(file)
     allowed = (0, 1, 2, 3) if "-seg.nii" in file.name else (0, 1, 2, 4)
     odd = np.unique(volume[~np.isin(volume, allowed)]).tolist()
@@ -138,7 +138,7 @@ def _label(file: Path) -> np.ndarray:
 
 
 def _load(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Normalised slices (slices, 4, y, x) float32 and classes (slices, y, x) uint8: transposed, the nose is up."""
+    """Read normalised slices (slices, 4, y, x) float32 and classes (slices, y, x) uint8, transposed: the nose is up."""
     label = _label(case.files[4])
     x, y, n = label.shape
     images = np.empty((n, 4, y, x), dtype=np.float32)

@@ -3,7 +3,7 @@
 Single channel: one .npy per volume, (slices, 256, 256, 2), real and imaginary part of hybrid k-space (already
 transformed along the slices) with the zero frequency at index 0: a plain inverse FFT gives the image. Several channels:
 one .h5 per volume, `kspace` (slices, 218, 170 to 180, 2 * coils), real and imaginary parts interleaved, with the zero
-frequency at index 0 as well. Folders Train/ and Val/, and Test/ in some releases; Val without Test is halved.
+frequency at index 0 as well. The folders are Train/, Val/ and, in some releases, Test/. Without Test, Val is halved.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ class CC359(KSpaceDataset):
         split: "train", "val", "test" or "all".
         skip: the number of slices left out at either end of a volume, which show little but neck and air.
         combine: "rss" for the root-sum-of-squares magnitude, "coils" for complex images.
-        seed: of the split, where folders do not decide it.
+        seed: seed of the split, where folders do not decide it.
         crop: keep this many central rows and columns of k-space: smaller images of the same field of view. Where the
             image has fewer, zeros are added: larger images without more detail.
     """
@@ -108,7 +108,7 @@ class CC359(KSpaceDataset):
 
 
 def _open_volume(file: Path, h5: H5Files) -> Any:
-    """The stored array (slices, H, W, 2 * coils), checked, not yet read."""
+    """Open the stored array (slices, H, W, 2 * coils), checked and not yet read."""
     single = file.suffix == ".npy"
     item = open_npy(file) if single else h5_field(h5[file], file, "kspace", (4,))
     paired = item.ndim == 4 and (item.shape[3] == 2 if single else item.shape[3] % 2 == 0)
@@ -121,7 +121,7 @@ def _open_volume(file: Path, h5: H5Files) -> Any:
 
 
 def _kspace(volume: Any, k: int, file: Path) -> Tensor:
-    """Slice k as stored, (coils, H, W) complex, zero frequency at index 0."""
+    """Read slice k as it is stored: (coils, H, W) complex, zero frequency at index 0."""
     with reading(file, "kspace"):
         stored = np.array(volume[k], dtype=np.float32, order="C")
     pairs = torch.from_numpy(require_finite(stored, file, f"kspace slice {k}"))

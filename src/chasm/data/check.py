@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import read_json, sha256, write_text
+from chasm.common.files import expanded, read_json, sha256, write_text
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import BEYOND_SINGLE, DATASETS, FileDataset, existing
-from chasm.data.limits import require_written
+from chasm.data.files import reading
+from chasm.data.limits import require_fits, require_written
 from chasm.data.records import Case, CaseFacts, DataError, fault
 
 Progress = Callable[[int, int], None]  # (cases done, cases in all)
@@ -26,18 +27,18 @@ _FORMAT = "chasm-manifest-1"
 
 @dataclass
 class CheckReport:
-    """What a check found."""
+    """The result of a check."""
 
     dataset: str  # the registered name of the format
     root: Path  # the folder or file that was read
-    split_rule: str  # how the cases got their splits
+    split_rule: str  # rule that split the cases
     cases: dict[str, list[str]] = field(default_factory=dict)  # split -> names of its cases
     slices: Counter[str] = field(default_factory=Counter)  # split -> number of slices
     shapes: Counter[str] = field(default_factory=Counter)  # "kind (M, H, W) dtype" -> number of cases
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # kind -> lowest and highest value
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size", "sha256"}
-    findings: list[str] = field(default_factory=list)  # what is wrong, each in one line: file, field, problem
-    notes: list[str] = field(default_factory=list)  # what is worth knowing and not wrong
+    findings: list[str] = field(default_factory=list)  # errors, each in one line: file, field, problem
+    notes: list[str] = field(default_factory=list)  # other facts, which are no errors
 
     @property
     def ok(self) -> bool:
@@ -68,7 +69,7 @@ def check(
         dataset: the name of its format.
         jobs: cases read at the same time; default: one per core.
         progress: called with (cases done, cases in all).
-        options: of the reader's `find` and `probe`, such as seed, splits or part.
+        options: options of the reader's `find` and `probe`, such as seed, splits or part.
     """
     cls = DATASETS.get(dataset)
     if not issubclass(cls, FileDataset):
@@ -241,13 +242,21 @@ def _other_files(report: CheckReport, cases: Iterable[Case]) -> None:
         report.notes.append(f"files that are not part of the dataset: {what}")
     sums = report.root / "SHA256SUMS"
     if sums.is_file():
-        _compare(report, _read_sums(sums), sums.name)
+        try:
+            _compare(report, _read_sums(sums), sums.name)
+        except DataError as e:
+            report.findings.append(str(e))
 
 
 def _read_sums(file: Path) -> dict[str, str]:
     """Read the format of the sha256sum program: hash, then the name of the file."""
-    pairs = [line.split(maxsplit=1) for line in file.read_text().splitlines() if line.strip()]
-    return {name.strip().lstrip("*"): digest for digest, name in pairs}
+    require_written(file)
+    require_fits(file, "file", (file.stat().st_size,), 1)
+    with reading(file, "sums"):
+        lines = [line.split(maxsplit=1) for line in file.read_text().splitlines() if line.strip()]
+    if not all(len(words) == 2 for words in lines):
+        raise fault(file, "sums", "expected a hash and a name on every line")
+    return {name.strip().lstrip("*"): digest for digest, name in lines}
 
 
 def _compare(report: CheckReport, expected: dict[str, str], source: str) -> None:
@@ -264,6 +273,7 @@ def verify(report: CheckReport, manifest: str | Path) -> None:
     try:
         stored = read_json(file)
         files = {name: facts["sha256"] for name, facts in stored["files"].items()}
+        moved = {c: s for s, names in stored["cases"].items() for c in names}
         if stored["format"] != _FORMAT:
             raise ValueError(stored["format"])
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -271,7 +281,6 @@ def verify(report: CheckReport, manifest: str | Path) -> None:
     _compare(report, files, file.name)
     for name in sorted(set(report.files) - set(files)):
         report.findings.append(f"{report.root / name}: file: not listed in {file.name}")
-    moved = {c: s for s, names in stored["cases"].items() for c in names}
     for split, names in report.cases.items():
         for name in names:
             if moved.get(name, split) != split:
@@ -288,7 +297,7 @@ def is_manifest(file: Path) -> bool:
 
 def write_manifest(report: CheckReport, file: str | Path) -> None:
     """Write the manifest of a report: hashes, sizes, splits and findings as JSON."""
-    write_text(Path(file).expanduser(), json.dumps(report.manifest(), indent=1, sort_keys=True))
+    write_text(expanded(file), json.dumps(report.manifest(), indent=1, sort_keys=True))
 
 
 def _relative(root: Path, file: Path) -> str:

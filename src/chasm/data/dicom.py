@@ -1,4 +1,4 @@
-"""DICOM: which frames belong to one volume, in which order, and where they lie.
+"""Read DICOM files, and find the frames of each volume, their order and their position.
 
 A series may hold several volumes: echoes, repetitions, views, magnitude and phase. Each becomes a case of its own.
 Frames are taken in the order of their instance numbers if that runs through the volume from one end to the other, and
@@ -19,9 +19,9 @@ from chasm.data.limits import require_fits, require_inflates
 from chasm.data.records import SOMEWHERE, DataError, Geometry, fault, patient_name
 
 SAME_DIRECTION = 1e-3  # difference between direction cosines that is rounding
-MAX_UNEVEN = 0.1  # of the distance between slices: how far one may lie from its place on the grid
+MAX_UNEVEN = 0.1  # largest distance of a slice from its place on the grid, over the distance between slices
 FRAME_BYTES = 2**12  # memory that the record of one frame takes, about
-MIN_GAP = 1.5  # times the usual distance between slices: one is missing
+MIN_GAP = 1.5  # a slice is missing if two are this many times the usual distance apart
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SeriesFile:
 
     series: str  # the UID that the files of a series share
     patient: str  # a name for the patient that hides the PatientID, or ""
-    frames: list[Frame]  # what it holds; none if it is no image, as reports and directories are not
+    frames: list[Frame]  # the images in the file; none in reports and directories
 
 
 def read_header(file: Path) -> SeriesFile:
@@ -98,15 +98,15 @@ def split_volumes(frames: Iterable[Frame]) -> dict[str, list[Frame]]:
     """
     volumes: dict[tuple[Any, ...], list[Frame]] = {}
     views: list[np.ndarray | None] = []
-    seen: Counter[Any] = Counter()  # frames at each place
+    repeats: Counter[Any] = Counter()  # frames at each place
     for frame in sorted(frames, key=lambda f: (f.instance, f.number)):
         view = next((i for i, v in enumerate(views) if _same_view(v, frame.orientation)), len(views))
         if view == len(views):
             views.append(frame.orientation)
         kind = (frame.echo, frame.component, frame.time, view)
         place = None if frame.position is None else tuple(frame.position.round(2))
-        repeat = 0 if place is None else seen[kind, place]
-        seen[kind, place] += 1
+        repeat = 0 if place is None else repeats[kind, place]
+        repeats[kind, place] += 1
         volumes.setdefault((*kind, repeat), []).append(frame)
     several = [len({key[i] for key in volumes}) > 1 for i in range(5)]
     echoes, times = (sorted({key[i] for key in volumes}) for i in (0, 2))
@@ -160,11 +160,11 @@ def geometry_of_frames(frames: list[Frame]) -> Geometry | None:
 
 def _step(frames: list[Frame], places: np.ndarray, normal: np.ndarray) -> np.ndarray:
     """Return the vector from one slice to the next; refuse gaps."""
-    apart = np.linalg.norm(np.diff(places, axis=0), axis=1)
-    usual = np.sort(apart)[(len(apart) - 1) // 2]
-    wide = np.flatnonzero(apart > MIN_GAP * usual)
-    if len(wide):
-        i = int(wide[0])
+    distances = np.linalg.norm(np.diff(places, axis=0), axis=1)
+    usual = np.sort(distances)[(len(distances) - 1) // 2]
+    gaps = np.flatnonzero(distances > MIN_GAP * usual)
+    if len(gaps):
+        i = int(gaps[0])
         a, b = (f"{places[k] @ normal:.4g}" for k in (i, i + 1))
         problem = f"a slice is missing between {a} and {b} mm: the others are {usual:.4g} mm apart"
         raise fault(frames[i + 1].file, "ImagePositionPatient", problem)
@@ -180,7 +180,7 @@ def _step(frames: list[Frame], places: np.ndarray, normal: np.ndarray) -> np.nda
 
 
 def _in_space(frames: list[Frame]) -> list[Frame]:
-    """Frames by instance number if their places then run one way, else by place."""
+    """Sort frames by instance number if their places then run one way, and else by place."""
     if any(frame.position is None or frame.orientation is None for frame in frames) or len(frames) == 1:
         return frames
     normal = np.cross(*frames[0].orientation)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from chasm.common.registry import suggest
 from chasm.data.base import SliceDataset, register_dataset
 from chasm.data.files import reading
 from chasm.data.limits import open_picture
-from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, draw, scan, signal_table
+from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, as_scanned, draw, signal_table
 from chasm.data.records import Case, DataError, Slice, fault, in_split
 from chasm.data.splits import ranked_split
 
@@ -48,11 +48,11 @@ class Embedded(SliceDataset):
     Args:
         split: "train", "val", "test" or "all"; subjects are split 70/10/20.
         content: "brain", "tumour" or "photos".
-        contrast: of brains: "t1", "t1ce", "t2" or "flair".
-        size: of a slice: a number, or (height, width).
+        contrast: contrast of brains: "t1", "t1ce", "t2" or "flair".
+        size: size of a slice: a number, or (height, width).
         cases: the number of subjects in all splits together.
         slices: per subject, from the basal ganglia upwards or through the tumour; the most crops per photograph.
-        seed: of the subjects and the split.
+        seed: seed of the subjects and the split.
 
     Example:
         >>> Embedded("val", content="tumour", size=32)[0].image.shape
@@ -76,7 +76,11 @@ class Embedded(SliceDataset):
         for word, value, known in (("content", content, CONTENTS), ("contrast", contrast, CONTRASTS)):
             if value not in known:
                 raise ValueError(f"unknown {word} {value!r}: {suggest(value, known)}")
-        self.shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        try:
+            height, width = (size, size) if isinstance(size, int) else size
+            self.shape = int(height), int(width)
+        except (TypeError, ValueError):
+            raise ValueError(f"size {size!r}: expected a number of pixels, or height and width") from None
         if not 16 <= min(self.shape) <= max(self.shape) <= MAX_SIZE:
             raise ValueError(f"size {size}: expected 16 to {MAX_SIZE} pixels each way")
         if cases < 1 or slices < 1 or seed < 0:
@@ -109,12 +113,8 @@ class Embedded(SliceDataset):
             self._slices[i] = self._crop(case, k) if self.content == "photos" else self._section(case, k)
         return self._slices[i]
 
-    def rows_by_case(self) -> dict[str, list[int]]:
-        """Return the rows of every case, by its name, in order. Draws nothing."""
-        rows: dict[str, list[int]] = {}
-        for row, (case, _) in enumerate(self._rows):
-            rows.setdefault(case.name, []).append(row)
-        return rows
+    def case_name(self, i: int) -> str:
+        return self._rows[i][0].name
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker draws its slices again: that is cheaper than sending them.
@@ -132,7 +132,7 @@ class Embedded(SliceDataset):
         z = low + (high - low) * (k + 0.5) / self.slices
         table = signal_table(*(CONTRASTS if tumour else [self.contrast]))
         clean, classes = draw(head, z, self.shape, table, skull=not tumour)
-        scanned = torch.from_numpy(scan(np.random.default_rng([self.seed, number, 1, k]), clean))
+        scanned = torch.from_numpy(as_scanned(np.random.default_rng([self.seed, number, 1, k]), clean))
         source = f"embedded {self.content}"
         if not tumour:
             return Slice(scanned, None, case.name, k, source)

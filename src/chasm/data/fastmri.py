@@ -36,7 +36,7 @@ _GRID = ("fieldOfView_mm", "matrixSize")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the ISMRMRD header says about the grid."""
+    """The grid of the ISMRMRD header."""
 
     encoded: tuple[int, int]  # (H, W) of the k-space: readout, phase encoding
     recon: tuple[int, int]  # (H, W) of the image
@@ -58,7 +58,7 @@ class FastMRI(KSpaceDataset):
         target: "rss" or "esc" for the stored image of that name, "kspace" for coil images, cropped to the image size.
         acquisition: only volumes with this attribute; None takes all.
         slices: the number of central slices of each volume; None takes all.
-        seed: of the split, where folders do not decide it.
+        seed: seed of the split, where folders do not decide it.
         coils: "single" or "multi", where the download has folders of both.
         header: whether a file without an ISMRMRD header is an error. False takes the size of the image from the stored
             reconstruction, or from the k-space.
@@ -246,7 +246,7 @@ def read_header(handle: Any, file: Path) -> Header:
 
 
 def _voxel(encoding: ET.Element | None) -> tuple[float, float, float] | None:
-    """Field of view / matrix of the image; None if the header does not say."""
+    """Return the field of view over the matrix of the image; None if the header does not say."""
     space = None if encoding is None else encoding.find("{*}reconSpace")
     if space is None:
         return None
@@ -319,7 +319,7 @@ def _attribute(handle: Any, file: Path, name: str, default: Any) -> Any:
 
 
 def _patient(file: Path) -> str:
-    """The patient of a file, or the file's name if it does not say; `probe` reports what is wrong with such a file."""
+    """Return the patient of a file, or the file's name without one; `probe` reports what is wrong with such a file."""
     try:
         with H5Files() as files:
             return _text(_attribute(files[file], file, "patient_id", "")) or file.stem

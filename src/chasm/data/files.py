@@ -1,4 +1,4 @@
-"""Opening files so that a damaged one gives one line with its name, and none stays open by accident."""
+"""Open files, so that a damaged one gives an error of one line, and none stays open by accident."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from chasm.data.limits import (
-    refuse_other_files,
+    refuse_links_to_files,
     require_few_slices,
     require_fits,
     require_h5_fits,
@@ -26,9 +26,9 @@ from chasm.data.records import DataError, fault
 
 
 class _QuietLibraries:
-    """Keep what libraries warn and log about a file to themselves: the one line of the error says it.
+    """Suppress warnings and logs of libraries about a file, since the error says what is wrong.
 
-    The filters of warnings belong to the process: the first thread that enters sets them, the last one puts them back.
+    The filters of warnings belong to the process, so the first thread sets them and the last one restores them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ _quiet_libraries = _QuietLibraries()
 
 @contextmanager
 def reading(file: Path, field: str = "file") -> Iterator[None]:
-    """Turn whatever a library raises while it reads a file into a one-line DataError. Pipes and devices are refused.
+    """Turn any error of a library that reads a file into a one-line DataError. Pipes and devices are refused.
 
     Args:
         file: the file that the block reads.
@@ -94,11 +94,11 @@ def require_finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
 
     Args:
         array: numbers of any type.
-        file: where they come from.
+        file: their file, for the message.
         field: the part of the file.
 
     Raises:
-        DataError: with the number of values that are NaN or infinite.
+        DataError: if values are NaN or infinite; the message has their number.
     """
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         bad = int((~np.isfinite(array)).sum())
@@ -111,11 +111,11 @@ def require_single(array: np.ndarray, file: Path, field: str) -> np.ndarray:
 
     Args:
         array: numbers of any type.
-        file: where they come from.
+        file: their file, for the message.
         field: the part of the file.
 
     Raises:
-        DataError: with the number of values that are NaN, infinite, or beyond float32.
+        DataError: if values are NaN, infinite, or beyond float32; the message has their number.
     """
     require_finite(array, file, field)
     with np.errstate(over="ignore"):
@@ -166,7 +166,7 @@ class H5Files:
     are closed at its end.
 
     Args:
-        keep: the number of files that stay open; the one not used for longest is closed first.
+        keep: number of files that stay open; the least recently used one is closed first.
     """
 
     def __init__(self, keep: int = 8) -> None:
@@ -183,7 +183,7 @@ class H5Files:
             with reading(file):
                 handle = h5py.File(file, "r")
                 try:
-                    refuse_other_files(handle, file)
+                    refuse_links_to_files(handle, file)
                 except Exception:
                     handle.close()
                     raise
@@ -247,7 +247,7 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
 
 
 def h5_names(handle: Any, file: Path) -> list[str]:
-    """Return the names of what an open HDF5 file or a group holds, in order; those that are no text, as they print."""
+    """Return the names in an open HDF5 file or group, in order, also those that are not text."""
     with reading(file, "names"):
         return sorted(name if isinstance(name, str) else repr(name) for name in handle)
 

@@ -1,4 +1,4 @@
-"""What k-space holds: which values were measured, where its zero frequency is, and whether it is k-space at all."""
+"""Find out which values of k-space were measured, where its zero frequency is, and whether an array is k-space."""
 
 import numpy as np
 import torch
@@ -6,8 +6,8 @@ from torch import Tensor
 
 from chasm.mri.fft import fft2c
 
-MIN_TISSUE = 0.25  # of the mean magnitude of an image: what is weaker is air
-MIN_FILLED = 0.9  # of a padded or round k-space about all is filled between its outer values, of undersampled much less
+MIN_TISSUE = 0.25  # fraction of the mean magnitude of an image; weaker pixels are air
+MIN_FILLED = 0.9  # filled fraction between the outer values: about 1 if padded or round, much less if undersampled
 
 
 def is_filled(kspace: Tensor) -> np.ndarray:
@@ -53,10 +53,10 @@ def is_centred_kspace(kspace: Tensor) -> bool:
 
 
 def is_centred_image(images: Tensor) -> bool:
-    """Return True if what (..., H, W) shows is in the middle and not around the corners.
+    """Return True if the object in (..., H, W) is in the middle and not around the corners.
 
-    What counts is where there is no air, not where the energy is: a bright skull near the edges of a tight field of
-    view would outweigh the brain.
+    The test looks for air, not for energy: a bright skull near the edges of a tight field of view would outweigh the
+    brain.
     """
     magnitude = _combined(images)
     return _lies_in_the_middle(magnitude > MIN_TISSUE * magnitude.mean())

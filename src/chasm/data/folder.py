@@ -4,8 +4,8 @@ A file is a case, and so is each volume of a DICOM series (`chasm.data.dicom`). 
 one case (a stack of PNGs), in the order of the numbers in their names. All cases of a patient share a split: the
 patient is the PatientID of DICOM or of the JSON file beside NIfTI, the sub-LABEL of a BIDS name, or else the first
 sub-folder. Splits come from folders named train, val and test; or from a text file with a case and its split on each
-line; or else 70/10/20 by hash. Arrays are (H, W) or (slices, H, W), real or complex; an .npz holds `image` and may hold
-`label`.
+line; or else they are 70/10/20 by hash. Arrays are (H, W) or (slices, H, W), real or complex. An .npz holds `image`
+and may hold `label`.
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ from chasm.data.formats import (
     ReadOptions,
     count_images,
     format_of,
-    in_order,
     is_readable,
     is_single_image,
     load_images,
+    sorted_by_numbers,
 )
 from chasm.data.nifti import open_nifti, patient_of_nifti
 from chasm.data.records import Case, CaseFacts, Geometry, Slice, fault
@@ -43,11 +43,11 @@ class Folder(FileDataset):
         split: "train", "val", "test" or "all".
         splits: a text file with a case and its split on each line.
         size: (H, W) to crop or zero-pad every slice to.
-        seed: of the split by hash.
+        seed: seed of the split by hash.
         stack: True if the PNG and TIFF pictures directly in the folder are the slices of one volume.
-        plane: how NIfTI volumes are cut: "axial", "coronal" or "sagittal"; default: the plane they were acquired in,
+        plane: plane to cut NIfTI in: "axial", "coronal" or "sagittal"; default: the plane they were acquired in,
             that of the two finest axes.
-        volume: which volume of 4-D NIfTI files, counted from 0.
+        volume: number of the volume in 4-D NIfTI files, from 0.
     """
 
     # the names that images may have in an .npz, first choice first
@@ -161,7 +161,7 @@ def _geometry(case: Case, options: ReadOptions) -> Geometry | None:
 def _cases_in(folder: Path, role: str) -> list[Case]:
     groups: dict[tuple[str, str], list[Path]] = {}  # (sub-folder, DICOM series or name of a file by itself) -> files
     headers: dict[Path, SeriesFile] = {}
-    for file in in_order([file for file in folder.rglob("*") if is_readable(file)]):
+    for file in sorted_by_numbers([file for file in folder.rglob("*") if is_readable(file)]):
         parent = file.parent.relative_to(folder).as_posix()
         by_itself = file.name if parent == "." else ""
         header = header_or_none(file) if format_of(file) == ".dcm" else None
@@ -188,7 +188,7 @@ def _cases_in(folder: Path, role: str) -> list[Case]:
 def _volumes(
     files: list[Path], headers: dict[Path, SeriesFile]
 ) -> dict[str, tuple[tuple[Path, ...], tuple[tuple[int, int], ...]]]:
-    """Return the files and frames of each volume that files which belong together hold, by a name for the volume."""
+    """Return the files and frames of each volume in files that belong together, by a name for the volume."""
     if not all(file in headers for file in files):
         return {"": (tuple(files), ())}
     volumes = {}
@@ -199,9 +199,9 @@ def _volumes(
 
 
 def _stacked(cases: list[Case], path: Path) -> list[Case]:
-    """The cases, with the pictures directly in the folder as one."""
+    """Return the cases, with the pictures directly in the folder as one case."""
     pictures = [case for case in cases if case.files[0].parent == path and is_single_image(case.files[0])]
     if len(pictures) < 2:
         return cases
-    volume = Case(path.resolve().name, "train", tuple(in_order([case.files[0] for case in pictures])))
+    volume = Case(path.resolve().name, "train", tuple(sorted_by_numbers([case.files[0] for case in pictures])))
     return [volume, *(case for case in cases if case not in pictures)]

@@ -19,11 +19,11 @@ _LABEL_KEYS = ("label", "labels", "mask", "seg")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to take from files that hold more than one thing."""
+    """The part to read of files that hold several planes or volumes."""
 
     arrays: tuple[str, ...] = ()  # the names that images may have in an .npz, first choice first
-    plane: str | None = None  # how NIfTI is cut: "axial", "coronal" or "sagittal"; None: in the acquired plane
-    volume: int | None = None  # which volume of a 4-D NIfTI file, counted from 0
+    plane: str | None = None  # plane to cut NIfTI in: "axial", "coronal" or "sagittal"; None for the acquired plane
+    volume: int | None = None  # number of the volume in a 4-D NIfTI file, from 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FileImages:
 
     images: np.ndarray  # (slices, H, W), real or complex
     labels: np.ndarray | None = None  # integers of the same shape, if the file has any
-    note: str = ""  # how the slices were cut, if the file leaves a choice
+    note: str = ""  # plane of the slices, if the file leaves a choice
 
 
 def format_of(file: Path) -> str:
@@ -47,7 +47,7 @@ def format_of(file: Path) -> str:
     for suffix in sorted(_SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             return {".tiff": ".tif", ".nii.gz": ".nii", ".ima": ".dcm"}.get(suffix, suffix)
-    if name != "dicomdir" and (not file.suffix or file.suffix[1:].isdigit()):
+    if name != "dicomdir" and (not file.suffix or file.suffix[1:].isdigit()) and file.is_file():
         with open(file, "rb") as f:
             return ".dcm" if f.read(132)[128:] == b"DICM" else ""
     return ""
@@ -63,7 +63,7 @@ def is_single_image(file: Path) -> bool:
     return format_of(file) in (".png", ".tif") and count_images(file, ReadOptions()) == 1
 
 
-def in_order(files: list[Path]) -> list[Path]:
+def sorted_by_numbers(files: list[Path]) -> list[Path]:
     """Return files sorted by the numbers in their names: 2.png comes before 10.png."""
 
     def natural(file: Path) -> list[tuple[int, int | str]]:
@@ -91,7 +91,7 @@ def load_images(file: Path, options: ReadOptions) -> FileImages:
     """Read a file.
 
     Raises:
-        DataError: when it cannot be read, or holds something else than images.
+        DataError: if it cannot be read, or holds no images.
     """
     suffix, labels, note = format_of(file), None, ""
     if suffix == ".npy":

@@ -1,4 +1,4 @@
-"""Which dataset a path is, from the files that lie there. Only a few headers and one array are read."""
+"""Guess the dataset of a path from its files. Only a few headers and one array are read."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def guess_dataset(path: str | Path) -> str:
     """Return the name of the dataset that reads a file or folder.
 
     Raises:
-        DataError: when there is nothing that is known.
+        DataError: if no file has a known format.
     """
     root = existing(path)
     files = [root] if root.is_file() else list(islice(_walk(root), MAX_FILES))
@@ -48,7 +48,7 @@ def guess_dataset(path: str | Path) -> str:
         name = guess(first[kind]) if kind in first else ""
         if name:
             return name
-    raise fault(root, "format", "nothing that is known: say it with --as (chasm data list)")
+    raise fault(root, "format", "no known format: name it with --as (chasm data list)")
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -86,7 +86,7 @@ def _npz(file: Path) -> str:
 
 
 def _holds_kspace(array: np.ndarray) -> bool:
-    """True if complex values look like k-space in the middle of the first axis. Images have no fourth dimension."""
+    """Return True if complex values look like k-space in the middle of the first axis, or have four dimensions."""
     if array.dtype.kind != "c" or array.ndim < 2 or not array.size:
         return False
     middle = array if array.ndim == 2 else array[len(array) // 2]

@@ -1,4 +1,4 @@
-"""What a file says about the patient, the study and the scanner, in the words of DICOM, so that a PACS can file it."""
+"""Read the patient, the study and the scanner of a file as DICOM attributes, so that a PACS can file its images."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -24,7 +24,7 @@ _ACQUISITION = (
     "RepetitionTime EchoTime InversionTime FlipAngle EchoTrainLength EchoNumbers NumberOfAverages PixelBandwidth"
 )
 _DICOM = (*_PATIENT.split(), *_STUDY.split(), *_EQUIPMENT.split(), *_ACQUISITION.split())
-# where an ISMRMRD header says the same
+# place of the same fact in an ISMRMRD header
 _ISMRMRD = {
     "subjectInformation/patientName": "PatientName",
     "subjectInformation/patientID": "PatientID",
@@ -57,10 +57,10 @@ _ISMRMRD = {
 
 
 def dicom_attributes(file: Path) -> dict[str, Any]:
-    """Return what a file says about the patient, the study and the scanner.
+    """Return the patient, the study and the scanner that a file names.
 
     Args:
-        file: a DICOM image, or k-space with an ISMRMRD header (.mrd, .h5). Others say nothing.
+        file: a DICOM image, or k-space with an ISMRMRD header (.mrd, .h5). Other files give nothing.
 
     Returns:
         Values by the keyword of their DICOM attribute; empty ones are left out.
@@ -70,25 +70,25 @@ def dicom_attributes(file: Path) -> dict[str, Any]:
 
         with reading(file, "header"):
             data = pydicom.dcmread(file, stop_before_pixels=True)
-            found = {name: data.get(name) for name in _DICOM}
+            attributes = {name: data.get(name) for name in _DICOM}
     else:
         xml = header_of_file(file)
         with reading(file, "ismrmrd_header"):
-            found = {} if xml is None else _from_xml(ET.fromstring(xml))
-    return {name: value for name, value in found.items() if value not in (None, "")}
+            attributes = {} if xml is None else _from_xml(ET.fromstring(xml))
+    return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 
 def _from_xml(header: ET.Element) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for place, name in _ISMRMRD.items():
         text = header.findtext("/".join(f"{{*}}{step}" for step in place.split("/")))
         if text and text.strip():
-            found[name] = text.strip()
+            attributes[name] = text.strip()
     for name in ("PatientBirthDate", "StudyDate"):
-        if name in found:
-            found[name] = found[name].replace("-", "")[:8]
-    if "StudyTime" in found:
-        found["StudyTime"] = found["StudyTime"].replace(":", "").split(".")[0][:6]
-    if found.get("PatientSex") not in (None, "M", "F", "O"):
-        del found["PatientSex"]
-    return found
+        if name in attributes:
+            attributes[name] = attributes[name].replace("-", "")[:8]
+    if "StudyTime" in attributes:
+        attributes["StudyTime"] = attributes["StudyTime"].replace(":", "").split(".")[0][:6]
+    if attributes.get("PatientSex") not in (None, "M", "F", "O"):
+        del attributes["PatientSex"]
+    return attributes

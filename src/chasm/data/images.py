@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chasm.common.files import expanded
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading
 from chasm.data.limits import open_picture
@@ -37,9 +38,9 @@ class Images(FileDataset):
         split: "train", "val", "test" or "all".
         size: the side of the square.
         augment: random crops and flips; default: for the training split only.
-        files: a text file with one path per line, relative to the folder: exactly these images, in this order.
+        files: a text file with one path per line, relative to the folder; exactly these images are read, in this order.
         limit: take a fixed subset of this many, chosen by `seed`.
-        seed: of the subset, the split and the crops.
+        seed: seed of the subset, the split and the crops.
     """
 
     summary: ClassVar[str] = "ADE20K, ImageNet or any folder of photographs, as RGB squares"
@@ -73,7 +74,7 @@ class Images(FileDataset):
         cls, path: Path, files: str | Path | None = None, listed_as: str = "train", seed: int = 0
     ) -> tuple[list[Case], str]:
         if files is not None:
-            listing = Path(files).expanduser()
+            listing = expanded(files)
             with reading(listing, "list"):
                 lines = [line.split("#")[0].strip() for line in listing.read_text().splitlines()]
             names = [line for line in lines if line]
@@ -83,8 +84,8 @@ class Images(FileDataset):
             return [Case(n, listed_as, (path / n,)) for n in names], f"list {listing.name}"
         roots = [path / layout for layout in _LAYOUTS if (path / layout).is_dir()] or [path]
         root = next((r for r in roots if "" not in dict(role_folders(r))), path)
-        found = [(role, file) for role, folder in role_folders(root) for file in _walk(folder)]
-        return assign_splits([Case(file.relative_to(path).as_posix(), role, (file,)) for role, file in found], seed)
+        pairs = [(role, file) for role, folder in role_folders(root) for file in _walk(folder)]
+        return assign_splits([Case(file.relative_to(path).as_posix(), role, (file,)) for role, file in pairs], seed)
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
@@ -108,14 +109,14 @@ class Images(FileDataset):
 
 
 def _walk(folder: Path) -> list[Path]:
-    """Image files at any depth, sorted; os.walk because ImageNet has over a million."""
-    files, seen = [], set()
+    """Return image files at any depth, sorted, with os.walk because ImageNet has over a million."""
+    files, visited = [], set()
     for here, below, names in os.walk(folder, followlinks=True):
         status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:  # a link leads back here
+        if (status.st_dev, status.st_ino) in visited:  # a link leads back here
             below.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         for name in names:
             if name.lower().endswith(_SUFFIXES) and not _ANNOTATION.search(name) and not name.startswith("."):
                 files.append(Path(here, name))
@@ -128,7 +129,7 @@ def _rgb(file: Path) -> Any:
 
 
 def _square(file: Path, size: int, rng: np.random.Generator | None) -> Tensor:
-    """(3, size, size) in [0, 1]: the short side resized, then the centre, or with `rng` a random crop and flip."""
+    """Resize the short side, and return the centre, or with `rng` a random crop and flip: (3, size, size) in [0, 1]."""
     from PIL import Image
 
     image = _rgb(file)

@@ -65,7 +65,7 @@ def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     """Read the volumes of an ISMRMRD file, by names such as "repetition2"; "" for the only one.
 
     Raises:
-        DataError: when the file is damaged, or not Cartesian.
+        DataError: if the file is damaged, or not Cartesian.
     """
     from ismrmrd import xsd
     from xsdata.formats.dataclass.parsers import XmlParser

@@ -1,7 +1,7 @@
 """Measured k-space in the formats that scanners and the field write, and the dataset that reads all of them.
 
 ISMRMRD (.h5, .mrd), BART (.cfl with .hdr), Siemens twix (.dat), fastMRI and CC359 volumes, and plain arrays (.npy,
-.npz, .h5) whose axes are named. What a file is, its content decides.
+.npz, .h5) whose axes are named. The content of a file decides its format.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ COMBINATIONS = ("coils", "rss")
 
 
 def kspace_format(file: Path) -> str:
-    """Return what a file of k-space is, in words; "" if it is none of the known formats.
+    """Return the format of a file of k-space, in words; "" if it is unknown.
 
     >>> kspace_format(Path("meas_MID1.dat")), kspace_format(Path("a.png"))
     ('Siemens twix', '')
@@ -90,14 +90,14 @@ def read_scans(path: str | Path, axes: str | None = None) -> dict[str, KSpaceSca
     """Read the volumes of a file of k-space.
 
     Args:
-        path: the file; of a BART pair, either.
+        path: the file, or either file of a BART pair.
         axes: the axes of a plain array, one letter each: S slices, C coils, H rows, W columns.
 
     Returns:
         Volumes by a name that says how they differ, such as "repetition2"; "" for the only one.
 
     Raises:
-        DataError: with one line, when the file is damaged, unknown, or not Cartesian.
+        DataError: if the file is damaged, unknown, or not Cartesian.
     """
     file = existing(path)
     file = file.with_suffix(".cfl") if file.suffix.lower() == ".hdr" else file
@@ -107,13 +107,13 @@ def read_scans(path: str | Path, axes: str | None = None) -> dict[str, KSpaceSca
 
 
 def write_scan(scan: KSpaceScan, file: Path) -> KSpaceScan:
-    """Write a volume; the suffix says the format: .mrd ISMRMRD, .cfl BART, .h5 as fastMRI, .npy or .npz (SCHW).
+    """Write a volume. The suffix sets the format: .mrd ISMRMRD, .cfl BART, .h5 fastMRI, .npy or .npz (SCHW).
 
-    ISMRMRD keeps everything. For other formats the data is prewhitened first, and BART and arrays, which cannot say how
-    much of the readout is oversampling, get it removed.
+    ISMRMRD keeps everything. For other formats the data is prewhitened first. For BART and arrays, which cannot mark
+    the oversampling of the readout, it is removed.
 
     Returns:
-        What was written; its notes say what was done to the data.
+        The volume as it was written; its notes list changes of the data.
     """
     suffix = file.suffix.lower()
     if suffix not in WRITERS:
@@ -147,7 +147,7 @@ class KSpace(KSpaceDataset):
         combine: "coils" for complex images of every coil, "rss" for the root-sum-of-squares magnitude.
         prewhiten: whether noise scans are used.
         splits: a text file with a case and its split on each line.
-        seed: of the split, where folders do not decide it.
+        seed: seed of the split, where folders do not decide it.
         undersampled: whether undersampled slices may be read, which are no targets to train with.
     """
 
@@ -233,16 +233,12 @@ class KSpace(KSpaceDataset):
 
 
 def _cases(file: Path, role: str, name: str, axes: str | None) -> list[Case]:
-    """One case for each volume; one for a file that cannot be read, which `probe` reports."""
+    """Return a case for each volume, and one for a file that cannot be read, which `probe` reports."""
     try:
         scans = read_scans(file, axes)
     except DataError:
         return [Case(name, role, (file,))]
-    return [Case(_case_name(name, v), role, (file,), scan.patient or name) for v, scan in scans.items()]
-
-
-def _case_name(file: str, volume: str) -> str:
-    return f"{file}/{volume}" if volume else file
+    return [Case(f"{name}/{v}" if v else name, role, (file,), scan.patient or name) for v, scan in scans.items()]
 
 
 def _volume(case: Case, axes: str | None) -> KSpaceScan:

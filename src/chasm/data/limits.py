@@ -1,4 +1,4 @@
-"""Limits on what a file may cost and where it may lead, checked before memory is taken or anything is opened.
+"""Limits on the memory of a file and on its links, checked before memory is taken or anything is opened.
 
 A file of a few bytes can declare, or inflate to, more than any memory holds. An HDF5 file can point at other files. A
 picture can hold a program for Ghostscript. Readers call the checks here first.
@@ -20,10 +20,10 @@ from chasm.data.records import fault
 LIMIT_VARIABLE = "CHASM_MAX_GIB"
 DEFAULT_MAX_GIB = 1.0
 PICTURE_FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")  # none of them runs a program, as EPS does
-MAX_SLICES = 100_000  # of one file
+MAX_SLICES = 100_000  # slices of one file
 MAX_NIFTI_HEADER = 64 * 2**20  # bytes before the voxels, with all extensions
 MAX_DEFLATE_RATIO = 1032  # zlib cannot pack more bytes than this into one
-MAX_UNWRITTEN_BYTES = 2**20  # of an HDF5 dataset: less takes no time to read
+MAX_UNWRITTEN_BYTES = 2**20  # unwritten bytes of an HDF5 dataset; fewer take no time to read
 _TIFF_CODECS: dict[int, Any] = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}
 
 
@@ -51,7 +51,7 @@ def require_fits(file: Path, field: str, shape: Sequence[int], itemsize: int) ->
     Args:
         file: the file that declares it.
         field: the part of the file.
-        shape: of the array.
+        shape: shape of the array.
         itemsize: bytes of one value.
     """
     size = math.prod(int(n) for n in shape) * itemsize
@@ -64,12 +64,12 @@ def require_fits(file: Path, field: str, shape: Sequence[int], itemsize: int) ->
 
 
 def require_few_slices(file: Path, field: str, shape: Sequence[int]) -> None:
-    """Raise a DataError if an array of slices, the first axis, has more than any scan: a list of them takes memory.
+    """Raise a DataError if an array has more slices (its first axis) than any scan, whose list would take memory.
 
     Args:
         file: the file that declares it.
         field: the part of the file.
-        shape: of the array.
+        shape: shape of the array.
     """
     if len(shape) > 2 and shape[0] > MAX_SLICES:
         raise fault(file, field, f"{shape[0]} slices: expected at most {MAX_SLICES}")
@@ -78,7 +78,7 @@ def require_few_slices(file: Path, field: str, shape: Sequence[int]) -> None:
 def require_regular(file: Path, field: str = "file") -> None:
     """Raise a DataError for a folder, a pipe, a device or a loop of links: opening one may wait for ever.
 
-    A missing file is left to whatever opens it.
+    A missing file is not an error here.
     """
     try:
         mode = os.stat(file).st_mode
@@ -92,7 +92,7 @@ def require_regular(file: Path, field: str = "file") -> None:
 
 
 def require_written(file: Path) -> None:
-    """Raise a DataError for a long file of which hardly anything is on disk: to read or hash it whole takes hours."""
+    """Raise a DataError for a long file with hardly anything on disk, which would take hours to read or hash."""
     require_regular(file)
     facts = os.stat(file)
     stored = 512 * getattr(facts, "st_blocks", facts.st_size)  # Windows does not say
@@ -106,7 +106,7 @@ def require_written(file: Path) -> None:
 
 
 def open_picture(source: Path | IO[bytes], file: Path) -> Any:
-    """Open a picture with Pillow: only formats that are pictures and nothing else, and only if it fits into memory.
+    """Open a picture with Pillow, if its format is only for pictures and it fits into memory.
 
     Args:
         source: the file, or a stream of its bytes.
@@ -128,11 +128,11 @@ def read_tiff(file: Path) -> np.ndarray:
     import tifffile
 
     with tifffile.TiffFile(file) as tiff:
-        seen: set[int] = set()
+        offsets: set[int] = set()
         for page in tiff.pages:  # tifffile would follow a circle for ever
-            if page.offset in seen:
+            if page.offset in offsets:
                 raise fault(file, "pages", "they lead back to an earlier one: damaged")
-            seen.add(page.offset)
+            offsets.add(page.offset)
         series = tiff.series[0]
         require_fits(file, "image", series.shape, series.dtype.itemsize)
         for page in series.pages:
@@ -163,7 +163,7 @@ def require_inflates(file: Path, field: str, packed: bytes) -> None:
 
 
 def _require_inflates_within(file: Path, packed: bytes, codec: Any, limit: int) -> None:
-    """Raise a DataError if compressed bytes hold more than `limit`; short zlib streams cannot, and are not tried."""
+    """Raise a DataError if compressed bytes hold more than `limit`. Short zlib streams cannot and are skipped."""
     if codec is zlib.decompressobj and len(packed) * MAX_DEFLATE_RATIO <= limit:
         return
     if len(codec().decompress(packed, max_length=limit + 1)) > limit:
@@ -175,7 +175,7 @@ def read_npz(file: Path, archive: Any, key: str) -> np.ndarray:
 
     Args:
         file: the archive, for messages.
-        archive: what np.load returned for it.
+        archive: the archive that np.load returned.
         key: the name of the array.
     """
     name = key if key in archive.zip.namelist() else f"{key}.npy"
@@ -192,10 +192,10 @@ def open_nifti_file(file: Path, whole: bool = True) -> Any:
 
     Args:
         file: .nii or .nii.gz.
-        whole: whether all volumes of it will be read at once, or one at a time.
+        whole: whether all its volumes will be read at once, or one at a time.
 
     Raises:
-        DataError: when the header, or what will be read, is too large.
+        DataError: if the header, or the part that will be read, is too large.
     """
     import gzip
 
@@ -225,7 +225,7 @@ def _voxel_offset(start: bytes) -> float:
     return 0.0
 
 
-def refuse_other_files(handle: Any, file: Path) -> None:
+def refuse_links_to_files(handle: Any, file: Path) -> None:
     """Raise a DataError if anything in an open HDF5 file leads to another file.
 
     That is an external link, a dataset with external storage, or a virtual dataset. Links within the file are allowed.
@@ -237,10 +237,10 @@ def refuse_other_files(handle: Any, file: Path) -> None:
         inside = info.type in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT)
         return None if inside else (name.decode(errors="replace"), "a link to another file")
 
-    def item(name: str, found: Any) -> tuple[str, str] | None:
-        if isinstance(found, h5py.Dataset) and found.is_virtual:
+    def item(name: str, value: Any) -> tuple[str, str] | None:
+        if isinstance(value, h5py.Dataset) and value.is_virtual:
             return name, "a virtual dataset"
-        if isinstance(found, h5py.Dataset) and found.external:
+        if isinstance(value, h5py.Dataset) and value.external:
             return name, "its values are in another file"
         return None
 
@@ -253,13 +253,13 @@ def refuse_other_files(handle: Any, file: Path) -> None:
 def require_h5_fits(file: Path, key: str, item: Any, shape: Sequence[int]) -> None:
     """Raise a DataError if a part of an HDF5 dataset, or a chunk, is too large for memory, or hardly any is written.
 
-    What was never written reads as zeros: a file of 2 kB can hold a billion slices of them.
+    Data that was never written reads as zeros, so a file of 2 kB can hold a billion slices.
 
     Args:
         file: the file, for messages.
         key: the name of the dataset.
         item: the dataset.
-        shape: of the part that is read at once.
+        shape: shape of the part that is read at once.
     """
     require_fits(file, key, shape, item.dtype.itemsize)
     size, stored = math.prod(item.shape) * item.dtype.itemsize, item.id.get_storage_size()

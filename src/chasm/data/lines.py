@@ -1,7 +1,7 @@
-"""From the lines that a scanner measured to volumes of k-space.
+"""Put the lines that a scanner measured into volumes of k-space.
 
 Scanners write one readout after another, each with counters that say where it belongs. Repeated lines (averages) are
-averaged. Repetitions, echoes, cardiac phases and sets are volumes of their own. A partial Fourier scan leaves zeros on
+averaged. Repetitions, echoes, cardiac phases and sets are separate volumes. A partial Fourier scan leaves zeros on
 one side. 3-D scans are transformed along their partitions, so that they become slices.
 """
 
@@ -27,8 +27,8 @@ class Encoding:
     """The grid that lines belong to."""
 
     matrix: tuple[int, int, int]  # samples, lines and partitions of the full k-space
-    fov: tuple[float, float, float]  # what that k-space covers, in mm; zeros if unknown
-    image_fov: tuple[float, float, float]  # what the image shall cover, in mm; zeros if unknown
+    fov: tuple[float, float, float]  # field of view of that k-space in mm; zeros if unknown
+    image_fov: tuple[float, float, float]  # field of view of the image in mm; zeros if unknown
     centre: tuple[int, int]  # the line and the partition that hold the zero frequency
 
     def pixels(self, axis: int) -> int:
@@ -53,7 +53,7 @@ class Line:
     partition: int  # the number of the readout along the third axis of a 3-D scan
     slice: int  # the number of the slice
     volume: tuple[int, int, int, int]  # the numbers of repetition, echo, phase and set
-    place: Placement  # where the slice lies
+    place: Placement  # position of the slice
 
 
 @dataclass
@@ -67,16 +67,16 @@ def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, **facts: Any
     """Put lines into volumes.
 
     Args:
-        lines: in the order they were measured.
-        encoding: the grid.
-        file: for messages.
-        facts: what all volumes share: `patient`, `noise`, `notes` of `KSpaceScan`.
+        lines: the lines, in the order they were measured.
+        encoding: the grid of the lines.
+        file: their file, for messages.
+        facts: facts that all volumes share: `patient`, `noise`, `notes` of `KSpaceScan`.
 
     Returns:
         Volumes by a name that says how they differ, such as "repetition2-echo1"; "" for the only one.
 
     Raises:
-        DataError: when a line lies outside the grid, or lines are missing in a way that is not by whole columns.
+        DataError: if a line lies outside the grid, or missing lines are not whole columns.
     """
     volumes: dict[tuple[int, ...], _Volume] = {}
     three_d = encoding.matrix[2] > 1
@@ -140,11 +140,11 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     notes += [partial] if partial else []
     kspace = np.stack(stack)  # (slices, coils, samples, lines, partitions)
     nz = encoding.matrix[2]
-    kept = encoding.pixels(2)
+    partitions = encoding.pixels(2)
     if nz > 1:
         images = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, -1), axis=-1, norm="ortho"), -1)
-        start = (nz - kept) // 2
-        kspace = np.moveaxis(images[0], -1, 0)[start : start + kept]
+        start = (nz - partitions) // 2
+        kspace = np.moveaxis(images[0], -1, 0)[start : start + partitions]
         kspace[..., ~columns[0]] = 0  # the transform of zeros is not always exactly zero
     else:
         kspace = kspace[..., 0]
@@ -152,7 +152,7 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     middle = tuple(n // 2 - (n - m) // 2 for n, m in zip(encoding.matrix[:2], size, strict=True))
     places = [volume.places[k] for k in order]
     voxel = encoding.voxel
-    geometry = None if voxel is None else slice_geometry(places, voxel, size, (middle[0], middle[1]), kept)
+    geometry = None if voxel is None else slice_geometry(places, voxel, size, (middle[0], middle[1]), partitions)
     repeats = float(np.mean([volume.count[k][volume.count[k] > 0].mean() for k in order]))
     filled = np.ascontiguousarray(kspace, np.complex64)
     return KSpaceScan(filled, size, geometry, mask=mask, notes=notes, averages=repeats, **facts)

@@ -25,12 +25,12 @@ PLANES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
 
 @dataclass(frozen=True)
 class NiftiSlices:
-    """How the slices of a NIfTI file are cut; nothing but its header has been read."""
+    """The way to cut the slices of a NIfTI file, of which only the header has been read."""
 
     file: Path
     plane: str  # "axial", "coronal" or "sagittal"
     shape: tuple[int, int, int]  # (slices, H, W)
-    geometry: Geometry  # where the slices lie
+    geometry: Geometry  # position of the slices
     _image: Any
     _orientation: np.ndarray
     _volume: int | None
@@ -43,9 +43,9 @@ class NiftiSlices:
             stored = self._image.dataobj
             values = np.asarray(stored if self._volume is None else stored[..., self._volume])
             values = values[..., None] if values.ndim == 2 else values
-            turned = nibabel.orientations.apply_orientation(values, self._orientation)
+            oriented = nibabel.orientations.apply_orientation(values, self._orientation)
         columns, rows, slices = PLANES[self.plane]
-        return np.flip(turned.transpose(slices, rows, columns), axis=1)
+        return np.flip(oriented.transpose(slices, rows, columns), axis=1)
 
 
 def open_nifti(file: Path, plane: str | None = None, volume: int | None = None) -> NiftiSlices:
@@ -54,7 +54,7 @@ def open_nifti(file: Path, plane: str | None = None, volume: int | None = None) 
     Args:
         file: .nii or .nii.gz.
         plane: "axial", "coronal" or "sagittal"; default: the acquired plane.
-        volume: which volume of a 4-D file, counted from 0.
+        volume: number of the volume in a 4-D file, from 0.
 
     Raises:
         DataError: when the header cannot be read, or a 4-D file comes without `volume`.

@@ -44,7 +44,7 @@ class Proxy(FileDataset):
         path: the folder of the bundle, or one of its files.
         split: "train", "val", "test" or "all", as stored in the file.
         part: the name of a file without its suffix, or "raw_8ch"; or several of them, whose masks are then left out.
-        also: parts that the training split has besides, and no other split. Photographs are grey among MRI.
+        also: further parts of the training split only. Photographs become grey among MRI.
         crop: keep this many central rows and columns of k-space: smaller images of the same field of view. Where the
             image has fewer, zeros are added: larger images without more detail.
         phase: make complex images of magnitudes, by a smooth phase that is drawn for each slice. Every fourth slice
@@ -94,7 +94,7 @@ class Proxy(FileDataset):
             except DataError:
                 if part is not None:
                     raise
-                cases.append(Case(f"{name}/", _UNREADABLE, (files[name],)))  # for the check: probe says why
+                cases.append(Case(f"{name}/", _UNREADABLE, (files[name],)))  # so that the check reports it by probe
         return cases, "stored in the files"
 
     def read(self, case: Case, k: int) -> Slice:
@@ -148,7 +148,7 @@ def _part(case: Case) -> str:
 
 
 def _nearest(label: Tensor, size: int) -> Tensor:
-    """The label at the positions that the pixels of a resized image have in the full one."""
+    """Return the label at the positions of the pixels of a resized image."""
     rows, columns = ((torch.arange(size) * n / size).round().long().clamp(max=n - 1) for n in label.shape)
     return label[rows][:, columns]
 
@@ -157,7 +157,7 @@ class _Stack(NamedTuple):
     """One split of one part, decoded (photographs stay encoded: they are small that way)."""
 
     file: Path
-    owners: list[str]  # of each image: its case
+    owners: list[str]  # case of each image
     pixels: np.ndarray | list[bytes]  # (N,H,W) uint8, (N,coils,H,W) complex64, or encoded photographs
     masks: np.ndarray | None  # (N,H,W) uint8
 
@@ -196,14 +196,14 @@ def _splits(file: Path, part: str) -> list[str]:
     if part == _RAW:
         return list(dict.fromkeys(_field(file, "siat_split").tolist()))
     ends = ("_images_dx", "_bytes")
-    found = [key.removesuffix(end) for key in _keys(file) for end in ends if key.endswith(end)]
-    if not found:
+    splits = [key.removesuffix(end) for key in _keys(file) for end in ends if key.endswith(end)]
+    if not splits:
         raise fault(file, "train_images_dx", f"missing; the file has {', '.join(_keys(file)) or 'nothing'}")
-    return found
+    return splits
 
 
 def _owners(file: Path, part: str, split: str) -> list[str]:
-    """The case of each image of a split."""
+    """Return the case of each image of a split."""
     if part == _RAW_8CH:
         return [f"{part}/brain8ch"]
     if part == _RAW:
@@ -250,14 +250,14 @@ def _photographs(file: Path, split: str) -> list[bytes]:
 
 
 def _complex(file: Path) -> np.ndarray:
-    """(N,1,H,W) complex64 of peak magnitude 1: signed 12-bit numbers in a low and a high byte plane."""
+    """Decode signed 12-bit numbers in a low and a high byte plane: (N,1,H,W) complex64 of peak magnitude 1."""
     low, high = _field(file, "siat_lo", np.uint8, ndim=4), _field(file, "siat_hi", np.int8, ndim=4)
     value = (high.astype(np.int16) << 8 | low).astype(np.float32) / 2047
     return (value[:, :1] + 1j * value[:, 1:]).astype(np.complex64)
 
 
 def _multichannel(file: Path) -> np.ndarray:
-    """(1,coils,H,W) complex64 coil images of the k-space, put back on its full grid."""
+    """Return coil images (1,coils,H,W) complex64 of the k-space, put back on its full grid."""
     stored = require_finite(_field(file, "brain8ch_kspace_f16", np.floating, ndim=4), file, "brain8ch_kspace_f16")
     scale, first, width = (
         _field(file, f"brain8ch_{word}").item() for word in ("scale", "first_column", "full_columns")

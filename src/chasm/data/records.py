@@ -1,4 +1,4 @@
-"""The records that datasets are made of: cases before they are opened, slices and batches after."""
+"""The records of datasets: cases before they are opened, and slices and batches afterwards."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chasm.common.registry import suggest
+from chasm.common.text import printable
 
 SPLITS = ("train", "val", "test")
 
@@ -24,7 +25,7 @@ def fault(file: Path | str, field: str, problem: str) -> DataError:
     Args:
         file: the file, or the folder.
         field: the part of it that is wrong, such as "kspace" or "header".
-        problem: what is wrong with it.
+        problem: the problem with it.
 
     Example:
         >>> fault("a.h5", "kspace", "missing")
@@ -54,7 +55,7 @@ class Slice:
         label: (H, W) int64 classes, if the dataset has any.
         case: the volume, patient or photo it belongs to, which is the unit of splits and of statistics.
         index: the number of the slice within the case.
-        source: where it comes from, for tables and captions.
+        source: origin of the slice, for tables and captions.
     """
 
     image: Tensor
@@ -90,15 +91,15 @@ SOMEWHERE = 2  # NIfTI's code for a coordinate system that is not the scanner's
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where the voxels of a case lie.
+    """The position of the voxels of a case.
 
     Attributes:
         affine: 4 x 4, from voxels (column, row from below, slice) to millimetres to the right, to the front and up.
-        code: what the millimetres are relative to, as in NIfTI: 1 the scanner, 2 (`SOMEWHERE`) another scan or
+        code: origin of the millimetres, as in NIfTI: 1 the scanner, 2 (`SOMEWHERE`) another scan or
             something unknown, 3 Talairach, 4 MNI; 0 if the matrix is not to be used.
         qform: the second matrix of a NIfTI file, if it has two that differ.
         qform_code: the code of that.
-        note: what the files do not say, in words.
+        note: a line about facts that are missing in the files.
     """
 
     affine: np.ndarray
@@ -142,7 +143,7 @@ class Batch:
 
 
 def collate(slices: Sequence[Slice]) -> Batch:
-    """Stack slices of one shape into a batch: the `collate_fn` of a DataLoader.
+    """Return slices of one shape as a batch. This is the `collate_fn` of a DataLoader.
 
     Raises:
         DataError: when shapes differ, or only some of the slices have a label.
@@ -175,11 +176,11 @@ class Case:
     """One unit of a split, before it is opened.
 
     Attributes:
-        name: unique within the dataset.
+        name: name of the case, unique within the dataset.
         split: "train", "val", "test" or another name; "" until a split is assigned.
         files: the files that hold it.
         group: the patient, if one has several cases: cases of one group share a split. Empty: the case itself.
-        frames: for each slice, the number of its file and of the image within that. Empty: all images of all files.
+        frames: numbers of the file and of the image in it, for each slice. Empty for all images of all files.
     """
 
     name: str
@@ -188,15 +189,20 @@ class Case:
     group: str = ""
     frames: tuple[tuple[int, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        # Names of files may have characters that no record, picture or terminal can hold.
+        object.__setattr__(self, "name", printable(self.name))
+        object.__setattr__(self, "group", printable(self.group))
+
 
 @dataclass(frozen=True, slots=True)
 class CaseFacts:
-    """What reading a whole case showed, for `chasm data check`.
+    """Facts from reading a whole case, for `chasm data check`.
 
     Attributes:
         shape: (M, H, W) of one slice.
         slices: the number of slices in the case.
-        dtype: how the values are stored.
+        dtype: stored type of the values.
         low: the smallest value.
         high: the largest value.
         group: the patient, if only the content of the file names it.
@@ -227,12 +233,12 @@ def in_split(cases: Sequence[Case], split: str, path: Path) -> list[Case]:
     """Return the cases of one split.
 
     Args:
-        cases: of all splits.
+        cases: cases of all splits.
         split: a name, or "all".
-        path: where they come from, for messages.
+        path: their folder, for messages.
 
     Raises:
-        DataError: when there are none; it says which splits have cases.
+        DataError: if there are none; the message says which splits have cases.
     """
     check_split(split, {*SPLITS, "all", *(c.split for c in cases)})
     chosen = [c for c in cases if split in (c.split, "all")]

@@ -1,4 +1,4 @@
-"""A dataset that fits into memory: all slices are read once, and batches are gathered by indexing."""
+"""Keep a dataset in memory: all slices are read once, and batches are gathered by indexing."""
 
 import os
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Resident(SliceDataset):
 
     Args:
         data: the dataset to read.
-        device: where the tensors are kept.
-        dtype: of the images. `torch.uint8` keeps photographs, whose values are k / 255, in a quarter of the memory.
+        device: device of the tensors.
+        dtype: dtype of the images. `torch.uint8` keeps photographs, whose values are k / 255, in a quarter of memory.
 
     Raises:
         DataError: when the slices do not fit, differ in shape, or change between epochs.

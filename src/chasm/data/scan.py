@@ -1,4 +1,4 @@
-"""Measured k-space in one form, whatever file it comes from: what the readers of scanner formats return."""
+"""The form of measured k-space that all readers of scanner formats return."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +19,12 @@ class KSpaceScan:
         kspace: (slices, coils, H, W) complex64, zero frequency at index N // 2; rows are samples of the readout,
             columns are phase-encoded lines. Exactly zero where nothing was measured.
         size: (H, W) of the image: the field of view in the middle that is kept. The rest is oversampling.
-        geometry: where the image lies, if the file says.
+        geometry: position of the image, if the file has it.
         patient: a name for the patient, if the file says; cases of one patient share a split.
         noise: (coils, samples) complex64, measured without a signal, if there is any.
         mask: (W,) bool, True for the measured columns, if the file says; arrays do not.
-        notes: what was done to the data, and what was left out.
-        averages: how often a line was measured, on average.
+        notes: lines about changes of the data, and about omissions.
+        averages: mean number of measurements of a line.
         noise_level: root-mean-square of the noise of one sample, over all coils, if it was measured. Prewhitening keeps
             it.
     """
@@ -41,12 +41,12 @@ class KSpaceScan:
 
     @property
     def columns(self) -> np.ndarray:
-        """(W,) bool: True for the measured columns, which are those that hold anything if the file does not say."""
-        found: np.ndarray = (self.kspace != 0).any((0, 1, 2)) if self.mask is None else self.mask
-        return found
+        """(W,) bool: True for the measured columns; those that are not empty, if the file has no mask."""
+        is_measured: np.ndarray = (self.kspace != 0).any((0, 1, 2)) if self.mask is None else self.mask
+        return is_measured
 
     def cropped_readout(self) -> "KSpaceScan":
-        """Return the scan without oversampling of the readout, for formats that cannot say how large the image is."""
+        """Return the scan without oversampling of the readout, for formats that do not store the size of the image."""
         rows = self.kspace.shape[2]
         if self.size[0] == rows:
             return self
@@ -56,8 +56,8 @@ class KSpaceScan:
         images = images[..., start : start + self.size[0], :]
         kspace = np.fft.fftshift(np.fft.fft(np.fft.ifftshift(images, **axes), axis=-2, norm="ortho"), **axes)
         note = f"oversampling of the readout removed: {self.size[0]} of {rows} rows"
-        kept = np.ascontiguousarray(kspace * self.columns, np.complex64)
-        return replace(self, kspace=kept, notes=[*self.notes, note])
+        masked = np.ascontiguousarray(kspace * self.columns, np.complex64)
+        return replace(self, kspace=masked, notes=[*self.notes, note])
 
     def prewhitened(self) -> "KSpaceScan":
         """Return the scan with independent noise in all coils; unchanged, with a note, if that cannot be done."""
@@ -81,7 +81,7 @@ def image_noise(noise: np.ndarray, band: float, averages: float = 1.0) -> float:
     Args:
         noise: samples of a noise scan.
         band: the width of the frequency band that an image sample takes noise from, over that of a noise sample.
-        averages: how often an image sample was measured.
+        averages: number of measurements of an image sample.
 
     Example:
         >>> image_noise(np.array([2.0, -2.0]), band=0.5, averages=2)
@@ -92,7 +92,7 @@ def image_noise(noise: np.ndarray, band: float, averages: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one slice lies: vectors to the left, to the back and up, as in DICOM."""
+    """The position of one slice: vectors to the left, to the back and up, as in DICOM."""
 
     centre: np.ndarray  # the centre of the field of view, in mm
     down: np.ndarray  # the direction in which rows count up
@@ -113,10 +113,10 @@ def slice_geometry(
     middle: tuple[int, int],
     partitions: int = 1,
 ) -> Geometry:
-    """Return where slices lie.
+    """Return the position of slices.
 
     Args:
-        places: of every slice, or of the slab of a 3-D scan.
+        places: places of every slice, or of the slab of a 3-D scan.
         voxel: mm along rows of the image (its height), along its columns, and between slices.
         size: (H, W) of the image.
         middle: row and column of the pixel at the centre of the field of view.

@@ -1,10 +1,11 @@
-"""Which case belongs to which split: by folder name, by half of a validation folder, or by a seeded hash."""
+"""Assign cases to splits by folder name, by half of a validation folder, or by a seeded hash."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from chasm.common.files import expanded
 from chasm.data.files import require_folder
 from chasm.data.records import SPLITS, Case, check_split, fault
 
@@ -55,8 +56,8 @@ def assign_splits(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str
     from the cases a model was selected on.
 
     Args:
-        cases: with the role of their folder as split, or "".
-        seed: of the hash.
+        cases: cases with the role of their folder as split, or "".
+        seed: seed of the hash.
 
     Returns:
         The cases with their splits, and the rule in words.
@@ -79,12 +80,12 @@ def splits_from_list(cases: Sequence[Case], file: str | Path) -> tuple[list[Case
 
     Args:
         cases: all cases.
-        file: with a case and its split on each line ("case07 train"); # starts a comment.
+        file: list with a case and its split on each line ("case07 train"); # starts a comment.
 
     Returns:
         The listed cases with their splits, and the rule in words.
     """
-    path = Path(file).expanduser()
+    path = expanded(file)
     split: dict[str, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         words = line.split("#")[0].rsplit(maxsplit=1)

@@ -1,4 +1,4 @@
-"""What the slices of a case hold, for `chasm data check`: their range, which are blank, and a hash of each."""
+"""Collect facts about the slices of a case for `chasm data check`: their range, blank ones, and a hash of each."""
 
 import hashlib
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The terms of the data: where it comes from, and whether a network trained on it may be given away."""
+"""The terms of the data: its origin, and whether a network trained on it may be given away."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ RESEARCH = "research and education, without commerce"
 class Terms:
     """The terms of one source of data."""
 
-    source: str  # what it is and who made it
+    source: str  # name and makers of the data
     licence: str  # its name, or what the owners say
     weights: bool  # whether weights trained on it may be given away
 
@@ -40,11 +40,13 @@ _PROXY = {
 
 
 def terms_of(dataset: str, options: Mapping[str, Any]) -> list[Terms] | None:
-    """Return the terms of the data that a dataset with these options reads; None where they are not known here.
+    """Return the terms of the data that a dataset with these options reads; None if they are not known.
 
     >>> [terms.licence for terms in terms_of("proxy", {"part": ["natural_kodak_test", "natural_imagenet"]})]
     ['unrestricted', 'research and education, without commerce']
     """
+    if dataset == "embedded" and options.get("content") == "photos":
+        return [Terms("photographs of scikit-image", "CC0 or public domain; none stated for the motorcycle", False)]
     if dataset == "embedded":
         return [Terms("drawn by chasm", "MIT", True)]
     if dataset != "proxy":

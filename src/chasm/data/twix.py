@@ -17,10 +17,10 @@ from chasm.data.records import fault, patient_name
 from chasm.data.scan import KSpaceScan, Placement, image_noise
 from chasm.data.twix_lengths import require_sound_lengths
 
-_OVERSAMPLING = 2  # of the readout, on every Siemens scanner
+_OVERSAMPLING = 2  # oversampling of the readout, on every Siemens scanner
 _CARTESIAN = 1
 _INPLACE = 2  # calibration lines that belong to the image
-_NOISE_BANDWIDTH = 130  # of a noise scan, in Hz per pixel
+_NOISE_BANDWIDTH = 130  # bandwidth of a noise scan, in Hz per pixel
 _NOISE_TIMES = {"AdjCoilSens": 5.0, "AdjQuietCoilSens": 4.0}  # us per noise sample of these adjustments, which differ
 _RECEIVER_BAND = 0.793  # the part of the band that the receiver lets noise through
 _LEFT_OUT = {
@@ -87,20 +87,20 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
 @dataclass(frozen=True)
 class _Noise:
     samples: np.ndarray  # (coils, samples)
-    time: float  # of one sample, in us
+    time: float  # time of one sample, in us
 
 
 def _noise(measurements: list[Any], image: Any, file: Path) -> _Noise | None:
-    """Return the noise scan of the coils of an image: of its own measurement, or of the last one before that has it."""
+    """Return the noise scan of the coils of an image, from its measurement or the last one before that has it."""
     for measurement in reversed(measurements):
         readouts = [m for m in measurement["mdb"] if m.is_flag_set("NOISEADJSCAN")]
         rows = _same_coils(readouts[0], image) if readouts else []
         if not rows:
             continue
-        found = [require_finite(np.asarray(m.data)[rows], file, "noise") for m in readouts]
+        noise = [require_finite(np.asarray(m.data)[rows], file, "noise") for m in readouts]
         name = str(measurement["hdr"].get("MeasYaps", {}).get("tProtocolName", ""))
-        time = _NOISE_TIMES.get(name, 1e6 / (_NOISE_BANDWIDTH * found[0].shape[1]))
-        return _Noise(np.concatenate(found, axis=1), time)
+        time = _NOISE_TIMES.get(name, 1e6 / (_NOISE_BANDWIDTH * noise[0].shape[1]))
+        return _Noise(np.concatenate(noise, axis=1), time)
     return None
 
 
@@ -114,10 +114,10 @@ def _same_coils(noise: Any, image: Any) -> list[int]:
 
 
 def _sample_times(protocol: Any, images: list[Any]) -> list[float]:
-    """Return how long the samples of the images take, in us: one time, or several if echoes differ; [] if unknown."""
+    """Return the time of a sample of the images in us: one time, several if echoes differ, or [] if unknown."""
     known = protocol.get("sRXSPEC", {}).get("alDwellTime", [])
-    found = {known[m.cEco] / 1e3 for m in images if m.cEco < len(known) and isinstance(known[m.cEco], int)}
-    return sorted(time for time in found if time > 0)
+    times = {known[m.cEco] / 1e3 for m in images if m.cEco < len(known) and isinstance(known[m.cEco], int)}
+    return sorted(time for time in times if time > 0)
 
 
 def _lines(

@@ -1,4 +1,4 @@
-"""The lengths in a file of Siemens raw data, checked before twixtools reads it.
+"""Check the lengths in a file of Siemens raw data before twixtools reads it.
 
 twixtools trusts every length and every index: a readout of length 0 keeps it busy for ever, an index in the protocol
 makes a list as long as it says, and where a file was cut it repeats the last readout.
@@ -12,11 +12,11 @@ from typing import IO
 
 from chasm.data.records import fault
 
-MAX_HEADER_BYTES = 16 * 2**20  # of one measurement; usual are 0.1 to 5 MiB
+MAX_HEADER_BYTES = 16 * 2**20  # header of one measurement; 0.1 to 5 MiB are usual
 MAX_MEASUREMENTS = 64
 _ENTRY = struct.Struct("<IIQQ128x")  # number, file, offset, length, names
-_CHANNEL_BYTES = 32  # of the header of one channel, in files since VD
-# An index that long, and words or gaps that take twixtools' patterns minutes, are in no protocol of a scanner.
+_CHANNEL_BYTES = 32  # header of one channel, in files since VD
+# No protocol of a scanner has such a long index, or words or gaps that take twixtools' patterns minutes.
 _TRAP = re.compile(rb"\[[0-9]{5,}\]|[^\s\0]{2048}| {2048}")
 
 
@@ -56,7 +56,7 @@ def _check_readouts(stream: IO[bytes], file: Path, place: int, end: int, is_vd: 
     kind = mdh_def.Scan_header if is_vd else mdh_def.VB17_header
     header_bytes = ctypes.sizeof(kind)
     own, of_channel = (header_bytes, _CHANNEL_BYTES) if is_vd else (0, header_bytes)
-    while place + 128 < end:  # as twixtools goes on
+    while place + 128 < end:  # the rule by which twixtools goes on
         stream.seek(place)
         raw = stream.read(header_bytes)
         length = 0

@@ -9,11 +9,11 @@ from chasm.data.records import DataError, Slice
 class Volumes(SliceDataset):
     """Blocks (depth, H, W) of the slices of a dataset, which stand one after the other within a case.
 
-    Blocks do not overlap, and what is left at the end of a case is left out.
+    Blocks do not overlap, and the remaining slices at the end of a case are left out.
 
     Args:
         data: a dataset of slices with one channel each, magnitude or complex.
-        depth: the number of slices of a block.
+        depth: number of slices of a block.
 
     Raises:
         DataError: if no case has that many slices.

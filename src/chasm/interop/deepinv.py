@@ -1,7 +1,7 @@
 """Hosts and MRI operators of chasm in deepinv, and those of deepinv in chasm.
 
     physics = to_physics(operator, size=(H, W))       # our Operator as their MRI or MultiCoilMRI
-    operator = to_operator(physics)                   # and back
+    operator = to_operator(physics)                   # the reverse
     model = HostReconstructor(host)                   # model(y, physics), for their Trainer and losses
     denoiser = HostDenoiser(host)                     # denoiser(x, sigma), in their VarNet, MoDL and plug-and-play
 
@@ -35,7 +35,7 @@ def to_physics(operator: Operator, size: tuple[int, int] | None = None) -> Physi
         `MRI` for one coil, `MultiCoilMRI` for many.
 
     Raises:
-        ValueError: with one line, when the size is not known, or the mask differs between coils.
+        ValueError: if the size is not known, or the mask differs between coils.
     """
     mask, maps = operator.mask, operator.maps
     mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape)
@@ -55,7 +55,7 @@ def to_operator(physics: Physics) -> Operator:
     """Return the measurement of a deepinv physics as an `Operator`.
 
     Raises:
-        ValueError: with one line, when it measures volumes, or is no MRI.
+        ValueError: if it measures volumes, or is no MRI.
     """
     if not isinstance(physics, MRI | MultiCoilMRI):
         raise ValueError(f"expected deepinv's MRI or MultiCoilMRI, got {type(physics).__name__}")
@@ -86,7 +86,7 @@ class HostReconstructor(Reconstructor):
     consistency. Nothing is scaled: train and use it on data of one scale.
 
     Args:
-        host: of `chasm.create_backbone`, with two channels in and out.
+        host: a host from `chasm.create_backbone`, with two channels in and out.
 
     Example:
         >>> import chasm
@@ -105,9 +105,9 @@ class HostReconstructor(Reconstructor):
         """Return the image.
 
         Args:
-            y: measurements as deepinv has them.
-            physics: what measured them.
-            **kwargs: ignored; others of their models have some.
+            y: measurements in deepinv's format.
+            physics: the physics that measured them.
+            **kwargs: ignored, for the arguments of other models of deepinv.
         """
         operator = to_operator(physics)
         kspace = to_kspace(y)
@@ -122,7 +122,7 @@ class HostDenoiser(Denoiser):
     """A host as denoiser: denoiser(x, sigma). It does not use the noise level.
 
     Args:
-        host: of `chasm.create_backbone`, with as many channels in as out and without data consistency.
+        host: a host from `chasm.create_backbone`, with as many channels in as out and without data consistency.
     """
 
     def __init__(self, host: Backbone) -> None:

@@ -78,7 +78,7 @@ def _normalised(A: Operator) -> tuple[Operator, Tensor]:
     """Return the operator with its maps scaled to norm 1, and the scale, by which the image must be divided."""
     if A.maps is None:
         return A, torch.ones(())
-    power = A.maps.abs().square().sum(-3).flatten(1).amax(1)  # of the coils, where it is largest
+    power = A.maps.abs().square().sum(-3).flatten(1).amax(1)  # largest power of the coils
     scale = power.sqrt().clamp_min(torch.finfo(power.dtype).tiny)[:, None, None, None]
     return Operator(A.mask, A.maps / (scale if A.maps.ndim == 4 else scale[..., None])), scale
 
@@ -102,7 +102,7 @@ def _weight(A: Operator, back: Tensor, lam: float) -> Tensor:
 
 
 def _grad(x: Tensor) -> Tensor:
-    """Periodic forward differences along H and W, stacked in front: (2, B, M, H, W)."""
+    """Return periodic forward differences along H and W, stacked in front: (2, B, M, H, W)."""
     return torch.stack([x.roll(-1, -2) - x, x.roll(-1, -1) - x])
 
 
@@ -115,7 +115,7 @@ def _length(g: Tensor) -> Tensor:
 
 
 def _solve(A: Operator, rho: float, b: Tensor, start: Tensor) -> Tensor:
-    """(A^H A + rho grad^H grad)^-1 b."""
+    """Return (A^H A + rho grad^H grad)^-1 b."""
     if A.maps is None:
         H, W = b.shape[-2:]
         h, w = (torch.arange(n, device=b.device, dtype=b.real.dtype) for n in (H, W))

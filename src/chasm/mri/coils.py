@@ -78,8 +78,8 @@ def hann(at: Tensor, middle: float | Tensor, width: int | Tensor) -> Tensor:
 
     Args:
         at: positions.
-        middle: where it is 1.
-        width: how many whole positions have a weight.
+        middle: position of the value 1.
+        width: number of whole positions with a weight.
     """
     t = (at - middle) / (width + 1)  # +1: the outermost lines keep a little weight
     return torch.where(t.abs() < 0.5, 0.5 + 0.5 * torch.cos(2 * torch.pi * t), 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from chasm.common.precision import float64_device, full_precision
 
 KERNEL = 6  # samples along each axis
-MIN_GOOD_COLUMNS = 12  # of the centre; maps of fewer have holes where there is signal
+MIN_GOOD_COLUMNS = 12  # columns of the centre; maps of fewer have holes where there is signal
 MAX_CALIBRATION = 24  # rows and columns of the centre that are used
 MIN_EIGENVALUE = 0.001  # relative to the largest eigenvalue of the calibration matrix: smaller ones are noise
 CROP = 0.8  # a pixel with a smaller eigenvalue has no signal, hence no sensitivities
@@ -29,7 +29,7 @@ def espirit_maps(y: Tensor, center: tuple[int, int], sets: int = 1, crop: float 
     Args:
         y: k-space (B, Q, H, W).
         center: the first and the end column of the fully sampled centre: `Mask.center`.
-        sets: how many sets of maps: 2 where the object is larger than the field of view.
+        sets: number of sets of maps; 2 if the object is larger than the field of view.
         crop: a map is zero where its eigenvalue is smaller.
 
     Returns:
@@ -54,8 +54,8 @@ def espirit_maps(y: Tensor, center: tuple[int, int], sets: int = 1, crop: float 
         raise ValueError(f"{sets} sets of maps for {coils} coils: expected 1 to {coils}")
     left = (first + end - columns) // 2
     top = height // 2 - rows // 2
-    found = [_maps(k, k[:, top : top + rows, left : left + columns], sets, crop) for k in y]
-    maps = torch.stack(found)
+    each = [_maps(k, k[:, top : top + rows, left : left + columns], sets, crop) for k in y]
+    maps = torch.stack(each)
     return maps[:, 0] if sets == 1 else maps
 
 
@@ -86,11 +86,11 @@ def _correlations(calibration: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(patches.T @ patches.conj())
     span = vectors[:, values > MIN_EIGENVALUE * values[-1]]
     projection = (span @ span.mH).reshape(k, k, coils, k, k, coils)
-    found = torch.zeros(2 * k - 1, 2 * k - 1, coils, coils, dtype=projection.dtype, device=projection.device)
+    h = torch.zeros(2 * k - 1, 2 * k - 1, coils, coils, dtype=projection.dtype, device=projection.device)
     for y in range(k):
         for x in range(k):  # (p, b_y, b_x, q) -> (b_y, b_x, p, q)
-            found[k - 1 - y : 2 * k - 1 - y, k - 1 - x : 2 * k - 1 - x] += projection[y, x].permute(1, 2, 0, 3)
-    return found / k**2
+            h[k - 1 - y : 2 * k - 1 - y, k - 1 - x : 2 * k - 1 - x] += projection[y, x].permute(1, 2, 0, 3)
+    return h / k**2
 
 
 def _waves(n: int, like: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ from chasm.common.registry import suggest
 from chasm.mri.plane_masks import PLANE_KINDS, PlaneMask, Seed, create_plane_mask, side_lobe
 
 COLUMN_KINDS = ("equispaced", "random", "gaussian", "equispaced-plain", "random-plain", "file")
-KINDS = (*COLUMN_KINDS, *PLANE_KINDS)
-DEFAULT_SEED = 4  # of the random kinds
+MASK_KINDS = (*COLUMN_KINDS, *PLANE_KINDS)
+DEFAULT_SEED = 4  # seed of the random kinds
 MAX_ACCELERATION = 10**6  # beyond that, its products overflow
-MAX_FILE_BYTES = 64 * 2**20  # of a file with a mask
+MAX_FILE_BYTES = 64 * 2**20  # size of a file with a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +65,26 @@ class Mask:
 
     @property
     def coherence(self) -> float:
-        """How strongly it folds an image onto itself: the largest side lobe of its point spread function, 0 to 1.
+        """The largest side lobe of the point spread function, 0 to 1: how strongly the mask folds an image onto itself.
 
         The function is the Fourier transform of the mask, relative to its value at zero. Side lobes lie beyond its
         first minimum: nearer, a fully sampled centre blurs, and does not fold.
         """
-        kept = np.zeros((1, self.width))
-        kept[0, list(self.columns)] = 1
-        return side_lobe(kept)
+        mask = np.zeros((1, self.width))
+        mask[0, list(self.columns)] = 1
+        return side_lobe(mask)
 
     @property
     def kept(self) -> str:
-        """What it keeps, in words."""
+        """The kept columns, in words."""
         return f"{self.lines} of {self.width} columns"
 
     def tensor(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
         """Return (1, 1, 1, W) with ones where columns are kept. It is made once and shared: do not write to it.
 
         Args:
-            device: where it lies.
-            dtype: its type.
+            device: device of the tensor.
+            dtype: dtype of the tensor.
         """
         return _tensor(self, torch.device(device), dtype)
 
@@ -120,14 +120,14 @@ class Mask:
 def _tensor(mask: Mask, device: torch.device, dtype: torch.dtype) -> Tensor:
     # Out of inference mode: a tensor first made in an evaluation must also serve a later training step.
     with torch.inference_mode(False):
-        kept = torch.zeros(1, 1, 1, mask.width, dtype=dtype)
-        kept[..., list(mask.columns)] = 1
-        return kept.to(device)
+        values = torch.zeros(1, 1, 1, mask.width, dtype=dtype)
+        values[..., list(mask.columns)] = 1
+        return values.to(device)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to make the mask of any size: what a task is configured with. `create_mask` explains the fields."""
+    """The configuration of a mask, for images of any size. `create_mask` explains the fields."""
 
     kind: str = "equispaced"
     acceleration: float = 4
@@ -194,7 +194,7 @@ def create_mask(
         file: file of the kind "file".
 
     Raises:
-        ValueError: with one line, when no mask has these properties.
+        ValueError: if no mask has these properties.
 
     Example:
         >>> print(create_mask("random", 64, acceleration=8, seed=1))
@@ -202,7 +202,7 @@ def create_mask(
     """
     if kind in PLANE_KINDS:
         raise ValueError(f"a {kind} mask keeps points and not columns: choose one of {', '.join(COLUMN_KINDS)}")
-    if kind not in KINDS:
+    if kind not in MASK_KINDS:
         raise ValueError(f"unknown mask kind {kind!r}: {suggest(kind, COLUMN_KINDS)}")
     if kind == "file":
         if file is None:
@@ -216,13 +216,13 @@ def create_mask(
     if not 0 <= low <= n:
         raise ValueError(f"center_fraction must lie in [0, 1], got {f:g}")
     first = (n - low + 1) // 2
-    kept = np.zeros(n, dtype=bool)
-    kept[first : first + low] = True
+    is_kept = np.zeros(n, dtype=bool)
+    is_kept[first : first + low] = True
 
     if kind == "equispaced-plain":
         step = _whole(acceleration)
         offset = _check_offset(offset, step, seed)
-        kept[offset::step] = True
+        is_kept[offset::step] = True
     else:
         if low * acceleration >= n:
             raise ValueError(
@@ -232,22 +232,22 @@ def create_mask(
         if kind == "equispaced":
             adjusted = acceleration * (low - n) / (low * acceleration - n)
             offset = _check_offset(offset, round(adjusted), seed)
-            kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
+            is_kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
         else:
             seed = DEFAULT_SEED if seed is None else seed
-            rng = np.random.RandomState(seed)  # as fastMRI: one seed, the same columns
+            rng = np.random.RandomState(seed)  # as fastMRI does, so that a seed gives the same columns
             if kind != "random-plain":
                 target = create_mask("equispaced", n, acceleration, center_fraction, offset or 0).lines
             if kind == "gaussian":
-                kept[_gaussian_columns(kept, target - low, rng)] = True
+                is_kept[_gaussian_columns(is_kept, target - low, rng)] = True
             else:
-                kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
+                is_kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
             if kind == "random":
-                _force_lines(kept, target, first, low, rng)
+                _force_lines(is_kept, target, first, low, rng)
     return Mask(
         kind=kind,
         width=n,
-        columns=tuple(np.flatnonzero(kept).tolist()),
+        columns=tuple(np.flatnonzero(is_kept).tolist()),
         center=(first, first + low),
         nominal=acceleration,
         offset=offset if kind.startswith("equispaced") else None,
@@ -270,20 +270,20 @@ def _check_offset(offset: int | None, offsets: int, seed: Seed | None) -> int:
     return offset
 
 
-def _gaussian_columns(kept: np.ndarray, lines: int, rng: np.random.RandomState) -> np.ndarray:
+def _gaussian_columns(is_kept: np.ndarray, lines: int, rng: np.random.RandomState) -> np.ndarray:
     """Draw columns that are not kept yet, with a density that falls off from the centre."""
-    n = len(kept)
-    density = np.where(kept, 0.0, np.exp(-0.5 * ((np.arange(n) - n // 2) / (n / 6)) ** 2))
+    n = len(is_kept)
+    density = np.where(is_kept, 0.0, np.exp(-0.5 * ((np.arange(n) - n // 2) / (n / 6)) ** 2))
     return rng.choice(n, size=lines, replace=False, p=density / density.sum())
 
 
-def _force_lines(kept: np.ndarray, target: int, first: int, low: int, rng: np.random.RandomState) -> None:
+def _force_lines(is_kept: np.ndarray, target: int, first: int, low: int, rng: np.random.RandomState) -> None:
     """Drop or add random columns outside the centre until `target` are kept."""
-    outside = np.ones(len(kept), dtype=bool)
+    outside = np.ones(len(is_kept), dtype=bool)
     outside[first : first + low] = False
-    surplus = int(kept.sum()) - target
-    candidates = np.flatnonzero(outside & (kept if surplus > 0 else ~kept))
-    kept[rng.permutation(candidates)[: abs(surplus)]] = surplus < 0
+    surplus = int(is_kept.sum()) - target
+    candidates = np.flatnonzero(outside & (is_kept if surplus > 0 else ~is_kept))
+    is_kept[rng.permutation(candidates)[: abs(surplus)]] = surplus < 0
 
 
 def mask_from_array(
@@ -295,10 +295,10 @@ def mask_from_array(
         array: (..., W), constant along all axes but the last, as fastMRI files store it.
         n: the number of columns to expect, if known.
         nominal: the acceleration that was asked for, if known.
-        file: where the array comes from, for messages.
+        file: origin of the array, for messages.
 
     Raises:
-        ValueError: with one line, when the array is not such a mask.
+        ValueError: if the array is not such a mask.
     """
     where = file or "the array"
     a = np.asarray(array)
@@ -310,18 +310,18 @@ def mask_from_array(
     rows = a.reshape(-1, a.shape[-1]) != 0
     if not (rows == rows[0]).all():
         raise ValueError(f"mask from {where}: shape {a.shape} varies along rows: expected whole columns (last axis)")
-    kept = rows[0]
-    if not kept.any():
+    is_kept = rows[0]
+    if not is_kept.any():
         raise ValueError(f"mask from {where}: keeps no column: check that it is a mask of zeros and ones")
-    if n is not None and len(kept) != n:
-        raise ValueError(f"mask from {where}: has {len(kept)} columns, the data {n}: use a mask made for {n}")
-    first = end = len(kept) // 2
-    while first > 0 and kept[first - 1]:
+    if n is not None and len(is_kept) != n:
+        raise ValueError(f"mask from {where}: has {len(is_kept)} columns, the data {n}: use a mask made for {n}")
+    first = end = len(is_kept) // 2
+    while first > 0 and is_kept[first - 1]:
         first -= 1
-    while end < len(kept) and kept[end]:
+    while end < len(is_kept) and is_kept[end]:
         end += 1
-    columns = tuple(np.flatnonzero(kept).tolist())
-    return Mask("file", len(kept), columns, (first, end), nominal=nominal, file=file)
+    columns = tuple(np.flatnonzero(is_kept).tolist())
+    return Mask("file", len(is_kept), columns, (first, end), nominal=nominal, file=file)
 
 
 def _read(path: Path) -> np.ndarray:

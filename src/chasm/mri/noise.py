@@ -1,4 +1,4 @@
-"""Noise of receiver coils: how strong it is, and how coils that share noise are made independent (prewhitening)."""
+"""Estimate the noise of receiver coils, and make coils that share noise independent (prewhitening)."""
 
 import math
 

@@ -71,7 +71,7 @@ def add_noise(y: Tensor, snr_db: float, mask: Tensor | None = None, generator: t
         snr_db: mean of `|y|^2` over the measured samples of a slice (all coils), over the noise variance, in dB. Real
             and imaginary part share the variance.
         mask: ones where k-space was measured. None: everywhere.
-        generator: of the noise, on the device of y.
+        generator: generator of the noise, on the device of y.
     """
     where = torch.ones_like(y.real) if mask is None else mask.expand(y.shape).to(y.real.dtype)
     dims = tuple(range(1, y.ndim))

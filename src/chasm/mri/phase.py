@@ -1,9 +1,9 @@
-"""A phase for magnitude images, so that a network trained on them can meet measured data."""
+"""Draw a phase for magnitude images, so that a network that is trained on them can reconstruct measured data."""
 
 import torch
 from torch import Tensor
 
-MODES = 3  # cosines along each axis: off-resonance and coils vary slowly over the head
+COSINES = 3  # cosines along each axis: off-resonance and coils vary slowly over the head
 
 
 def smooth_phase(size: tuple[int, int], seed: int) -> Tensor:
@@ -14,7 +14,7 @@ def smooth_phase(size: tuple[int, int], seed: int) -> Tensor:
 
     Args:
         size: (H, W) of the image.
-        seed: of the weights.
+        seed: seed of the weights.
 
     Returns:
         (H, W) complex64 of magnitude 1.
@@ -25,9 +25,9 @@ def smooth_phase(size: tuple[int, int], seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     y, x = (torch.linspace(-1, 1, n) for n in size)
-    order = torch.arange(MODES + 1, dtype=torch.float32)
-    rows, columns = (torch.cos(torch.pi / 2 * order[:, None] * (t + 1)) for t in (y, x))  # (MODES + 1, n)
-    weights = torch.randn(MODES + 1, MODES + 1, generator=generator) / (1 + order[:, None] + order)
+    order = torch.arange(COSINES + 1, dtype=torch.float32)
+    rows, columns = (torch.cos(torch.pi / 2 * order[:, None] * (t + 1)) for t in (y, x))  # (COSINES + 1, n)
+    weights = torch.randn(COSINES + 1, COSINES + 1, generator=generator) / (1 + order[:, None] + order)
     ramp = torch.randn(2, generator=generator)
     phi = rows.T @ weights @ columns + ramp[0] * y[:, None] + ramp[1] * x
     offset = 2 * torch.pi * torch.rand((), generator=generator)

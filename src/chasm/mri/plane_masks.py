@@ -27,7 +27,7 @@ from torch import Tensor
 from chasm.common.registry import suggest
 
 PLANE_KINDS = ("poisson-2d", "gaussian-2d", "radial-2d")
-GOLDEN_ANGLE = math.pi * (math.sqrt(5) - 1) / 2  # of lines, which look the same after half a turn
+GOLDEN_ANGLE = math.pi * (math.sqrt(5) - 1) / 2  # golden angle of lines, which look the same after half a turn
 Seed = int | tuple[int, ...]  # a tuple: fastMRI seeds with the character codes of the file name
 
 
@@ -43,17 +43,17 @@ class PlaneMask:
 
     @property
     def points(self) -> int:
-        """The number of points it keeps."""
+        """The number of kept points."""
         return int(self.array.sum())
 
     @property
     def acceleration(self) -> float:
-        """The acceleration it really has."""
+        """The acceleration that the mask really has."""
         return self.array.size / self.points
 
     @property
     def coherence(self) -> float:
-        """How strongly it folds an image onto itself, as `Mask.coherence`: 0 to 1."""
+        """The largest side lobe of the point spread function, as `Mask.coherence`: 0 to 1."""
         return side_lobe(self.array)
 
     @property
@@ -65,7 +65,7 @@ class PlaneMask:
 
     @property
     def kept(self) -> str:
-        """What it keeps, in words."""
+        """The kept points, in words."""
         height, width = self.array.shape
         return f"{self.points} of {height} x {width} points"
 
@@ -74,7 +74,7 @@ class PlaneMask:
         return torch.from_numpy(self.array).to(device, dtype)[None, None]
 
     def report(self) -> dict[str, Any]:
-        """Return what a result should say about its mask."""
+        """Return the facts about the mask that belong beside a result."""
         return {
             "kind": self.kind,
             "size": list(self.array.shape),
@@ -94,21 +94,21 @@ class PlaneMask:
         )
 
 
-def side_lobe(kept: np.ndarray) -> float:
+def side_lobe(mask: np.ndarray) -> float:
     """Return the largest side lobe of the point spread function of a mask (H, W), relative to its main lobe.
 
     The main lobe ends at the first minimum along each axis.
     """
-    spread = np.abs(np.fft.fft2(kept))
+    spread = np.abs(np.fft.fft2(mask))
     spread = spread[: len(spread) // 2 + 1] / spread[0, 0]  # the rest mirrors it
-    height, width = (_first_minimum(profile) for profile in (spread[:, 0], spread[0, : kept.shape[1] // 2 + 1]))
+    height, width = (_first_minimum(profile) for profile in (spread[:, 0], spread[0, : mask.shape[1] // 2 + 1]))
     spread[:height, :width] = 0
-    spread[:height, kept.shape[1] - width + 1 :] = 0
+    spread[:height, mask.shape[1] - width + 1 :] = 0
     return float(spread.max())
 
 
 def _first_minimum(profile: np.ndarray) -> int:
-    """Return where a profile first rises again; its length if it never does."""
+    """Return the position where a profile first rises again, or its length if it never does."""
     rising = np.flatnonzero(np.diff(profile) > 0)
     return int(rising[0]) if len(rising) else len(profile)
 
@@ -128,7 +128,7 @@ def create_plane_mask(
         acceleration: points per kept point.
         center_fraction: fraction of the rows, and of the columns, of the fully sampled centre; by default
             0.32 / acceleration.
-        seed: of the drawn points or the first angle.
+        seed: seed of the drawn points or the first angle.
 
     Raises:
         ValueError: if the kind is unknown, or its numbers fit no mask.
@@ -142,24 +142,24 @@ def create_plane_mask(
         raise ValueError(f"center_fraction must lie in [0, 1], got {f:g}")
     rows, columns = (round(n * f) for n in size)
     top, left = ((n - m + 1) // 2 for n, m in zip(size, (rows, columns), strict=True))
-    kept = np.zeros(size, dtype=bool)
-    kept[top : top + rows, left : left + columns] = True
-    budget = round(kept.size / acceleration) - int(kept.sum())
+    is_kept = np.zeros(size, dtype=bool)
+    is_kept[top : top + rows, left : left + columns] = True
+    budget = round(is_kept.size / acceleration) - int(is_kept.sum())
     if budget < 1:
         raise ValueError(
-            f"a centre of {rows} x {columns} leaves nothing of the x{acceleration:g} budget of {kept.size} points: "
+            f"a centre of {rows} x {columns} leaves nothing of the x{acceleration:g} budget of {is_kept.size} points: "
             "lower center_fraction or the acceleration"
         )
     draw = {"poisson-2d": _poisson, "gaussian-2d": _gaussian, "radial-2d": _radial}[kind]
-    kept |= draw(kept, budget, np.random.default_rng(seed))
-    return PlaneMask(kind, kept, (rows, columns), acceleration, seed)
+    is_kept |= draw(is_kept, budget, np.random.default_rng(seed))
+    return PlaneMask(kind, is_kept, (rows, columns), acceleration, seed)
 
 
-def _poisson(kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
+def _poisson(is_kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
     """Draw points outside the centre that keep the largest distance the budget leaves room for."""
-    priority = np.where(kept, 0.0, 1 - rng.uniform(size=kept.shape))  # the highest is drawn first
+    priority = np.where(is_kept, 0.0, 1 - rng.uniform(size=is_kept.shape))  # the highest is drawn first
     distances = sorted({i * i + j * j for i in range(16) for j in range(16)} - {0}, reverse=True)
-    roomy = 1.2 * (~kept).sum() / budget  # square of a distance at which not even a regular grid has room
+    roomy = 1.2 * (~is_kept).sum() / budget  # square of a distance at which not even a regular grid has room
     for squared in (d for d in distances if d <= max(roomy, 1)):
         drawn = _draw_with_distance(priority, squared)
         if drawn.sum() >= budget:
@@ -188,34 +188,34 @@ def _draw_with_distance(priority: np.ndarray, squared: int) -> np.ndarray:
 
 def _largest(values: np.ndarray, offsets: list[tuple[int, int]]) -> np.ndarray:
     """Return for every point the largest value at these offsets from it, 0 outside of the plane."""
-    (H, W), found = values.shape, np.zeros_like(values)
+    (H, W), largest = values.shape, np.zeros_like(values)
     for i, j in offsets:
-        here = found[max(i, 0) : H + min(i, 0), max(j, 0) : W + min(j, 0)]
+        here = largest[max(i, 0) : H + min(i, 0), max(j, 0) : W + min(j, 0)]
         there = values[max(-i, 0) : H + min(-i, 0), max(-j, 0) : W + min(-j, 0)]
         np.maximum(here, there, out=here)
-    return found
+    return largest
 
 
-def _gaussian(kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
+def _gaussian(is_kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
     """Draw points outside the centre without replacement, by a density that falls off from the middle."""
-    y, x = (((np.arange(n) - n // 2) / (n / 6)) ** 2 for n in kept.shape)
+    y, x = (((np.arange(n) - n // 2) / (n / 6)) ** 2 for n in is_kept.shape)
     # The points with the largest log-density plus Gumbel noise are a draw without replacement.
-    key = -0.5 * (y[:, None] + x) + rng.gumbel(size=kept.shape)
-    key[kept] = -np.inf
+    key = -0.5 * (y[:, None] + x) + rng.gumbel(size=is_kept.shape)
+    key[is_kept] = -np.inf
     return np.asarray(key >= np.partition(key, -budget, axis=None)[-budget])
 
 
-def _radial(kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
+def _radial(is_kept: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
     """Keep lines through the middle until no whole one fits into the budget."""
-    (H, W), found = kept.shape, kept.copy()
+    (H, W), mask = is_kept.shape, is_kept.copy()
     along = np.arange(-2 * max(H, W), 2 * max(H, W) + 1) / (2 * max(H, W))  # of half a diagonal
-    allowed, angle = int(kept.sum()) + budget, rng.uniform(0, math.pi)
+    allowed, angle = int(is_kept.sum()) + budget, rng.uniform(0, math.pi)
     while True:
-        line = found.copy()
+        line = mask.copy()
         y = np.rint(H // 2 + along * H * math.sin(angle) / math.sqrt(2)).astype(int)
         x = np.rint(W // 2 + along * W * math.cos(angle) / math.sqrt(2)).astype(int)
         inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
         line[y[inside], x[inside]] = True
         if line.sum() > allowed:
-            return found
-        found, angle = line, angle + GOLDEN_ANGLE
+            return mask
+        mask, angle = line, angle + GOLDEN_ANGLE

@@ -73,7 +73,7 @@ def calibration_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     return center - before, center + after
 
 
-def estimate_maps(k: Tensor, mask: Tensor, floor: float = 0.02) -> Tensor:
+def estimate_real_maps(k: Tensor, mask: Tensor, floor: float = 0.02) -> Tensor:
     """Return sensitivity maps (B, Q, 2, H, W), the same as those of `chasm.mri.estimate_maps`.
 
     Args:

@@ -14,4 +14,4 @@ from chasm.tasks.protocols import get_protocol as get_protocol
 from chasm.tasks.reconstruction import Reconstruction as Reconstruction
 from chasm.tasks.segmentation import Segmentation as Segmentation
 from chasm.tasks.superres import SuperResolution as SuperResolution
-from chasm.tasks.volume import Volume as Volume
+from chasm.tasks.volume import VolumeReconstruction as VolumeReconstruction

@@ -1,4 +1,4 @@
-"""The interface of a task: how raw images become a batch, which loss is minimised, which scores are reported.
+"""The interface of a task: it makes batches of raw images, and defines the loss and the scores.
 
 task = create_task("reconstruction", sampling=Sampling(acceleration=8))
 batch = task.prepare(raw.image, raw.label, raw.case)           # on the device of raw.image
@@ -105,19 +105,19 @@ class Task(ABC):
         """
 
     def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
-        """Return what training sees of a batch, where that is less than scoring does.
+        """Return the batch that training uses, which may hold less than that for scoring.
 
         Args:
-            batch: from `prepare`.
-            seeds: one for each image, for whatever is drawn.
+            batch: batch from `prepare`.
+            seeds: one for each image, for random draws.
         """
         return batch
 
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
-        """Return what validation and test see of a batch. It never depends on chance.
+        """Return the batch that validation and test use. It never depends on chance.
 
         Args:
-            batch: from `prepare`.
+            batch: batch from `prepare`.
         """
         return batch
 
@@ -127,7 +127,7 @@ class Task(ABC):
 
         Args:
             output: output of the model for ``batch.input``.
-            batch: from `prepare`.
+            batch: batch from `prepare`.
         """
 
     @abstractmethod
@@ -136,14 +136,14 @@ class Task(ABC):
 
         Args:
             output: output of the model for ``batch.input``.
-            batch: from `prepare`.
+            batch: batch from `prepare`.
         """
 
     def reference(self, batch: TaskBatch) -> Tensor | None:
         """Return the output without a model (zero-filled, bicubic), which is scored beside every model.
 
         Args:
-            batch: from `prepare`.
+            batch: batch from `prepare`.
 
         Returns:
             An output that `scores` takes, or None if the task has no such reference.
@@ -151,7 +151,7 @@ class Task(ABC):
         return None
 
     def report(self, shape: Sequence[int]) -> dict[str, Any]:
-        """Return what metrics.json records about the task.
+        """Return the facts about the task for metrics.json.
 
         Args:
             shape: (M, H, W) of a raw image, which decides the mask.

@@ -35,7 +35,7 @@ class Summary:
 
     Attributes:
         protocol: name of the protocol.
-        meaning: what the protocol measures, in one line.
+        meaning: one line that says what the protocol measures.
         per_case: scores of each case, by name.
         blank: number of blank slices that were left out.
     """

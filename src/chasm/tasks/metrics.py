@@ -1,4 +1,4 @@
-"""Image and overlap metrics. What a reported number means is defined by `chasm.tasks.protocols`."""
+"""Image and overlap metrics. `chasm.tasks.protocols` defines the meaning of a reported number."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ Rows = dict[str, Tensor]  # each (B, ...): one row per slice
 
 
 def _exact(x: Tensor) -> Tensor:
-    """Convert to float64, in which sums of squares do not cancel; to float32 on Apple GPUs, which have no float64."""
+    """Convert to float64, so that sums of squares do not cancel, or to float32 on Apple GPUs, which have no float64."""
     return x.float() if x.device.type == "mps" else x.double()
 
 

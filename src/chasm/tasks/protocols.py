@@ -43,7 +43,7 @@ class Protocol:
     meaning: ClassVar[str]
 
     def rows(self, output: Tensor, target: Tensor) -> Rows:
-        """Compute what each slice of a batch contributes to its case.
+        """Return the contribution of each slice of a batch to the scores of its case.
 
         Args:
             output: output of a model, on the scale that the protocol asks for.
@@ -55,7 +55,7 @@ class Protocol:
         raise NotImplementedError
 
     def case(self, rows: Rows) -> dict[str, float]:
-        """Compute the scores of a case; by default the mean over its slices.
+        """Return the scores of a case; by default the mean over its slices.
 
         Args:
             rows: the rows of all its slices that are not blank.
@@ -66,7 +66,7 @@ class Protocol:
         return {k: v.mean().item() for k, v in rows.items()}
 
 
-class Unit(Protocol):
+class UnitProtocol(Protocol):
     """Each image on its own, clamped to [0, 1], with data range 1."""
 
     name: ClassVar[str] = "unit"
@@ -91,7 +91,7 @@ class Unit(Protocol):
         }
 
 
-class HiFi(Unit):
+class HiFiProtocol(UnitProtocol):
     """Each slice on its own, scaled to [0, 1] by the task, with the maximum of the target slice as data range."""
 
     name: ClassVar[str] = "hifi"
@@ -102,7 +102,7 @@ class HiFi(Unit):
         return torch.where(peak > 0, peak, 1)  # a constant slice has been scaled to all zeros
 
 
-class FastMRI(Protocol):
+class FastMRIProtocol(Protocol):
     """Each volume in the units of the data, with the maximum of the target volume as data range."""
 
     name: ClassVar[str] = "fastmri"
@@ -155,7 +155,7 @@ class Overlap(Protocol):
         return scores
 
 
-class HeldOut(Protocol):
+class HeldOutProtocol(Protocol):
     """Signal-to-noise ratio of measured k-space that the model did not see, for data without any truth."""
 
     name: ClassVar[str] = "held-out"
@@ -167,7 +167,9 @@ class HeldOut(Protocol):
         return {"snr": 10 * torch.log10(power / error), BLANK: power == 0}
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (HiFi, FastMRI, Unit, HeldOut)}  # by name
+PROTOCOLS: dict[str, type[Protocol]] = {
+    p.name: p for p in (HiFiProtocol, FastMRIProtocol, UnitProtocol, HeldOutProtocol)
+}  # by name
 
 
 def get_protocol(name: str) -> Protocol:

@@ -1,4 +1,4 @@
-"""Accelerated MRI: from undersampled k-space back to the magnitude image; L1 on magnitudes."""
+"""The task of accelerated MRI: reconstruct magnitude images from undersampled k-space, with an L1 loss."""
 
 import zlib
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from torch import Tensor
 from chasm.mri import Operator, Sampling, add_noise, estimate_maps, fft2c, mask_from_array, rss, to_channels, to_complex
 from chasm.tasks.base import Task, TaskBatch, register_task
 from chasm.tasks.metrics import Rows
-from chasm.tasks.protocols import FastMRI, HeldOut, get_protocol
-from chasm.tasks.sampling import MASKS, MEASURED, check_masks, drawn_masks, masks_of
+from chasm.tasks.protocols import FastMRIProtocol, HeldOutProtocol, get_protocol
+from chasm.tasks.sampling import MASK_CHOICES, MEASURED, check_masks, drawn_masks, masks_of
 from chasm.tasks.self_supervision import held_out_lines, hold_out, self_supervised_loss
 
 
@@ -32,14 +32,14 @@ class Reconstruction(Task):
         protocol: name of the metric protocol, see `chasm.tasks.protocols`. "held-out" needs no truth.
         self_supervised: fraction of the measured lines that training keeps from the network and compares its output
             with, instead of with the target, see `chasm.tasks.self_supervision`; 0.4 is usual. None: supervised.
-        splits: how often a step of self-supervised training takes each slice, every time with other lines held out.
+        splits: number of copies of each slice in a step of self-supervised training, each with other lines held out.
         snr_db: signal-to-noise ratio of the measured samples of a single coil; None adds no noise. The noise follows
             from the slice, so that a slice has the same noise in every epoch and run. The target stays clean.
-        masks: "fixed": the one mask of `sampling` for all. "slice": every slice has a mask of its own, always the same
-            one, in validation and test, too. "epoch": training draws a new mask for every slice in every epoch, and
+        masks: "fixed": the one mask of `sampling` for all. "slice": every slice has its own mask, always the same
+            one, also in validation and test. "epoch": training draws a new mask for every slice in every epoch, and
             validation and test keep the one of `sampling`. Drawn masks move the offset of equispaced ones.
-            "measured": for self-supervised training on data that is undersampled itself: the columns that hold
-            anything, in every slice its own.
+            "measured": every slice has the columns of its k-space that are not empty, for self-supervised training on
+            undersampled data.
 
     Raises:
         ValueError: if the protocol or `masks` is unknown, `self_supervised` is not between 0 and 1, or these do not go
@@ -64,7 +64,7 @@ class Reconstruction(Task):
     ) -> None:
         self.sampling = sampling or Sampling()
         self.snr_db = snr_db
-        self.masks = check_masks(masks, self.sampling, (*MASKS, MEASURED))
+        self.masks = check_masks(masks, self.sampling, (*MASK_CHOICES, MEASURED))
         if masks == "epoch" and self_supervised is not None:
             raise ValueError(
                 "masks='epoch' draws lines that were not measured: self_supervised takes 'slice' or 'fixed'"
@@ -82,7 +82,7 @@ class Reconstruction(Task):
         self.protocol = get_protocol(protocol)
         if self_supervised is not None and not 0 < self_supervised < 1:
             raise ValueError(f"self_supervised is a fraction of the lines between 0 and 1, got {self_supervised:g}")
-        if self_supervised is None and isinstance(self.protocol, HeldOut):
+        if self_supervised is None and isinstance(self.protocol, HeldOutProtocol):
             raise ValueError("protocol 'held-out' scores the lines that self_supervised holds out: set it, to 0.4")
         self.self_supervised = self_supervised
 
@@ -109,12 +109,12 @@ class Reconstruction(Task):
         return self._undersampled(TaskBatch(target, target, case, low=low, scale=scale, full=image), mask)
 
     def _undersampled(self, batch: TaskBatch, mask: Tensor) -> TaskBatch:
-        """Return the batch with what is measured of `full` under a mask. It keeps `full` if training draws masks."""
+        """Return the batch with the k-space of `full` under a mask. It keeps `full` if training draws masks."""
         image = batch.full
         assert image is not None
-        kept = image if self.masks == "epoch" else None
+        full = image if self.masks == "epoch" else None
         if not self.complex or image.shape[1] == 1:
-            return replace(batch, input=to_channels(self._zero_filled(image, mask)), mask=mask, full=kept)
+            return replace(batch, input=to_channels(self._zero_filled(image, mask)), mask=mask, full=full)
         measured = mask * fft2c(image)
         if self.masks == MEASURED:
             centers = [mask_from_array(each.cpu().numpy()).center for each in mask[:, 0, 0]]
@@ -122,7 +122,7 @@ class Reconstruction(Task):
         else:
             maps = estimate_maps(measured, self.sampling.on(*image.shape[-2:]).center)  # the centre is in every mask
         combined = to_channels(Operator(mask, maps).adjoint(measured))
-        return replace(batch, input=combined, mask=mask, maps=maps, measured=measured, full=kept)
+        return replace(batch, input=combined, mask=mask, maps=maps, measured=measured, full=full)
 
     def for_training(self, batch: TaskBatch, seeds: Sequence[int]) -> TaskBatch:
         if batch.full is not None:
@@ -133,7 +133,7 @@ class Reconstruction(Task):
         return hold_out(batch, self.self_supervised, seeds, self.splits)
 
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
-        if self.self_supervised is None or not isinstance(self.protocol, HeldOut):
+        if self.self_supervised is None or not isinstance(self.protocol, HeldOutProtocol):
             return batch
         return hold_out(batch, self.self_supervised, [0] * len(batch.input))
 
@@ -152,10 +152,10 @@ class Reconstruction(Task):
         return (to_complex(output).abs() - batch.target).abs().mean()
 
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
-        if isinstance(self.protocol, HeldOut) and batch.held_out_kspace is not None:
+        if isinstance(self.protocol, HeldOutProtocol) and batch.held_out_kspace is not None:
             return self.protocol.rows(held_out_lines(output, batch), batch.held_out_kspace)
         magnitude, target = to_complex(output).abs(), batch.target
-        if isinstance(self.protocol, FastMRI):  # this protocol measures in the units of the data
+        if isinstance(self.protocol, FastMRIProtocol):  # this protocol measures in the units of the data
             magnitude, target = batch.in_units(magnitude), batch.in_units(target)
         return self.protocol.rows(magnitude, target)
 
@@ -165,10 +165,10 @@ class Reconstruction(Task):
 
     def report(self, shape: Sequence[int]) -> dict[str, Any]:
         mask = self.sampling.on(*shape[-2:]).report()
-        found = {**super().report(shape), "mask": mask, "masks": self.masks, "complex": self.complex}
+        record = {**super().report(shape), "mask": mask, "masks": self.masks, "complex": self.complex}
         splits = self.splits if self.self_supervised is not None else None
         options = {"self_supervised": self.self_supervised, "splits": splits, "snr_db": self.snr_db}
-        return found | {name: value for name, value in options.items() if value is not None}
+        return record | {name: value for name, value in options.items() if value is not None}
 
 
 def _magnitude(image: Tensor) -> Tensor:

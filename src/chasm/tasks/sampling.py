@@ -1,4 +1,4 @@
-"""Which mask undersamples which slice: one for all, one for every slice, a new one in every epoch, or as measured."""
+"""Choose the mask of each slice: one for all, one for every slice, a new one in every epoch, or as measured."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from torch import Tensor
 from chasm.common.registry import suggest
 from chasm.mri import Sampling, fft2c
 
-MASKS = ("fixed", "slice", "epoch")
+MASK_CHOICES = ("fixed", "slice", "epoch")
 MEASURED = "measured"
-MIN_POWER = 1e-11  # of a measured column, over that of the strongest: an empty one has rounding errors, 1e-14
+MIN_POWER = 1e-11  # power of a measured column over that of the strongest; an empty one has rounding errors of 1e-14
 
 
-def check_masks(masks: str, sampling: Sampling, known: Sequence[str] = MASKS) -> str:
+def check_masks(masks: str, sampling: Sampling, known: Sequence[str] = MASK_CHOICES) -> str:
     """Return how masks are drawn.
 
     Args:
         masks: one of `known`.
-        sampling: what they are drawn by.
-        known: what the task can do.
+        sampling: the sampling that draws them.
+        known: the values that the task allows.
 
     Raises:
         ValueError: if it is unknown, or there is nothing to draw.
@@ -29,21 +29,21 @@ def check_masks(masks: str, sampling: Sampling, known: Sequence[str] = MASKS) ->
     if masks not in known:
         raise ValueError(f"unknown masks {masks!r}: {suggest(masks, known)}")
     if masks in ("slice", "epoch") and (sampling.kind == "file" or sampling.offset is not None):
-        raise ValueError(f"masks={masks!r} draws masks: leave out sampling.offset, and choose a kind other than 'file'")
+        raise ValueError(f"masks={masks!r} draws masks: set masks=fixed for a mask with sampling.offset or from a file")
     return masks
 
 
 def masks_of(image: Tensor, sampling: Sampling, masks: str) -> Tensor:
-    """Return what undersamples raw images before training draws anything: zeros and ones, (1 or B, 1, 1 or H, W).
+    """Return the masks of raw images before training draws any: zeros and ones, (1 or B, 1, 1 or H, W).
 
     Args:
         image: raw images, (B, M, H, W). With masks="slice" the mask of an image follows from its pixels and the seed
             of the sampling, so that a slice has the same mask in every epoch, split and run.
-        sampling: how to make masks.
-        masks: one of `MASKS`, or `MEASURED`.
+        sampling: the sampling that makes masks.
+        masks: one of `MASK_CHOICES`, or `MEASURED`.
     """
     if masks == MEASURED:
-        return measured_columns(image)
+        return detected_columns(image)
     if masks != "slice":
         return sampling.on(*image.shape[-2:]).tensor(image.device)
     pixels = [zlib.crc32(each.cpu().numpy().tobytes()) for each in image]
@@ -55,7 +55,7 @@ def drawn_masks(image: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Tens
 
     Args:
         image: images of the size of the masks, (B, M, H, W).
-        sampling: how to make masks. Its own seed moves all of them.
+        sampling: the sampling that makes masks. Its own seed moves all of them.
         seeds: one for each image.
     """
     own = sampling.seed if isinstance(sampling.seed, tuple) else (sampling.seed or 0,)
@@ -63,8 +63,8 @@ def drawn_masks(image: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Tens
     return torch.cat([each.draw(*image.shape[-2:]).tensor() for each in chosen]).to(image.device)
 
 
-def measured_columns(image: Tensor) -> Tensor:
-    """Return which columns of k-space hold anything: zeros and ones, (B, 1, 1, W).
+def detected_columns(image: Tensor) -> Tensor:
+    """Return the columns of k-space that are not empty: zeros and ones, (B, 1, 1, W).
 
     Args:
         image: zero-filled images of undersampled data, (B, M, H, W).
@@ -72,7 +72,7 @@ def measured_columns(image: Tensor) -> Tensor:
     >>> from chasm.mri import create_mask, ifft2c
     >>> mask = create_mask("equispaced", 16, 4).tensor()
     >>> image = ifft2c(mask * torch.randn(2, 3, 8, 16, dtype=torch.complex64))
-    >>> torch.equal(measured_columns(image), mask.expand(2, 1, 1, 16))
+    >>> torch.equal(detected_columns(image), mask.expand(2, 1, 1, 16))
     True
     """
     power = fft2c(image).abs().square().sum((1, 2))

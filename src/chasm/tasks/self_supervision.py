@@ -1,7 +1,7 @@
 """Training on undersampled data alone (SSDU, Yaman et al., Magnetic Resonance in Medicine 2020).
 
-The measured lines are split at random. One part is the input and the data consistency of the network. The other part,
-which the network does not see, is what its output is compared with:
+The measured lines are split at random. The network gets one part as input and for data consistency. Its output is
+compared with the other part, which it does not see:
 
     error(lines) = |A x - y|_2 / |y|_2 + |A x - y|_1 / |y|_1 over these lines;   loss = error(held out) + error(kept)
 
@@ -30,10 +30,10 @@ def hold_out(batch: TaskBatch, fraction: float, seeds: Sequence[int], splits: in
     """Move a part of the measured lines of every slice out of the input.
 
     Args:
-        batch: of a reconstruction, with all lines that were measured.
-        fraction: of them, which is held out.
+        batch: batch of a reconstruction, with all lines that were measured.
+        fraction: fraction of these lines to hold out.
         seeds: one for each slice, which draws its lines.
-        splits: how often each slice is in the result, every time with other lines held out.
+        splits: number of copies of each slice in the result, each with other lines held out.
 
     Returns:
         The batch with the other lines as input; `held_out` and `held_out_kspace` are set.
@@ -49,17 +49,17 @@ def hold_out(batch: TaskBatch, fraction: float, seeds: Sequence[int], splits: in
     assert batch.mask is not None
     rows = batch.mask.expand(len(batch.input), -1, -1, -1)[:, 0, 0].cpu()
     drawn = [seed + i * SPLIT_STRIDE for seed in seeds for i in range(splits)]
-    held = torch.stack([_drawn_lines(row, fraction, seed) for row, seed in zip(rows, drawn, strict=True)])
-    held = held[:, None, None].to(batch.input.device, non_blocking=True)
+    held_out = torch.stack([_drawn_lines(row, fraction, seed) for row, seed in zip(rows, drawn, strict=True)])
+    held_out = held_out[:, None, None].to(batch.input.device, non_blocking=True)
     kspace = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
-    kept = batch.mask - held
+    mask = batch.mask - held_out
     return replace(
         batch,
-        input=to_channels(Operator(kept, batch.maps).adjoint(kspace)),
-        mask=kept,
-        measured=None if batch.measured is None else kept * kspace,
-        held_out=held,
-        held_out_kspace=held * kspace,
+        input=to_channels(Operator(mask, batch.maps).adjoint(kspace)),
+        mask=mask,
+        measured=None if batch.measured is None else mask * kspace,
+        held_out=held_out,
+        held_out_kspace=held_out * kspace,
     )
 
 
@@ -83,13 +83,13 @@ def _drawn_lines(measured: Tensor, fraction: float, seed: int) -> Tensor:
             f"self_supervised={fraction:g} holds out {count} of {len(lines)} lines outside the centre: "
             "expected at least one to hold out and one to keep"
         )
-    held = torch.zeros(len(measured))
-    held[lines[torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))[:count]]] = 1
-    return held
+    held_out = torch.zeros(len(measured))
+    held_out[lines[torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))[:count]]] = 1
+    return held_out
 
 
 def held_out_lines(output: Tensor, batch: TaskBatch) -> Tensor:
-    """Return what an output (B, 2 M, H, W) says of the lines that were held out: complex k-space, zero elsewhere."""
+    """Return the held-out lines of an output (B, 2 M, H, W): complex k-space, zero elsewhere."""
     assert batch.held_out is not None
     return Operator(batch.held_out, batch.maps).forward(to_complex(output))
 
@@ -98,14 +98,14 @@ def self_supervised_loss(output: Tensor, batch: TaskBatch) -> Tensor:
     """Return the relative error of the held-out lines plus that of the kept ones, mean over slices."""
     assert batch.held_out_kspace is not None
     assert batch.mask is not None
-    kept = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
+    measured = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
     lines = Operator(batch.mask, batch.maps).forward(to_complex(output))
     held_out = _relative_error(held_out_lines(output, batch), batch.held_out_kspace)
-    return (held_out + _relative_error(lines, kept)).mean()
+    return (held_out + _relative_error(lines, measured)).mean()
 
 
 def _relative_error(output: Tensor, expected: Tensor) -> Tensor:
-    """|output - expected| / |expected| in the norms l1 and l2, added: (B,). It is 0 where nothing is expected."""
+    """Return |output - expected| / |expected| in the norms l1 and l2, added: (B,), and 0 where nothing is expected."""
     error, expected = (output - expected).flatten(1), expected.flatten(1)
     total = torch.zeros(len(error), device=error.device)
     for order in (1, 2):

@@ -22,7 +22,7 @@ class SuperResolution(Task):
     is antialiased: its kernel is as many times wider as the image gets smaller.
 
     Args:
-        factor: how many times smaller the reduced image is in height and width.
+        factor: factor by which height and width are reduced.
 
     Raises:
         ValueError: if the factor is less than 2.
@@ -52,7 +52,7 @@ class SuperResolution(Task):
         return TaskBatch(self.enlarge(small), target, case)
 
     def enlarge(self, small: Tensor) -> Tensor:
-        """Return reduced images as the network takes them: enlarged by the factor, bicubic.
+        """Return the input of the network: reduced images, enlarged by the factor with bicubic interpolation.
 
         Args:
             small: images (B, C, H, W) in [0, 1].

@@ -1,4 +1,4 @@
-"""Accelerated 3-D MRI: from undersampled k-space of a volume back to its magnitude; L1 on magnitudes.
+"""The task of accelerated 3-D MRI: reconstruct the magnitude of a volume from undersampled k-space, with an L1 loss.
 
 A volume (D, H, W) is measured line by line along H, the readout. Its lines lie in the plane of the other two axes, of
 which the mask keeps a part:
@@ -24,7 +24,7 @@ _PLANE = (-3, -1)
 
 
 @register_task("volume")
-class Volume(Task):
+class VolumeReconstruction(Task):
     """Reconstructs the magnitude of volumes. The slices of a volume stand where other tasks have modalities.
 
     The input is the zero-filled volume, with real and imaginary part of every slice in turn, for a host with three
@@ -38,7 +38,7 @@ class Volume(Task):
     Raises:
         ValueError: if the protocol is unknown.
 
-    >>> Volume().prepare(torch.rand(2, 8, 16, 16)).input.shape
+    >>> VolumeReconstruction().prepare(torch.rand(2, 8, 16, 16)).input.shape
     torch.Size([2, 16, 16, 16])
     """
 

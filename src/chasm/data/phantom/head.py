@@ -1,9 +1,10 @@
 """Brain-like axial MR slices drawn from a seeded description of one head.
 
-`Head(seed, case)` draws the parameters of one subject; `draw(head, z, shape, table)` cuts it at z mm above the plane of
-the basal ganglia and paints tissue after tissue, each with its partial-volume coverage, into one channel per column of
-`table`; `scan` adds what the machine adds. Everything lives in millimetres (x to the right, y to the front, z up), so
-one subject looks the same at any matrix size, and neighbouring levels resemble each other as in a real stack.
+`Head(seed, case)` draws the parameters of one subject; `draw(head, z, shape, table)` cuts it at z mm above the plane
+of the basal ganglia and paints tissue after tissue, each with its partial-volume coverage, into one channel per
+column of `table`; `as_scanned` adds what the scanner adds. Everything lives in millimetres (x to the right, y to the
+front, z up), so one subject looks the same at any matrix size, and neighbouring levels resemble each other as in a
+real stack.
 
 The cortex follows from its sulci: fluid is what lies within a curve's half-width, grey matter the next few
 millimetres, white matter the rest, which is how the folded ribbon comes about in anatomy too.
@@ -62,15 +63,15 @@ class Head:
     """One subject: the parameters that all its slices share.
 
     Args:
-        seed: of the dataset.
-        case: the number of the subject.
-        tumour: whether it has one.
+        seed: seed of the dataset.
+        case: number of the subject.
+        tumour: whether the subject has a tumour.
     """
 
     def __init__(self, seed: int, case: int, tumour: bool = False) -> None:
         rng = np.random.default_rng([seed, case])
         self.width, self.length = 68 * rng.uniform(0.95, 1.05), 84 * rng.uniform(0.95, 1.04)
-        self.taper = rng.uniform(0.05, 0.11)  # how much narrower the forehead is than the back
+        self.taper = rng.uniform(0.05, 0.11)  # the forehead is narrower than the back by this fraction
         self.square = rng.uniform(2.05, 2.25)  # exponent of the outline: 2 is an ellipse
         self.roll, self.shift = rng.uniform(-0.1, 0.1), rng.uniform(-3, 3, 2).astype(np.float32)
         self.skull, self.fat = rng.uniform(5, 7.5), rng.uniform(2.5, 4.5)
@@ -98,7 +99,7 @@ class Mass:
         self.lobes = rng.normal(0, 0.5, (3, 3)) * self.radius  # their centres
         self.lobes[0] = 0
         self.swelling, self.drift = rng.uniform(8, 20), rng.normal(0, 0.4, 2) * self.radius
-        self.push = rng.uniform(0.2, 0.4)  # how far it displaces what is near
+        self.push = rng.uniform(0.2, 0.4)  # displacement of nearby tissue
 
 
 class Level:
@@ -114,18 +115,18 @@ class Level:
         self.fine, self.rough = head.fine.level(z), head.rough.level(z)
 
     def surface(self, t: Array, side: int) -> Array:
-        """Points of the brain surface at t in (0,1), front to back: (n,2)."""
+        """Return points of the brain surface at t in (0,1), front to back: (n,2)."""
         c, s = np.cos(np.pi * t), np.sin(np.pi * t)
         c, s = np.sign(c) * np.abs(c) ** (2 / self.head.square), s ** (2 / self.head.square)
         x = side * self.half[0] * (1 - self.head.taper * c) * s
         return np.stack([x, self.half[1] * c], -1).astype(np.float32)
 
     def arch(self, y: Array) -> Array:
-        """Below 1 inside the arch of the corpus callosum, which closes the fissure."""
+        """Return a value below 1 inside the arch of the corpus callosum, which closes the fissure."""
         return np.sqrt(((y - 12) / 41) ** 2 + (self.z / 32) ** 2)
 
     def push(self, p: Array) -> Array:
-        """How far a tumour displaces the tissue at anatomical points (...,2)."""
+        """Return the displacement of the tissue by a tumour at anatomical points (...,2)."""
         m = self.head.mass
         if m is None:
             return np.zeros_like(p)
@@ -138,19 +139,19 @@ class Level:
         return np.stack([c * x + s * y, c * y - s * x], -1).astype(np.float32)
 
     def to_image(self, p: Array) -> Array:
-        """Where anatomical points (...,2) lie in the image."""
+        """Return the image positions of anatomical points (...,2)."""
         p = p + self.push(p)
         guess = self._rotate(p[..., 0], p[..., 1], -1) + self.head.shift
         p = p - np.stack([plane.at(guess) for plane in self.bend], -1)
         return self._rotate(p[..., 0], p[..., 1], -1) + self.head.shift
 
     def to_anatomy(self, x: Array, y: Array) -> Array:
-        """Where the pixels of x (W,) and y (H,) lie in the head, without the push: (H,W,2)."""
+        """Return the positions in the head of the pixels of x (W,) and y (H,), without the push: (H,W,2)."""
         rotated = self._rotate(x[None, :] - self.head.shift[0], y[:, None] - self.head.shift[1], 1)
         return rotated + np.stack([plane.grid(x, y) for plane in self.bend], -1)
 
     def outside(self, X: Array, Y: Array) -> Array:
-        """About the signed distance to the smooth hull of the brain."""
+        """Return roughly the signed distance to the smooth hull of the brain."""
         e = self.head.square
         half_width = self.half[0] * (1 - self.head.taper * np.clip(Y / self.half[1], -1.3, 1.3))
         u, v = np.abs(X / half_width) + 1e-3, np.abs(Y / self.half[1]) + 1e-3
@@ -209,10 +210,10 @@ def draw(head: Head, z: float, shape: tuple[int, int], table: Array, skull: bool
     canvas.paint(cover(inner, pixel), "csf")
 
     strands = _strands(level)
-    near, fluid = splat(*_pieces(level, strands), x, y, 6.5)
-    brain = cover(-smooth_min(near + 1.0, -hull, 6.0), pixel)
+    from_sulci, fluid = splat(*_pieces(level, strands), x, y, 6.5)
+    brain = cover(-smooth_min(from_sulci + 1.0, -hull, 6.0), pixel)
     canvas.paint(brain, "grey")
-    ribbon = smooth_min(near, -hull, 5.0) - head.cortex - 0.45 * fine - 0.45 * rough
+    ribbon = smooth_min(from_sulci, -hull, 5.0) - head.cortex - 0.45 * fine - 0.45 * rough
     # the border to white matter is blurred here and there, as where a thick slice cuts it at an angle
     white = cover(-ribbon, 1.2 * pixel + np.clip(1.2 + 0.9 * level.wiggle[0].grid(-x, y), 0.2, 3))
     canvas.paint(white, "white")
@@ -228,7 +229,7 @@ def draw(head: Head, z: float, shape: tuple[int, int], table: Array, skull: bool
 
 
 def _coverings(canvas: Canvas, level: Level, where: Array, hull: Array) -> None:
-    """Skin, fat, muscle, the three layers of the skull, dura."""
+    """Draw skin, fat, muscle, the three layers of the skull, and the dura."""
     head, z, pixel = level.head, level.z, canvas.pixel
     slope = 1 / math.sqrt(max(1 - (max(z, 0) / 100) ** 2, 0.3))  # layers are cut at an angle near the vertex
     uneven = [plane.grid(canvas.x, canvas.y) for plane in level.bend]
@@ -250,7 +251,7 @@ def _coverings(canvas: Canvas, level: Level, where: Array, hull: Array) -> None:
 
 
 def _strands(level: Level) -> list[Strand]:
-    """The fissure between the hemispheres, open where the corpus callosum does not close it, and all sulci."""
+    """Return the fissure between the hemispheres, open outside the corpus callosum, and all sulci."""
     y = np.linspace(-level.half[1] - 2, level.half[1] + 2, 60, dtype=np.float32)
     arch = level.arch(y)
     line = wiggled(level, np.stack([0 * y, y], -1)[None], 0.8)
@@ -260,7 +261,7 @@ def _strands(level: Level) -> list[Strand]:
 
 
 def _pieces(level: Level, strands: list[Strand]) -> tuple[Array, Array, Array]:
-    """Living line pieces in the image: starts (S,2), ends (S,2), half-widths (S,)."""
+    """Return the living line pieces in the image: starts (S,2), ends (S,2), half-widths (S,)."""
     on = [s.alive[:, 1:] & s.alive[:, :-1] for s in strands]
     p = level.to_image(np.concatenate([s.points[:, :-1][a] for s, a in zip(strands, on, strict=True)]))
     q = level.to_image(np.concatenate([s.points[:, 1:][a] for s, a in zip(strands, on, strict=True)]))
@@ -269,7 +270,7 @@ def _pieces(level: Level, strands: list[Strand]) -> tuple[Array, Array, Array]:
 
 
 def _deep(canvas: Canvas, level: Level, where: Array) -> Array:
-    """Ventricles and deep grey nuclei, mirrored at the midline; returns the ventricles' share of each pixel."""
+    """Draw ventricles and deep grey nuclei, mirrored at the midline; return the ventricles' share of each pixel."""
     z, v, pixel = level.z, level.head.ventricle, canvas.pixel
     share = np.zeros(canvas.image.shape[1:], np.float32)
     if z > 42:  # above all of them
@@ -308,7 +309,7 @@ def _deep(canvas: Canvas, level: Level, where: Array) -> Array:
 
 
 def _vessels(canvas: Canvas, level: Level, strands: list[Strand], white: Array, inside: Array, skull: bool) -> None:
-    """Perivascular spaces, falx and sagittal sinus, arteries and cortical veins."""
+    """Draw perivascular spaces, falx and sagittal sinus, arteries and cortical veins."""
     head, half_y = level.head, level.half[1]
 
     def lines(p: Array, q: Array, w: Array | float) -> Array:
@@ -336,7 +337,7 @@ def _vessels(canvas: Canvas, level: Level, strands: list[Strand], white: Array, 
 
 
 def _tumour(canvas: Canvas, level: Level, hull: Array, white: Array) -> Array:
-    """Oedema, enhancing rim and necrotic core, each within the one before: shares (3,H,W)."""
+    """Return the shares (3,H,W) of oedema, enhancing rim and necrotic core, each within the one before."""
     m = level.head.mass
     shares = np.zeros((3, *canvas.image.shape[1:]), np.float32)
     if m is None:
@@ -363,11 +364,11 @@ def _tumour(canvas: Canvas, level: Level, hull: Array, white: Array) -> Array:
     return shares
 
 
-def scan(rng: np.random.Generator, image: Array, noise: float = 0.008) -> Array:
+def as_scanned(rng: np.random.Generator, image: Array, noise: float = 0.008) -> Array:
     """Add what the scanner adds: texture of tissue, coil shading, a smooth phase, noise.
 
     Args:
-        rng: draws all of it.
+        rng: generator of all of it.
         image: (channels, H, W) from `draw`.
         noise: the standard deviation, relative to the brightest tissue.
 

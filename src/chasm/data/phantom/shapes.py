@@ -18,7 +18,7 @@ def spline(x: Array, spacing: float, count: int) -> Array:
 
     Args:
         x: coordinates, 0 in the middle.
-        spacing: between knots.
+        spacing: distance between knots.
         count: the number of knots.
     """
     t = np.abs(x[..., None] / np.float32(spacing) - (np.arange(count, dtype=np.float32) - (count - 1) / 2))
@@ -27,7 +27,7 @@ def spline(x: Array, spacing: float, count: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _axis(first: float, last: float, length: int, spacing: float, count: int) -> tuple[Array, Array]:
-    """The first of the four knots that matter to each of `length` coordinates, (L,), and their weights, (4,L)."""
+    """Return the first of the four knots of each of `length` coordinates, (L,), and their weights, (4,L)."""
     x = np.linspace(first, last, length)
     start = np.clip(np.floor(x / spacing + (count - 1) / 2).astype(int) - 1, 0, count - 4)
     weights = np.take_along_axis(spline(x, spacing, count), start[:, None] + np.arange(4), 1)
@@ -35,7 +35,7 @@ def _axis(first: float, last: float, length: int, spacing: float, count: int) ->
 
 
 def _on_grid(knots: Array, spacing: float, x: Array, y: Array) -> Array:
-    """Spline surface on the grid of x (W,) and y (H,); no matrix products, whose threads cost more than they bring."""
+    """Return the spline surface on the grid of x (W,) and y (H,), without matrix products, whose threads cost time."""
     (row, wy), (col, wx) = (_axis(float(a[0]), float(a[-1]), len(a), spacing, len(knots)) for a in (y, x))
     rows = sum(wy[k][:, None] * knots[row + k] for k in range(4))  # (H,n)
     columns = np.ascontiguousarray(rows.T)
@@ -47,7 +47,7 @@ def smooth_noise(rng: np.random.Generator, spacing: float, x: Array, y: Array) -
 
     Args:
         rng: draws the knots.
-        spacing: of the knots, which is about the size of the bumps.
+        spacing: spacing of the knots, which is about the size of the bumps.
         x: (W,) coordinates of the grid.
         y: (H,) coordinates of the grid.
     """
@@ -65,13 +65,13 @@ class Plane:
         self._last: tuple[Array, Array, Array] | None = None
 
     def grid(self, x: Array, y: Array) -> Array:
-        """On the grid of x (W,) and y (H,): (H,W); the last one is kept, for the next tissue."""
+        """Return values on the grid of x (W,) and y (H,): (H,W). The last grid is kept, for the next tissue."""
         if self._last is None or self._last[0] is not x or self._last[1] is not y:
             self._last = (x, y, _on_grid(self.knots, self.spacing, x, y))
         return self._last[2]
 
     def at(self, p: Array) -> Array:
-        """At points (...,2), read off between the nodes of a 3 mm lattice."""
+        """Return values at points (...,2), interpolated between the nodes of a 3 mm lattice."""
         q = np.clip((p + REACH) / 3, 0, len(_LATTICE) - 1.001)
         i = q.astype(np.int32)
         c, r, fx, fy = i[..., 0], i[..., 1], (q - i)[..., 0], (q - i)[..., 1]
@@ -142,7 +142,7 @@ def ellipsoid(
         x: coordinates of the pixels.
         y: coordinates of the pixels.
         z: the level.
-        centre: of the ellipsoid.
+        centre: centre of the ellipsoid.
         half: its half-axes.
         turn: radians by which it is turned in the plane.
     """
@@ -154,7 +154,7 @@ def ellipsoid(
 
 
 def resample(knots: list[tuple[float, float]], n: int) -> Array:
-    """n points at equal steps along a polyline: (n,2)."""
+    """Return n points at equal steps along a polyline: (n,2)."""
     p = np.array(knots, np.float32)
     s = np.concatenate([[0], np.cumsum(np.sqrt((np.diff(p, axis=0) ** 2).sum(1)))])
     u = np.linspace(0, s[-1], n)

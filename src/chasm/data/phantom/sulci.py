@@ -1,4 +1,4 @@
-"""Where the sulci of a drawn brain run: curves from the surface and the midline that give way to each other."""
+"""The sulci of a drawn brain: curves from the surface and the midline that give way to each other."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,8 +20,8 @@ class Strand:
     width: Array
 
 
-class Level(Protocol):
-    """What the growth needs to know of one level of a head."""
+class LevelShape(Protocol):
+    """The facts about one level of a head that the growth needs."""
 
     z: float
     sulcus_width: float  # factor on the width of sulci
@@ -34,7 +34,7 @@ class Level(Protocol):
 
 
 def draw_sulci(rng: np.random.Generator, n: int) -> dict[str, Array]:
-    """Parameters of n sulci in a row, each drifting over the levels: (n,LEVELS)."""
+    """Draw parameters of n sulci in a row, each drifting over the levels: (n,LEVELS)."""
 
     def drift(mean: object, sd: float) -> Array:
         noise = 1.6 * sd * rng.standard_normal((n, LEVELS))
@@ -58,7 +58,7 @@ def draw_sulci(rng: np.random.Generator, n: int) -> dict[str, Array]:
 
 
 def _grow(start: Array, heading: Array, length: Array, curl: Array, count: int) -> Array:
-    """Curves from start (n,2) along heading (n,), turning by curl on their way: (n,count,2)."""
+    """Return curves from start (n,2) along heading (n,) that turn by curl on their way: (n,count,2)."""
     h = heading[:, None] + curl[:, None] * np.linspace(0, 1, count - 1, dtype=np.float32)
     step = np.stack([np.cos(h), np.sin(h)], -1) * (length / (count - 1))[:, None, None]
     return np.concatenate([start[:, None], start[:, None] + np.cumsum(step, 1)], 1).astype(np.float32)
@@ -71,7 +71,7 @@ def _are_close(a: Array, b: Array) -> Array:
 
 
 def _give_way(rank: Array, clear: Array, close: Array, need: int) -> Array:
-    """The part of each curve, from its start, that keeps its distance to curves of lower rank: (n,T).
+    """Return the part of each curve, from its start, that keeps its distance to curves of lower rank: (n,T).
 
     clear (n,T): points free of what stands already; close (nT,nT/2): points too close to every second point of the
     curves. A curve left with fewer than `need` points goes altogether.
@@ -86,22 +86,22 @@ def _give_way(rank: Array, clear: Array, close: Array, need: int) -> Array:
     return alive
 
 
-def wiggled(level: Level, p: Array, amount: float = 2.5) -> Array:
+def wiggled(level: LevelShape, p: Array, amount: float = 2.5) -> Array:
     """Return points displaced by a smooth field: neighbours move together, so that curves do not cross.
 
     Args:
-        level: has the field.
+        level: the level, which has the field.
         p: points (..., 2).
         amount: millimetres.
     """
     return p + np.float32(amount) * np.stack([plane.at(p) for plane in level.wiggle], -1)
 
 
-def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[str, Array]) -> list[Strand]:
+def hemisphere(level: LevelShape, side: int, lateral: dict[str, Array], medial: dict[str, Array]) -> list[Strand]:
     """Return the sulci of one hemisphere: Sylvian fissure and insula on the levels that have them, trunks, branches.
 
     Args:
-        level: of the head.
+        level: level of the head.
         side: -1 or 1.
         lateral: parameters of the sulci from the surface, from `draw_sulci`.
         medial: parameters of the sulci from the midline.
@@ -165,8 +165,8 @@ def hemisphere(level: Level, side: int, lateral: dict[str, Array], medial: dict[
     return strands
 
 
-def _sylvian(level: Level, side: int) -> Strand:
-    """The line of the insula, and the fissure that leads to it."""
+def _sylvian(level: LevelShape, side: int) -> Strand:
+    """Return the line of the insula, and the fissure that leads to it."""
     f = min((26 - level.z) / 10, 1)  # shrinks upwards
     m = 8 + 10 * f
     insula = [(33, m + 24 * f), (37, m + 13 * f), (40, m), (39.5, m - 13 * f), (36, m - 24 * f)]
