@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -128,9 +129,30 @@ def test_check_guesses_the_format(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     unknown = runner.invoke(app, ["data", "check", str(tmp_path / "nothing")])
     assert unknown.exit_code == 3
-    assert "nothing: format: nothing that is known: say it with --as (chasm data list)" in unknown.output
+    assert "nothing: format: no known format: name it with --as (chasm data list)" in unknown.output
     told = runner.invoke(app, ["data", "check", str(tmp_path / "folder"), "--as", "folder"])
     assert told.output.startswith("folder at ")
+
+
+@pytest.mark.parametrize("name", [b"\xff\xe9.npy", b"two\nlines \x1b[2J.npy"])
+def test_names_of_files_that_cannot_be_printed_are_escaped(name: bytes, tmp_path: Path) -> None:
+    file = os.fsdecode(name)
+    try:
+        (tmp_path / file).touch()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    np.save(tmp_path / file, np.random.default_rng(0).random((2, 16, 12), dtype=np.float32))
+    (tmp_path / f"{file}.part").touch()
+    words = [sys.executable, "-m", "chasm", "data", "check", tmp_path]
+    checked = subprocess.run(words, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (3, b"")
+    escaped = {b"\xff": rb"\udcff", b"\xe9": rb"\udce9", b"\n": rb"\n", b"\x1b": rb"\x1b"}
+    shown = b"".join(escaped.get(bytes([byte]), bytes([byte])) for byte in name)
+    assert b"wrong: %b/%b.part: file: an unfinished download\n" % (os.fsencode(tmp_path), shown) in checked.stdout
+    assert checked.stdout.endswith(b"\n1 thing is wrong\n")
+    words = [*words[:3], "reconstruct", tmp_path / file, "--run", "zero-filled", "-o", tmp_path / "out.npy"]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    assert np.load(tmp_path / "out.npy").shape == (2, 16, 12)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])

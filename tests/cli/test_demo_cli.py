@@ -122,7 +122,7 @@ def test_methods_train_side_by_side_with_one_thread_each(
 
     monkeypatch.setattr(executors, "local", stopped)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert error_of(call(tmp_path)) == "error: Baseline: interrupted: the same command goes on with what is left"
+    assert error_of(call(tmp_path)) == "error: Baseline: interrupted: run the same command again to go on"
     assert asked == [(4, 3, 1)]
 
 

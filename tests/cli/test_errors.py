@@ -108,7 +108,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 def test_help_documents_the_codes() -> None:
     told = " ".join(chasm("--help").output.split())
-    assert "Exit codes: 0 done; 2 the command line could not be read; 3 it was read" in told
+    assert "Exit codes: 0 means done. 2 means that the command line could not be read. 3 means" in told
 
 
 @pytest.mark.parametrize(

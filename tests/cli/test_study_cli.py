@@ -13,7 +13,7 @@ from chasm.train.config import dump
 
 @pytest.fixture
 def chasm_study(monkeypatch):
-    monkeypatch.setattr(worker, "measure", lambda config, size: {"status": "done"})
+    monkeypatch.setattr(worker, "count_model", lambda config, size: {"status": "done"})
     monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], worker.run_cell(j)) for j in jobs))
     return lambda *words: CliRunner().invoke(app, ["study", *map(str, words)])
 
@@ -65,7 +65,7 @@ def test_show_prints_the_cost(chasm_study, monkeypatch):
     from chasm.studies import estimate
     from chasm.studies.estimate import Probe
 
-    monkeypatch.setattr(estimate, "probe", lambda *_: Probe(3600.0, 0.0, 10**6))
+    monkeypatch.setattr(estimate, "time_batch", lambda *_: Probe(3600.0, 0.0, 10**6))
     found = chasm_study("show", "basis", "--gpus", 2, "--set", "train.steps=10")
     assert "5 runs, 50 steps" in found.output
     assert "50 device-hours; 25 hours on 2 devices" in found.output
@@ -118,7 +118,7 @@ def test_an_interrupted_run_is_no_success(chasm_study, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], "interrupted") for j in jobs))
     found = chasm_study("run", "parameters", "--out", tmp_path)
     assert found.exit_code == 130
-    assert found.stderr == "interrupted: the same command goes on with what is left\n"
+    assert found.stderr == "interrupted: run the same command again to go on\n"
 
 
 def test_sizes_scores_finished_runs_at_other_resolutions(chasm_study, tmp_path):

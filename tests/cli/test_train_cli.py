@@ -56,6 +56,16 @@ def test_train_then_eval(call, tmp_path):
     assert "val split, 1 case, protocol" in of_one
     assert "±" not in of_one
 
+    # The same weights under conditions they were not trained for.
+    noisy = json.loads(call("eval", "runs/small-gfnet", "--json", "--set", "task.options.snr_db=5").stdout)
+    assert noisy["task"]["snr_db"] == 5
+    assert noisy["mean"]["psnr"] < metrics["mean"]["psnr"]
+    refused = call("eval", "runs/small-gfnet", "--set", "mixer.name=chasm", code=3).stderr
+    assert "mixer.name=chasm: a trained run can be scored with other data.* and task.options.* only" in refused
+    refused = call("eval", "runs/small-gfnet", "--set", "task.options.sampling.kind=spiral", code=3).stderr
+    assert "'spiral'" in refused
+    assert refused.count("\n") == 1
+
     # finished: skipped, and nothing is computed again
     before = (folder / "metrics.json").stat().st_mtime_ns
     again = call("train", "small.yaml", "--set", "train.lr=1e-3", "--set", "mixer.name=gfnet").output
@@ -107,7 +117,7 @@ def test_help_names_the_recipes_and_show_makes_a_copy_to_edit(call, tmp_path):
         (("train", "small.yaml", "--set", "backbone.options.width=abc"), "option 'width': expected int, got 'abc'"),
         (("train", "small.yaml", "--set", "backbone.options.width=-4"), "backbone 'unet' with"),
         (("train", "small.yaml", "--set", "backbone.options.levels=3"), "levels=3: 'int' object is not iterable"),
-        (("train", "small.yaml", "--set", "data.options.size=32.5"), "dataset 'embedded' with"),
+        (("train", "small.yaml", "--set", "data.options.size=32.5"), "size 32.5: expected a number of pixels"),
         (("train", "small.yaml", "--set", "mixer.options.channels=5"), "mixer 'chasm' has no option 'channels'"),
         (("train", "small.yaml", "--set", "backbone.options.size=[9, 9]"), "backbone 'unet' has no option 'size'"),
         (

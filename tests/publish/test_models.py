@@ -13,9 +13,13 @@ from typer.testing import CliRunner, Result
 import chasm
 from chasm.app.model import graph_of
 from chasm.cli.app import app
+from chasm.common.files import read_json
 from chasm.models import GRAPH, MODEL_FILES, folders
+from chasm.mri import Sampling
 from chasm.publish.card import write_card
-from chasm.train import Run, load_recipe, load_run, train
+from chasm.publish.record import with_other_lines
+from chasm.tasks import create_task
+from chasm.train import Run, evaluate, load_recipe, load_run, train
 
 RECIPE: dict[str, Any] = {
     "name": "small",
@@ -76,6 +80,7 @@ def test_the_card_says_what_the_run_recorded(packed: Path, finished: Path) -> No
     assert "val split, not trained on" in card
     assert "Not for diagnosis" in card
     assert "4 of 16 columns (x4)" in card
+    assert "All training slices had these lines. Expect less of scans with other lines." in card
     assert metrics["meaning"] in card
     record = json.loads((packed / "model.json").read_text())
     for scores in record["scores"]:
@@ -83,15 +88,55 @@ def test_the_card_says_what_the_run_recorded(packed: Path, finished: Path) -> No
             assert value["low"] <= value["mean"] <= value["high"]
 
 
+def test_a_model_is_scored_with_other_lines_too(packed: Path, finished: Path, tmp_path: Path) -> None:
+    moved = next(s for s in read_json(packed / "model.json")["scores"] if "lines" in s["split"])
+    assert moved["split"] == "test split, lines moved by 2 columns"  # of five from one line to the next
+    run = altered(finished, tmp_path / "moved", "config.yaml", "acceleration: 4", "acceleration: 4\n      offset: 2")
+    want = evaluate(run)
+    assert moved["values"]["psnr"]["mean"] == pytest.approx(want["mean"]["psnr"], abs=1e-9)
+    assert moved["reference"]["psnr"] == pytest.approx(want["reference"]["mean"]["psnr"], abs=1e-9)
+    assert moved["values"]["psnr"]["mean"] != read_json(packed / "model.json")["scores"][0]["values"]["psnr"]["mean"]
+    as_other = tmp_path / "as-other"
+    call("models", "pack", finished, "x", "-o", as_other, "--other", "task.options.sampling.offset=2")
+    assert read_json(as_other / "model.json")["scores"][-1]["values"] == moved["values"]
+
+
+OTHER_LINES: list[tuple[dict[str, Any], str | None]] = [
+    ({"sampling": Sampling("random", seed=3), "masks": "epoch"}, "other lines drawn"),
+    ({"sampling": Sampling("gaussian", seed=(3, 4))}, "other lines drawn"),
+    ({"sampling": Sampling("poisson-2d")}, "other lines drawn"),
+    ({"sampling": Sampling("equispaced-plain", 2, offset=1)}, "lines moved by 1 column"),
+    ({"sampling": Sampling("equispaced", 2.5, 0, offset=1)}, "lines moved by 1 column"),  # distances of 2 and 3
+    ({"sampling": Sampling("equispaced", 2, 0.49)}, None),
+    ({"sampling": Sampling("equispaced", 64)}, None),
+    ({"sampling": Sampling("equispaced", 64, offset=40)}, None),
+    ({"masks": "slice"}, None),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), OTHER_LINES, ids=str)
+def test_other_lines_are_as_many_by_the_same_rule(options: dict[str, Any], words: str | None) -> None:
+    task, shape = create_task("reconstruction", **options), (1, 64, 64)
+    found = with_other_lines(task, shape)
+    assert (found and found[1]) == words
+    if found:
+        old, new = (t.sampling.on(64, 64) for t in (task, found[0]))
+        assert not torch.equal(old.tensor(), new.tensor())
+        assert old.kind == new.kind
+        assert old.acceleration == pytest.approx(new.acceleration, rel=0.1)
+
+
 def test_the_card_says_what_was_changed_begun_with_and_not_scored(packed: Path) -> None:
     record, environment = (json.loads((packed / name).read_text()) for name in ("model.json", "environment.json"))
     config = load_recipe(RECIPE, ["train.flips=true", "train.vary=true"])
     record["scores"] = record["scores"][:1]
+    record["task"]["masks"] = "epoch"
     environment["start"] = {"name": "older", "sha256": "0123456789abcdef", "steps": 7}
     card = write_card(record, config, environment)
     assert "slices were mirrored and turned, zoomed" in card
     assert "Began with the weights of `older` (SHA-256 0123456789ab, trained for 7 steps)" in card
     assert "No data of another source was at hand" in card
+    assert "Training drew other lines by the same rule for every slice in every epoch" in card
     plain = (packed / "README.md").read_text()
     assert not any(word in plain for word in ("at random", "Began with", "No data of another source"))
 
@@ -160,7 +205,7 @@ def test_runs_that_cannot_be_given_away_are_refused(finished: Path, tmp_path: Pa
     scans = altered(finished, tmp_path / "scans", "config.yaml", "name: embedded", "name: fastmri")
     assert "--licence" in call("models", "pack", scans, "x", "-o", tmp_path / "x", code=3).output
     call("models", "pack", scans, "x", "-o", tmp_path / "x", "--licence", "by agreement")
-    own = altered(finished, tmp_path / "own", "environment.json", "{", '{"with": [{"path": "mine.py"}],')
+    own = altered(finished, tmp_path / "own", "environment.json", "{", '{"with": {"mine.py": "a checksum"},')
     assert "code beside chasm's" in call("models", "pack", own, "y", "-o", tmp_path / "y", code=3).output
     (own / "metrics.json").unlink()
     assert "not finished" in call("models", "pack", own, "y", "-o", tmp_path / "y", code=3).output

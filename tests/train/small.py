@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from chasm.data import SPLITS, Slice, SliceDataset, register_dataset
 from chasm.data.records import check_split
 from chasm.train import RunConfig, load_recipe, loop
+from chasm.train.fingerprint import Fingerprint
+from chasm.train.record import Best, Record
 
 
 @register_dataset("tiny")
@@ -78,6 +80,11 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def record(step: int) -> Record:
+    """The record of a checkpoint that holds nothing else."""
+    return Record(step, Best(), 10.0 * step, [], Fingerprint({}, {}, {}))
 
 
 def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,14 +1,17 @@
 """No checkpoint that was saved is lost, and none that is damaged is trusted."""
 
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from small import record
 
-from chasm.common.files import write_text
-from chasm.train.checkpoints import Checkpoints, save_tensors
+from chasm.common.files import sha256, write_text
+from chasm.train.checkpoints import Checkpoints, save_tensors, sha256_of
 
 
 def listed(folder: Path) -> list[str]:
@@ -29,15 +32,16 @@ def test_tensors_are_as_readable_as_other_files(tmp_path: Path) -> None:
 def saved(tmp_path: Path) -> Checkpoints:
     checkpoints = Checkpoints(tmp_path / "c", pytest.fail)
     for step in (1, 2, 3):
-        checkpoints.save(step, {"x": torch.full((3,), step)}, {"note": step})
+        checkpoints.save({"x": torch.full((3,), step)}, record(step))
     return checkpoints
 
 
 def test_the_last_two_are_kept(saved: Checkpoints) -> None:
     assert sorted(p.name for p in saved.folder.iterdir()) == ["00000002", "00000003"]
-    tensors, record = saved.newest() or ({}, {})
-    assert torch.equal(tensors["x"], torch.full((3,), 3))
-    assert (record["note"], record["step"]) == (3, 3)
+    found = saved.newest()
+    assert found is not None
+    assert torch.equal(found[0]["x"], torch.full((3,), 3))
+    assert found[1] == record(3)
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
@@ -48,7 +52,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     "damage", ["truncated", "flipped", "missing", "no record", "empty record", "other record", "other step"]
 )
 def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints, damage: str) -> None:
-    state, record = (saved.folder / "00000003" / name for name in ("state.safetensors", "record.json"))
+    state, written = (saved.folder / "00000003" / name for name in ("state.safetensors", "record.json"))
     content = bytearray(state.read_bytes())
     if damage == "truncated":
         state.write_bytes(content[:-1])
@@ -58,23 +62,23 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints
     elif damage == "missing":
         state.unlink()
     elif damage == "no record":
-        record.unlink()
+        written.unlink()
     elif damage == "empty record":
-        record.write_text("")
+        written.write_text("")
     elif damage == "other step":  # both files are sound, but they belong to the checkpoint before
         shutil.copytree(saved.folder / "00000002", state.parent, dirs_exist_ok=True)
     else:
-        record.write_text("{}")
+        written.write_text("{}")
     said: list[str] = []
     saved.say = said.append
     found = saved.newest()
     assert found is not None
-    assert found[1]["step"] == 2
+    assert found[1] == record(2)
     assert len(said) == 1
     assert "00000003 is damaged" in said[0]
     assert "\n" not in said[0]
     # It does not count as one of the two, and does not come back.
-    saved.save(4 if damage == "missing" else 2, {"x": torch.zeros(1)}, {})
+    saved.save({"x": torch.zeros(1)}, record(4 if damage == "missing" else 2))
     if damage != "missing":
         assert listed(saved.folder) == ["00000002", "record.json", "state.safetensors"]
 
@@ -82,9 +86,10 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints
 def test_partial_folders_are_no_checkpoints_and_go_with_the_next_save(saved: Checkpoints) -> None:
     partial = saved.folder / ".00000009.partial"
     save_tensors(partial / "state.safetensors", {"x": torch.zeros(1)})
-    tensors, record = saved.newest() or ({}, {})
-    assert record["step"] == 3
-    saved.save(4, tensors, {})
+    found = saved.newest()
+    assert found is not None
+    assert found[1].step == 3
+    saved.save(found[0], record(4))
     assert sorted(p.name for p in saved.folder.iterdir()) == ["00000003", "00000004"]
 
 
@@ -94,14 +99,63 @@ def test_nothing_is_pickled(saved: Checkpoints) -> None:
 
 
 def test_no_flipped_bit_of_a_record_is_trusted(saved: Checkpoints) -> None:
-    record = saved.folder / "00000003" / "record.json"
-    sound, said = record.read_bytes(), list[str]()
+    written = saved.folder / "00000003" / "record.json"
+    sound, said = written.read_bytes(), list[str]()
     reader = Checkpoints(saved.folder, said.append)
     for place in range(len(sound)):
         spoiled = bytearray(sound)
         spoiled[place] ^= 1 << place % 8
-        record.write_bytes(spoiled)
+        written.write_bytes(spoiled)
         found = reader.newest()
         assert found is not None
-        assert found[1]["note"] == 2 or found[1] == {**found[1], "note": 3, "step": 3}  # the white space may change
+        assert found[1] in (record(2), record(3))  # the white space may change
     assert len(said) > 0.8 * len(sound)
+
+
+def forge(saved: Checkpoints, field: str, value: Any) -> None:
+    """Change one field of the newest record, and compute its checksum again."""
+    written = saved.folder / "00000003" / "record.json"
+    content = {**json.loads(written.read_text()), field: value}
+    del content["record_sha256"]
+    written.write_text(json.dumps({**content, "record_sha256": sha256_of(content)}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", "three"),
+        ("step", None),
+        ("best", []),
+        ("best", {"step": 9, "score": 1.0, "values": {}}),
+        ("best", {"step": 1, "score": "high", "values": {}}),
+        ("seconds", {}),
+        ("log", {"step": 1}),
+        ("log", [1, 2]),
+        ("fingerprint", []),
+        ("fingerprint", {"config": {}, "data": {"train": 3}, "code": {}}),
+    ],
+)
+def test_a_record_of_another_shape_is_damage_even_with_a_sound_checksum(
+    field: str, value: Any, saved: Checkpoints
+) -> None:
+    forge(saved, field, value)
+    said: list[str] = []
+    saved.say = said.append
+    found = saved.newest()
+    assert found is not None
+    assert found[1] == record(2)
+    assert len(said) == 1
+    assert f"00000003 is damaged ({field}" in said[0]
+    assert "\n" not in said[0]
+
+
+def test_a_file_that_is_no_safetensors_is_damage_even_with_a_sound_checksum(saved: Checkpoints) -> None:
+    state = saved.folder / "00000003" / "state.safetensors"
+    state.write_bytes(b"\xff" * 40)
+    forge(saved, "sha256", sha256(state))
+    said: list[str] = []
+    saved.say = said.append
+    found = saved.newest()
+    assert found is not None
+    assert found[1] == record(2)
+    assert "00000003 is damaged" in said[0]

@@ -53,7 +53,7 @@ def test_real_sensitivities_are_the_complex_ones() -> None:
     y = mask * fft2c(coil_images(4, (32, 40)))
     expected = estimate_maps(y, mask_from_array(mask.numpy()).center)
     assert expected.abs().amax() > 0
-    torch.testing.assert_close(real.estimate_maps(parts(y), mask), parts(expected))
+    torch.testing.assert_close(real.estimate_real_maps(parts(y), mask), parts(expected))
 
 
 @pytest.mark.parametrize("columns", ["111111", "011110", "010111", "110011", "0011100"])
@@ -174,7 +174,8 @@ def test_a_file_for_any_size(tmp_path: Path, backbone: dict[str, Any]) -> None:
 
 
 def test_learned_sensitivities_in_a_file(tmp_path: Path) -> None:
-    learned = {"cascades": 1, "width": 2, "depth": 1, "levels": [], "sensitivities": "learned"}
+    learned: dict[str, Any] = {"cascades": 1, "width": 2, "depth": 1, "levels": [], "sensitivities": "learned"}
+    learned |= {"sensitivity_width": 2, "sensitivity_depth": 1}
     folder = make_run(tmp_path / "run", {"name": "varnet", "options": learned}, (3, 32, 36), complex=True)
     printed, session = exported(folder, "--size", "32x36")
     assert "in: kspace float32 (batch, 2 coils, 32, 36)" in printed

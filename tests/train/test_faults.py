@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from disk import FailingDisk, Operation, crashes, watched
+from small import record
 
 from chasm.common.files import write_text
 from chasm.train.checkpoints import Checkpoints
 
 
 def save(folder: Path, step: int) -> None:
-    Checkpoints(folder, pytest.fail).save(step, {"x": torch.full((3,), step)}, {"note": step})
+    Checkpoints(folder, pytest.fail).save({"x": torch.full((3,), step)}, record(step))
 
 
 def newest(folder: Path) -> int:
@@ -23,11 +24,10 @@ def newest(folder: Path) -> int:
     found = Checkpoints(folder, lambda line: None).newest()
     if found is None:
         return 0
-    tensors, record = found
-    step = int(record["step"])
-    assert torch.equal(tensors["x"], torch.full((3,), step))
-    assert record["note"] == step
-    return step
+    tensors, read = found
+    assert torch.equal(tensors["x"], torch.full((3,), read.step))
+    assert read == record(read.step)
+    return read.step
 
 
 def test_every_operation_of_a_save_fails_once(tmp_path: Path) -> None:

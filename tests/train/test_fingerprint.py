@@ -13,6 +13,7 @@ import torch
 from small import UNET, _one_thread, at_step, checkpoint, recipe  # noqa: F401
 
 from chasm.train import RunConfig, load_recipe, train
+from chasm.train.checkpoints import sha256_of
 from chasm.train.classical import evaluate_classical
 
 
@@ -89,11 +90,11 @@ def test_data_that_are_gone_or_changed_are_noticed(stopped: Path, data: Path, tm
 
 
 def test_files_that_were_written_again_and_other_threads_are_said(
-    stopped: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stopped: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
     os.utime(data / "case1.npy")
-    torch.set_num_threads(2)  # the fixture puts it back
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # two at work would wait for each other on a busy machine
     train(of_files(data), folder, quiet=True)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert len(said) == 2
@@ -163,3 +164,22 @@ def test_a_checkpoint_carries_what_it_was_made_with(stopped: Path) -> None:
     assert found["config"]["train"]["steps"] == 6
     assert set(found["data"]) == {"train", "val", "test"}
     assert {"source", "python", "versions", "device", "processes"} <= set(found["code"])
+
+
+def test_the_config_is_compared_before_the_tensors_which_may_not_fit(stopped: Path, data: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    (folder / "config.yaml").unlink()
+    other = load_recipe(of_files(data).model_dump(mode="json"), ["backbone.options.width=8"])
+    assert "another config: backbone.options.width (is 4, not 8)" in error_of(other, folder)
+
+
+def test_a_run_goes_on_from_before_checkpoints_had_this(
+    stopped: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    (path,) = folder.glob("checkpoints/*/record.json")
+    content = json.loads(path.read_text())
+    del content["record_sha256"], content["fingerprint"]
+    path.write_text(json.dumps({**content, "record_sha256": sha256_of(content)}))
+    train(of_files(data), folder, quiet=True)
+    assert f"resuming {folder} at step 2 of 6" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from small import (
     interrupt_twice,
     process,
     recipe,
+    record,
     run,
     run_signalled,
 )
@@ -106,7 +107,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as e, at_step(step, lambda: os.kill(os.getpid(), signal.SIGINT)):
             train(recipe(), tmp_path, quiet=quiet)
         assert e.value.code == 130
-        assert capsys.readouterr().err.endswith(f"stopped at step {step + 1}: the same command goes on\n")
+        assert capsys.readouterr().err.endswith(f"stopped at step {step + 1}: run the same command again to go on\n")
         assert signal.getsignal(signal.SIGINT) is before
     train(recipe(), tmp_path, quiet=True)
     assert f"resuming {tmp_path} at step 5 of 6" in capsys.readouterr().err
@@ -158,7 +159,7 @@ def test_killed_during_a_save(moment: str, left: int, whole: Any, tmp_path: Path
     assert code(run_killed_in_save, recipe(), tmp_path, moment) == -signal.SIGKILL
     found = Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
     assert found is not None
-    assert found[1]["step"] == left  # nothing lost, and the partial one is not taken for a checkpoint
+    assert found[1].step == left  # nothing lost, and the partial one is not taken for a checkpoint
     (tmp_path / ".chasm-0.partial").write_text("half of another file")
     assert code(run, recipe(), tmp_path) == 0
     assert not list(tmp_path.rglob(".*.partial"))
@@ -252,16 +253,16 @@ def test_a_kill_from_outside(tmp_path: Path) -> None:
     assert child.exitcode == -signal.SIGKILL
     found = Checkpoints(tmp_path / "checkpoints", pytest.fail).newest()
     assert found is not None
-    assert found[1]["step"] >= 14
+    assert found[1].step >= 14
 
 
 def save_on_a_full_disk(folder: Path) -> None:
     """The system itself refuses to write more than 40 kB into a file."""
     saved = Checkpoints(folder, print)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-    saved.save(1, {"x": torch.ones(10)}, {})
+    saved.save({"x": torch.ones(10)}, record(1))
     with pytest.raises(OSError, match="could not be written") as e:
-        saved.save(2, {"x": torch.ones(100_000)}, {})
+        saved.save({"x": torch.ones(100_000)}, record(2))
     raise SystemExit(3 if "\n" not in str(e.value) else 4)
 
 
@@ -271,3 +272,29 @@ def test_a_disk_that_fills_up_during_a_save(tmp_path: Path) -> None:
     found = Checkpoints(tmp_path, pytest.fail).newest()
     assert found is not None
     assert torch.equal(found[0]["x"], torch.ones(10))
+
+
+@pytest.mark.parametrize("name", ["model.", "optimizer.", "best.", "rng.cpu"])
+@pytest.mark.parametrize("change", ["missing", "another shape"])
+def test_tensors_that_do_not_fit_the_model_are_one_line(name: str, change: str, tmp_path: Path) -> None:
+    """Even where the checksums are sound."""
+    assert code(run_signalled, recipe(), tmp_path, 4, signal.SIGTERM) == 143
+    saved = Checkpoints(tmp_path / "checkpoints", pytest.fail)
+    tensors, read = saved.newest() or pytest.fail("no checkpoint")
+    chosen = max(key for key in tensors if key.startswith(name))
+    if change == "missing":
+        del tensors[chosen]
+    else:
+        tensors[chosen] = torch.zeros(7, 7)
+    saved.save(tensors, read)
+    with pytest.raises(ValueError, match=f"does not fit this model: {chosen} has shape") as e:
+        train(recipe(), tmp_path, quiet=True)
+    assert "\n" not in str(e.value)
+
+
+def test_an_environment_of_another_shape_is_one_line(tmp_path: Path) -> None:
+    assert code(run_signalled, recipe(), tmp_path, 4, signal.SIGTERM) == 143
+    path = tmp_path / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "resumed": "yes"}))
+    with pytest.raises(ValueError, match="resumed: expected a list"):
+        train(recipe(), tmp_path, quiet=True)

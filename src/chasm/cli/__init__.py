@@ -1,5 +1,6 @@
 """The `chasm` command. Each sub-command lives in its own file and is imported only when it is asked for."""
 
+import io
 import sys
 
 from chasm.common.extras import namesake_warning
@@ -7,6 +8,8 @@ from chasm.common.extras import namesake_warning
 
 def main() -> None:
     """Run the command line of `chasm`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have characters that it cannot encode
+        sys.stdout.reconfigure(errors="backslashreplace")
     if warning := namesake_warning():
         print(f"warning: {warning}", file=sys.stderr)
     try:

@@ -22,7 +22,7 @@ class Commands(TyperGroup):
                 files += [word, *islice(words, word == "--with")]
             else:
                 rest.append(word)
-        if files[-1:] == ["--with"]:  # its file is missing: without the rest, Typer cannot take a command for it
+        if files[-1:] == ["--with"]:  # its file is missing: drop the rest, or Typer would take a command for the file
             rest = []
         return super().parse_args(ctx, [*files, *rest])
 
@@ -39,8 +39,8 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # paragraphs of a help text flow with the terminal
-    help="Spectral mixing for images: watch it learn ('chasm demo' needs no data), compare mixers, train, run the "
-    "studies of the paper, reconstruct scans.",
+    help="Spectral mixing for images. Compare mixers, train networks, run the studies of the paper, and reconstruct "
+    "scans. Begin with 'chasm demo', which needs no data.",
     epilog=EXIT_CODES,
 )
 
@@ -52,15 +52,15 @@ def root(
         typer.Option(
             "--with",
             metavar="FILE.py",
-            help="Import this file first; the classes it registers (@register_mixer, ..) can be named. Repeatable.",
+            help="Import this file first, so that names it registers (@register_mixer, ..) are known. Repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Options of every command."""
+    """Import the files of --with before any command runs."""
     if files:
-        from chasm.common.extensions import load
+        from chasm.common.extensions import load_extensions
 
-        load(files)
+        load_extensions(files)
 
 
 app.command("demo")(demo.demo)

@@ -1,4 +1,4 @@
-"""`chasm bench`: how fast the mixers and their hosts are on this machine."""
+"""`chasm bench`: measure how fast the mixers and their hosts are on this machine."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from chasm.common.text import parse_shape
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
-DEVICE = typer.Option(None, help="cuda or cpu. Default: a GPU where there is one.")
+DEVICE = typer.Option(None, help="cuda or cpu. Default: a GPU if there is one.")
 MODES = (
     "core (forward of the spectral part), eval (forward of the block), step (forward and backward), "
     "core-graph and graph (core and step in a CUDA graph)."
@@ -27,13 +27,13 @@ OUT = typer.Option(None, "--out", "-o", help="Write OUT.md and OUT.csv.")
 @app.callback()
 def bench(
     context: typer.Context,
-    shape: list[str] = typer.Option([], help="B,C,H,W. Default: the published table's on a GPU, small ones on a CPU."),
+    shape: list[str] = typer.Option([], help="B,C,H,W. Default: the published shapes on a GPU, small ones on a CPU."),
     dtype: list[str] = typer.Option([], help="float32 or bf16."),
     mixer: list[str] = typer.Option([], help=MIXER),
     mode: list[str] = typer.Option([], help=MODES),
     form: list[str] = typer.Option([], help="How CHASM is computed: auto, reference, fft, triton or fused."),
-    compiled: bool = typer.Option(False, help="Also the paper-literal block under torch.compile; takes minutes."),
-    seconds: float | None = typer.Option(None, min=0.001, help="How long to repeat each row. Default: by the device."),
+    compiled: bool = typer.Option(False, help="Also time the paper-literal block under torch.compile (takes minutes)."),
+    seconds: float | None = typer.Option(None, min=0.001, help="Time to spend on each row. Default: by the device."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
@@ -43,7 +43,8 @@ def bench(
     floor (the time to move the maps through memory). A row whose outputs or gradients disagree with float64 is printed
     without a time.
 
-    --shape, --dtype, --mixer, --mode and --form select what is measured, and can be repeated. Default: everything.
+    --shape, --dtype, --mixer, --mode and --form select what is measured, and can be repeated. By default everything
+    is measured.
     """
     if context.invoked_subcommand is not None:
         if any((shape, dtype, mixer, mode, form, compiled, seconds, out, device)):
@@ -69,13 +70,13 @@ def bench(
         rows: list[dict[str, Any]] = []
         text = report.header("Mixers, timed", facts) + f"\n\n{report.LEGEND}"
         with ProgressBar(config.rows()) as bar:
-            for found in table.run(config, bar.advance):
-                rows += found
+            for of_shape in table.run(config, bar.advance):
+                rows += of_shape
                 titles = {k: v for k, v in report.TITLES.items() if k != "shape"}
-                name = report.cell("shape", found[0])
+                name = report.cell("shape", of_shape[0])
                 with bar.hidden():
-                    report.show(found, titles, name)
-                text += f"\n\n## {name}\n\n{report.markdown(found, titles)}"
+                    report.show(of_shape, titles, name)
+                text += f"\n\n## {name}\n\n{report.markdown(of_shape, titles)}"
                 report.write(out, text, rows, table.COLUMNS)  # after every shape: an interrupted run keeps its rows
 
 
@@ -86,12 +87,12 @@ def scaling(
     mixer: list[str] = typer.Option([], help="A name of 'chasm mixers'. Default: all."),
     mode: list[str] = typer.Option([], help=f"{MODES} Default: step."),
     plot: Path | None = typer.Option(None, help="Draw time against size into this PNG file."),
-    redraw: list[Path] = typer.Option([], "--from", help="Measure nothing; draw CSVs of earlier runs (with --plot)."),
-    note: str = typer.Option("", help="With --from: what to write below the picture."),
+    redraw: list[Path] = typer.Option([], "--from", help="Draw CSVs of earlier runs with --plot; measure nothing."),
+    note: str = typer.Option("", help="With --from: a line to write below the picture."),
     out: Path | None = OUT,
     device: str | None = DEVICE,
 ) -> None:
-    """Show how the time of every mixer grows with H = W, with C and with the batch, up to the largest that fits."""
+    """Show how the time of every mixer grows with H = W, C and the batch, up to the largest map that fits."""
     if plot is not None:
         require("report")
     from chasm.bench import report, table
@@ -104,7 +105,7 @@ def scaling(
     with tf32(False):
         if redraw:
             if plot is None:
-                raise ValueError("--from draws what was measured earlier: give the name of the picture with --plot")
+                raise ValueError("--from draws earlier measurements: give the name of the picture with --plot")
             sweeps.plot([row for path in redraw for row in sweeps.read(path)], plot, note)
             return
         for name in sweep:
@@ -118,8 +119,8 @@ def scaling(
         chosen = sweep or list(sweeps.SWEEPS)
         rows: list[dict[str, Any]] = []
         with ProgressBar(sweeps.total(config, chosen)) as bar:
-            for found in sweeps.run(config, chosen, bar.advance):
-                rows += found
+            for point in sweeps.run(config, chosen, bar.advance):
+                rows += point
                 slopes = sweeps.slopes(rows)
                 text = report.header("How time grows", facts)
                 text += f"\n\n{sweeps.__doc__}\n## Slopes\n\n{report.markdown(slopes, sweeps.SLOPES)}"
@@ -149,7 +150,7 @@ def hosts(
     """Time a HiFi-Mamba training step and folded U-Net inference, with CHASM and with empty slots."""
     from chasm.bench import hosts
 
-    known = {"hifi": ("Training", hosts.hifi, hosts.HOSTS), "unet": ("Inference", hosts.unet, hosts.HOSTS)}
+    known = {"hifi": ("Training", hosts.hifi, hosts.TITLES), "unet": ("Inference", hosts.unet, hosts.TITLES)}
     for name in host:
         if name not in known:
             raise ValueError(f"unknown host {name!r}: expected {' or '.join(known)}")
@@ -173,18 +174,18 @@ def profile(
         place = _device(device)
         MIXERS.get(mixer)  # an unknown name is refused before anything is measured
         facts = _begin(place, out)
-        found = profiling.profile_step(place, mixer)
-        kernels = found["kernels"][:top]
-        host = f"HiFi-Mamba with {mixer}, batch {found['batch']}, {found['size']}x{found['size']}"
-        busy = f"its kernels, profiled separately: {found['busy_ms']:.1f} ms"
-        line = f"{host}: {found['wall_ms']:.1f} ms per step; {busy}."
+        measured = profiling.profile_step(place, mixer)
+        kernels = measured["kernels"][:top]
+        host = f"HiFi-Mamba with {mixer}, batch {measured['batch']}, {measured['size']}x{measured['size']}"
+        busy = f"its kernels, profiled separately: {measured['busy_ms']:.1f} ms"
+        line = f"{host}: {measured['wall_ms']:.1f} ms per step; {busy}."
         typer.echo(line)
-        report.show(found["parts"], profiling.BY_PART, "By part")
+        report.show(measured["parts"], profiling.BY_PART, "By part")
         report.show(kernels, profiling.BY_KERNEL, "By kernel")
         text = report.header("Where a training step goes", facts) + f"\n\n{line}\n\n{profiling.__doc__}"
-        tables = [report.markdown(found["parts"], profiling.BY_PART), report.markdown(kernels, profiling.BY_KERNEL)]
+        tables = [report.markdown(measured["parts"], profiling.BY_PART), report.markdown(kernels, profiling.BY_KERNEL)]
         text += "\n" + "\n\n".join(tables)
-        report.write(out, text, [*found["parts"], *kernels], profiling.COLUMNS)
+        report.write(out, text, [*measured["parts"], *kernels], profiling.COLUMNS)
 
 
 def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device: str | None, seconds: float) -> None:
@@ -200,14 +201,14 @@ def _tables(title: str, parts: list[Any], columns: Any, out: Path | None, device
         rows: list[dict[str, Any]] = []
         text = report.header(title, facts)
         for name, measure, titles in parts:
-            found = []
+            shown = []
             with ProgressBar() as bar:
                 for row in measure(place, pace):
-                    found.append(row)
+                    shown.append(row)
                     bar.advance(str(row.get("mixer", row["what"])))
-            report.show(found, titles, name)
-            rows += found
-            text += (f"\n\n## {name}" if name else "") + f"\n\n{report.markdown(found, titles)}"
+            report.show(shown, titles, name)
+            rows += shown
+            text += (f"\n\n## {name}" if name else "") + f"\n\n{report.markdown(shown, titles)}"
             report.write(out, text, rows, columns)
 
 
@@ -221,9 +222,9 @@ def _device(name: str | None) -> Any:
 
 
 def _begin(device: Any, out: Path | None, limits: Any = None) -> dict[str, str]:
-    """Print and return the header: where the numbers were measured, and the peak rates of the device.
+    """Print and return where the numbers were measured, and the peak rates of the device.
 
-    Pages that others wrote are refused before anything is measured.
+    A file that chasm did not write is refused before anything is measured.
     """
     from chasm.bench.clock import measure_limits
     from chasm.bench.report import require_replaceable_pages

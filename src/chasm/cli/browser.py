@@ -6,7 +6,7 @@ import typer
 
 from chasm.common.extras import require
 
-RUNS = "Run folders, names of models ('chasm models list') or owner/name on the Hub. Default: all models of chasm."
+RUNS = "Run folders, names of models ('chasm models list') or owner/name on the Hub. Default: all models of the list."
 
 
 def app(
@@ -17,10 +17,11 @@ def app(
     ),
     browser: bool = typer.Option(True, help="Open the page in the browser."),
 ) -> None:
-    """Reconstruct in the browser: drop a scan, choose a mask, compare, save, and play with what the mixers learned.
+    """Reconstruct in the browser: drop a scan, choose a mask, compare, save, and change what the mixers learned.
 
-    The network runs in the page. Without -o, chasm serves it on 127.0.0.1 under an address with a secret token, and
-    reads formats that the page cannot; nothing leaves the machine. With -o the page stands alone, and files stay in it.
+    The network runs in the page. Without -o, chasm serves the page on 127.0.0.1 under an address with a secret token,
+    and reads formats that the page cannot read. With -o the page needs no chasm. In both cases no file leaves the
+    machine.
     """
     require("train", "data")
     import tempfile

@@ -8,23 +8,23 @@ import typer
 
 from chasm.cli.errors import FAILED
 from chasm.common.extras import require
-from chasm.common.files import holds, require_replaceable, write_atomic
+from chasm.common.files import expanded, holds, require_replaceable, write_atomic
 from chasm.common.progress import ProgressBar
-from chasm.common.text import counted
+from chasm.common.text import counted, printable
 
 if TYPE_CHECKING:
     from chasm.data.check import CheckReport
 
-app = typer.Typer(no_args_is_help=True, help="Datasets: list formats, check a download, look at it, convert it.")
+app = typer.Typer(no_args_is_help=True, help="List data formats, check a download, preview it, convert k-space.")
 _FORCE_HELP = "Replace a file that chasm did not write."
-_PREVIEW_TITLE = "chasm data preview"  # in every picture: which may be replaced by the next
-_CONVERT_HELP = "Its suffix says the format: .mrd ISMRMRD, .cfl BART, .h5 as fastMRI, .npy or .npz with axes SCHW."
-_OPTION_HELP = "An option of the dataset as KEY=VALUE, e.g. seed=1. Repeatable."
+_PREVIEW_TITLE = "chasm data preview"  # written into every picture, so that a later preview may replace it
+_CONVERT_HELP = "The suffix sets the format: .mrd ISMRMRD, .cfl BART, .h5 fastMRI, .npy or .npz with axes SCHW."
+_OPTION_HELP = "An option of the dataset as KEY=VALUE, for example seed=1. Repeatable."
 
 
 @app.command("list")
 def list_() -> None:
-    """Name the datasets that can be read."""
+    """List the datasets that chasm can read."""
     require("data")
     from chasm.data import DATASETS, list_datasets
 
@@ -43,16 +43,16 @@ def check(
     manifest: Path | None = typer.Option(None, help="Write file hashes, sizes and splits to this JSON file."),
     verify: Path | None = typer.Option(None, help="Compare with a manifest written earlier."),
     force: bool = typer.Option(False, "--force", help=_FORCE_HELP),
-    jobs: int | None = typer.Option(None, min=1, help="Cases read at the same time; default: one per core."),
+    jobs: int | None = typer.Option(None, min=1, help="Cases to read at the same time. Default: one per core."),
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
-    """Read all of a dataset and report what is wrong with it. The exit code is 3 if anything is."""
+    """Read all of a dataset and report what is wrong with it. The exit code is 3 if anything is wrong."""
     require("data")
     from chasm.data import check as checks
     from chasm.data.guess import guess_dataset
 
     if manifest is not None:
-        require_replaceable(manifest.expanduser(), checks.is_manifest, force)
+        require_replaceable(expanded(manifest), checks.is_manifest, force)
     with ProgressBar() as bar:
         report = checks.check(path, kind or guess_dataset(path), jobs, bar.update, **parse_options(option))
     if verify is not None:
@@ -68,8 +68,8 @@ def check(
 def convert(
     source: Path = typer.Argument(..., metavar="IN", help="ISMRMRD, BART, Siemens .dat, fastMRI, CC359 or an array."),
     out: Path = typer.Argument(..., metavar="OUT", help=_CONVERT_HELP),
-    force: bool = typer.Option(False, "--force", help="Replace files that are there."),
-    option: list[str] = typer.Option([], "--option", "-O", help="axes=SCHW: the axes of an array (see OUT)."),
+    force: bool = typer.Option(False, "--force", help="Replace existing files."),
+    option: list[str] = typer.Option([], "--option", "-O", help="axes=SCHW: how to read an array, as in OUT."),
 ) -> None:
     """Convert measured k-space from one format to another. Only Cartesian data can be read."""
     require("data")
@@ -106,7 +106,7 @@ def convert(
 
 @app.command()
 def preview(
-    path: Path | None = typer.Argument(None, help="The folder (or file) of the dataset, where it has one."),
+    path: Path | None = typer.Argument(None, help="The folder (or file) of the dataset, if it has one."),
     kind: str = typer.Option(..., "--as", help="Its format: a name of 'chasm data list'."),
     out: Path = typer.Option(..., "--out", "-o", help="The picture to write (PNG, PDF or SVG)."),
     force: bool = typer.Option(False, "--force", help=_FORCE_HELP),
@@ -116,13 +116,13 @@ def preview(
     mask: str = typer.Option("equispaced", help="Mask of MRI slices: equispaced or random, or either with -plain."),
     option: list[str] = typer.Option([], "--option", "-O", help=_OPTION_HELP),
 ) -> None:
-    """Draw a few slices: target, mask, zero-filled, error; of photographs: target, reduced, bicubic, error."""
+    """Draw a few slices with mask, zero-filled image and error, or photographs with their bicubic enlargement."""
     require("data", "report")
     from chasm.cli.montage import montage
     from chasm.data import open_dataset
     from chasm.mri import Sampling
 
-    out = out.expanduser()
+    out = expanded(out)
     require_replaceable(out, lambda path: holds(path, _PREVIEW_TITLE.encode()), force)
     data = open_dataset(kind, path, split=split, **parse_options(option))
     rows = [len(data) * (2 * i + 1) // (2 * count) for i in range(min(count, len(data)))]
@@ -134,8 +134,8 @@ def preview(
 
 
 def _with_header(file: Path) -> list[Path]:
-    """The file, and the other of a BART pair."""
-    file = file.expanduser()
+    """Return the file, or both files of a BART pair."""
+    file = expanded(file)
     return [file.with_suffix(s) for s in (".cfl", ".hdr")] if file.suffix.lower() in (".cfl", ".hdr") else [file]
 
 
@@ -172,11 +172,11 @@ def _print(report: "CheckReport", guessed: bool) -> None:
     for kind, (low, high) in sorted(report.ranges.items()):
         typer.echo(f"  values {low:.6g} to {high:.6g} {kind}".rstrip())
     for note in report.notes[:20]:
-        typer.echo(f"note: {note}")
+        typer.echo(f"note: {printable(note)}")
     if len(report.notes) > 20:
         typer.echo(f"and {counted(len(report.notes) - 20, 'more note')}")
     for finding in report.findings:
-        typer.echo(f"wrong: {finding}")
+        typer.echo(f"wrong: {printable(finding)}")
     wrong = len(report.findings)
     typer.echo("sound" if report.ok else f"{counted(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong")
 

@@ -1,4 +1,4 @@
-"""`chasm demo`: the main job in a few minutes, on data that needs no download."""
+"""`chasm demo`: train a small network four times on drawn data, and write a report."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _UNET = {
     "backbone": {"name": "unet", "options": {"width": 16, "depth": 3, "levels": [0, 1, 2]}},
     "train": {"steps": 140, "lr": 1e-3, "val_every": 35},
 }
-# One recipe per task, the name of a shipped one or its content; the methods differ in the slot alone.
+# One recipe for each task: the name of a shipped recipe, or its content. The methods differ only in the slot.
 TASKS: dict[str, str | dict[str, Any]] = {
     "reconstruction": "demo",
     "segmentation": {
@@ -48,16 +48,16 @@ QUESTIONS = {
 
 def demo(
     task: str = typer.Option("reconstruction", help="reconstruction, segmentation or photos."),
-    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where runs and report go."),
-    steps: int | None = typer.Option(None, min=2, help="Training steps of each method. Default: the task's own."),
-    seed: int = typer.Option(0, min=0, help="Seed of initial weights and of the order of slices."),
+    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Folder of the runs and the report."),
+    steps: int | None = typer.Option(None, min=2, help="Training steps of each method. Default: depends on the task."),
+    seed: int = typer.Option(0, min=0, help="Seed of the initial weights and of the order of slices."),
 ) -> None:
     """Train a small network with nothing, CHASM's wrapper alone, GFNet, and CHASM in its slots, and write a report.
 
-    Minutes on a CPU, no download. Reconstruction trains a small HiFi-Mamba with data consistency, the other tasks a
-    small U-Net. One protocol for all methods: same data, mask, order of slices, initial weights of the network. The
-    data is drawn (brains, tumours) or shipped with scikit-image (photographs): it shows the machinery at work, not who
-    wins on real data. As many methods train at once as there are cores, with one thread each.
+    The demo takes minutes on a CPU and needs no download. Reconstruction trains a small HiFi-Mamba with data
+    consistency, and the other tasks a small U-Net. All methods share the data, the mask, the order of slices and the
+    initial weights of the network. The data is drawn (brains, tumours) or comes with scikit-image (photographs). It
+    shows that the software works, not which mixer wins on real data. Every core trains one method at a time.
     """
     require("train", "data", "report")
     from chasm.common.registry import suggest
@@ -141,7 +141,7 @@ def _train(configs: dict[str, "RunConfig"], folders: dict[str, Path]) -> None:
         for method, outcome in outcomes:
             if outcome != "done":
                 error = state(folders[method], configs[method])[1]
-                raise ValueError(f"{method}: {error or f'{outcome}: the same command goes on with what is left'}")
+                raise ValueError(f"{method}: {error or f'{outcome}: run the same command again to go on'}")
             bar.say(_line(method, read_json(folders[method] / "metrics.json")))
 
 

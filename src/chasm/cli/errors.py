@@ -6,18 +6,19 @@ from contextlib import contextmanager
 import typer
 
 from chasm.common.extras import how_to_install
+from chasm.common.text import printable
 
 FAILED = 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_CODES = f"""\
-Exit codes: 0 done; 2 the command line could not be read; {FAILED} it was read, but the work could not be done or
-found something wrong, and a line on standard error says what; {INTERRUPTED} interrupted by Ctrl-C, 143 by SIGTERM
-(128 and the number of the signal); 1 a bug in chasm, with its traceback."""
+Exit codes: 0 means done. 2 means that the command line could not be read. {FAILED} means that the work failed or found
+something wrong, and a line on standard error says what. {INTERRUPTED} means interrupted by Ctrl-C, and 143 by SIGTERM
+(128 plus the number of the signal). 1 means a bug in chasm, and comes with a traceback."""
 
 
 def show_error(error: Exception) -> None:
     """Print an error as one line on standard error."""
-    typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+    typer.echo(f"error: {printable(' '.join(str(error).split()))}", err=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -57,5 +58,5 @@ def one_line_errors() -> Iterator[None]:
         show_error(ModuleNotFoundError(f"this needs {e.name}: {how_to_install(e.name)}"))
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt as e:
-        typer.echo("interrupted: no file is half written; the same command goes on with what is left", err=True)
+        typer.echo("interrupted: no file is half written; run the same command again to go on", err=True)
         raise typer.Exit(128 + e.args[0] if e.args else INTERRUPTED) from None

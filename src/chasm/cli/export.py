@@ -12,17 +12,17 @@ def export(
     out: Path = typer.Option(Path("model.onnx"), "--out", "-o", help="File to write."),
     size: str | None = typer.Option(
         None,
-        help="HEIGHTxWIDTH, or one number: a faster file for this size only. Default: any size from 32 x 32 on.",
+        help="HEIGHTxWIDTH, or one number, for a faster file of this size only. Default: any size from 32 x 32 on.",
     ),
     coils: int | None = typer.Option(
-        None, help="1, or more for a file that takes any number of coils. Default: as the data of the run."
+        None, help="1 for one coil, 2 or more for any number of coils. Default: that of the run's data."
     ),
     force: bool = typer.Option(False, "--force", help="Replace a file that chasm did not write."),
 ) -> None:
     """Write a trained run as one ONNX file, checked in onnxruntime against the run.
 
-    Of a reconstruction run: k-space and mask in, images out. Scaling, Fourier transforms, coil sensitivities and data
-    consistency are inside, in real arithmetic that onnxruntime runs anywhere, also in a browser.
+    The file of a reconstruction run takes k-space and a mask, and returns images. Scaling, Fourier transforms, coil
+    sensitivities and data consistency are inside, in real arithmetic that onnxruntime runs anywhere, also in a browser.
     """
     from chasm.common.files import holds, require_replaceable
     from chasm.train.export import MARK, export_run

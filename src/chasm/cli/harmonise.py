@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 AXES = {"ch": "height", "cw": "width"}
 LEGEND = """\
-commutator: ||[M(k), M(l)]|| / (||M(k)|| ||M(l)||), mean over pairs of frequencies. mixing: without mean gains.
-angle: between eigenbases one bin apart (near), half the band apart (far), and of random bases (chance).
-off diagonal: share of the energy of all M(k), and of their mixing parts, that the best shared basis leaves out."""
+commutator: ||[M(k), M(l)]|| / (||M(k)|| ||M(l)||), mean over pairs of frequencies. mixing: without the mean gains.
+near, far, chance: angle between eigenbases one bin apart, half the band apart, and between random bases.
+off diagonal: share of the energy of all M(k) that the best shared basis leaves out. of mixing: the same share of
+their mixing parts."""
 
 
 def harmonise(
-    run: Path = typer.Argument(..., help="Run folder, as 'chasm train' left it, with CHASM or FNO-D in its slots."),
+    run: Path = typer.Argument(..., help="Run folder of 'chasm train', with CHASM or FNO-D in its slots."),
     out: Path | None = typer.Option(None, "--out", "-o", help="Folder of the harmonised run. Default: RUN/harmonised."),
-    data: str | None = typer.Option(None, help="Folder of the dataset, if not the one of the training."),
+    data: str | None = typer.Option(None, help="Folder of the dataset. Default: that of the training."),
     as_json: bool = typer.Option(False, "--json", help="Print the whole record as JSON."),
 ) -> None:
     """Measure how far the operators of a run share a basis; project untied ones onto the best shared basis.
 
-    Of a run with mixer.options.basis=untied, every slot is projected and the run scored on its test split before and
-    after. The harmonised run is a run folder like any other: 'chasm eval' and 'chasm reconstruct' take it, and 'chasm
-    report' shows what was lost if it lies in RUN/harmonised.
+    If the run has mixer.options.basis=untied, every slot is projected, and the run is scored on its test split before
+    and after. The harmonised run is a run folder like any other, for 'chasm eval' and 'chasm reconstruct'. If it is in
+    RUN/harmonised, 'chasm report' shows what was lost.
     """
     require("train", "data")
     from chasm.common.devices import usable_device

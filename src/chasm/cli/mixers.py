@@ -1,4 +1,4 @@
-"""`chasm mixers`: what each mixer costs and how it is built; `chasm mixers check`: does one keep the contract?"""
+"""`chasm mixers`: compare the cost and design of mixers, and check that one keeps the contract."""
 
 import json
 from typing import Any
@@ -34,17 +34,17 @@ DESIGN = {
 NOTES = {"mixer": "mixer", "resolution": "at another resolution", "note": "note"}
 TABLES = {"Cost": COST, "Taxonomy": DESIGN, "Notes": NOTES}
 LEGEND = """\
-params: parameters, with a complex number counted once; as two: with a complex number counted twice.
-paper: the paper's Core Params; agrees: which of our two counts it matches ("no": see the note). The paper gives it \
-for 96 channels and a 128x128 map only.
-MMAC: million multiply-adds of one forward pass of one map, on a CPU in training, FFT included. infer: the same in \
+params: parameters, with a complex number counted once. as two: with a complex number counted twice.
+paper: the paper's Core Params, for 96 channels and a 128x128 map only. agrees: which of our two counts it matches \
+("no": see the note).
+MMAC: million multiply-adds of one forward pass of one map, on a CPU in training, FFT included. infer: MMAC in \
 evaluation, where matrices that depend on weights only are computed once and kept. FFT: the part of MMAC in FFTs. \
-rule: as the paper seems to count (our reading): convolutions and matrix products of its equations, a complex one once.
+rule: MMAC as we think the paper counts them: convolutions and matrix products of its equations, a complex one once.
 MiB: memory kept for the backward pass. identity path: inside the mixer, or added by the slot around it."""
 
 
 class _Mixers(TyperGroup):
-    """`chasm mixers` and `chasm mixers 'f*'` stand for `chasm mixers table` and `chasm mixers table 'f*'`."""
+    """Read `chasm mixers` as `chasm mixers table`, and `chasm mixers 'f*'` as `chasm mixers table 'f*'`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = args[0] if args else ""
@@ -53,33 +53,33 @@ class _Mixers(TyperGroup):
 
 app = typer.Typer(
     cls=_Mixers,
-    help="Compare the mixers: 'chasm mixers', 'chasm mixers gfnet', 'chasm mixers --json'; or check one of your own.",
+    help="Compare the mixers ('chasm mixers', 'chasm mixers gfnet', 'chasm mixers --json'), or check one of your own.",
 )
 
 
 @app.command()
 def check(
-    name: str = typer.Argument(help="Name of a mixer: chasm --with mine.py mixers check mine"),
-    channels: int = typer.Option(16, min=1, help="Channels of the maps it is tried on."),
+    name: str = typer.Argument(help="Name of a mixer, as in 'chasm --with mine.py mixers check mine'."),
+    channels: int = typer.Option(16, min=1, help="Channels of the maps in the check."),
     option: list[str] = typer.Option([], help="Option of the mixer: --option depth=2. Repeatable."),
 ) -> None:
     """Check that a mixer keeps the contract: shape, dtype, device, odd sizes, gradient, state dict, compile."""
     from chasm.mixers.contract import check_mixer
 
     broken = 0
-    for found in check_mixer(name, channels, **parse_options(option)):
-        broken += bool(found.problem)
-        typer.echo(f"{'FAILED' if found.problem else 'ok':<7} {found.name}{found.problem and ': ' + found.problem}")
+    for claim in check_mixer(name, channels, **parse_options(option)):
+        broken += bool(claim.problem)
+        typer.echo(f"{'FAILED' if claim.problem else 'ok':<7} {claim.name}{claim.problem and ': ' + claim.problem}")
     if broken:
         raise ValueError(f"{name}: {counted(broken, 'promise')} of the contract not kept")
 
 
 @app.command("table")
 def mixers(
-    pattern: str = typer.Argument("*", help="Names to show, shell-style: 'f*'."),
+    pattern: str = typer.Argument("*", help="Names to show, as a pattern like 'f*'."),
     channels: int = typer.Option(96, min=1, help="Channels of the map."),
-    size: str = typer.Option("128x128", help="HxW of the map the mixers are built for and run on."),
-    as_json: bool = typer.Option(False, "--json", help="Print records for programs."),
+    size: str = typer.Option("128x128", help="HxW of the map that the mixers are built for and run on."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown tables."),
 ) -> None:
     """Compare the mixers: parameters, multiply-adds including the FFT, memory, and the taxonomy of the paper."""
@@ -105,8 +105,8 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     """Return the costs and facts of one mixer, or the reason why it cannot be built at this width.
 
     Args:
-        name: of the mixer.
-        channels: of the map.
+        name: name of the mixer.
+        channels: channels of the map.
         size: (H, W) of the map.
     """
     import torch
@@ -119,7 +119,7 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     except ValueError as e:  # the package that brings it is broken: the others are shown
         return {"mixer": name, "channels": channels, "size": list(size), "error": str(e), "note": str(e)}
     facts = cls.facts
-    asked = channels == 96 and size == (128, 128)  # where the paper's column stands
+    is_papers_size = channels == 96 and size == (128, 128)  # the only size with numbers in the paper
     described = {
         "mixer": name,
         "channels": channels,
@@ -135,7 +135,7 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     return described | {
         "params": cost.params,
         "params_real": cost.params_real,
-        "agrees": agreement(cost.params, cost.params_real, facts.paper_params) if asked else "-",
+        "agrees": agreement(cost.params, cost.params_real, facts.paper_params) if is_papers_size else "-",
         "macs": cost.total,
         "macs_inference": cost.inference,
         "macs_by_kind": cost.macs,
@@ -147,7 +147,7 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def agreement(once: int, twice: int, paper: str) -> str:
-    """Return which of our counts the paper's is: "yes" (both), "once", "as two" or "no"; "-" if it has none.
+    """Return which of our counts the paper's equals: "yes" (both), "once", "as two" or "no"; "-" without one.
 
     Args:
         once: parameters, a complex number counted once.

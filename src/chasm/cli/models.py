@@ -1,20 +1,20 @@
-"""`chasm models`: trained models that come with the package, and how a run becomes one."""
+"""`chasm models`: list, show and copy the trained models of the package, and make one from a run."""
 
 from pathlib import Path
 from typing import Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Trained models: list, show, get; pack a run of your own.")
+app = typer.Typer(no_args_is_help=True, help="List, show and copy trained models, or pack a run of your own.")
 
 OTHER = (
-    "Data of another source to score on, as changes of the run's recipe: --other data.options.part=raw_complex. "
-    "Several changes in quotes, with spaces between them; split=NAME takes another split than test. Repeatable."
+    "Also score on other data, given as changes of the run's recipe: --other data.options.part=raw_complex. Write "
+    "several changes in quotes, with spaces between them; split=NAME scores that split instead of test. Repeatable."
 )
 
 
 @app.command("list")
-def list_(pattern: str = typer.Argument("*", help="Only names like this: 'brain*'.")) -> None:
+def list_(pattern: str = typer.Argument("*", help="Names to list, as a pattern like 'brain*'.")) -> None:
     """List the models that come with chasm. 'chasm reconstruct SCAN --run NAME' uses one."""
     from chasm.common.files import read_json
     from chasm.common.tables import print_table
@@ -22,16 +22,18 @@ def list_(pattern: str = typer.Argument("*", help="Only names like this: 'brain*
 
     names = list_models(pattern)
     if not names:
-        found = "no model comes with this version" if not shipped_models() else f"no model is named like {pattern!r}"
-        typer.echo(f"{found}: 'chasm models pack' makes one from your own run")
+        reason = "no model comes with this version" if not shipped_models() else f"no model is named like {pattern!r}"
+        typer.echo(f"{reason}: 'chasm models pack' makes one from your own run")
         return
     rows = [_row(name, read_json(shipped_models()[name] / RECORD)) for name in names]
     print_table(["model", "task", "trained on", "parameters", "test"], rows, right=["parameters"])
 
 
 @app.command()
-def show(name: str = typer.Argument(..., help="Name of a model, a model folder, or owner/name on the Hub.")) -> None:
-    """Print the card of a model: data and licence, mask, scores, what it is not for."""
+def show(
+    name: str = typer.Argument(..., help="Name of a model, run or model folder, or owner/name on the Hub."),
+) -> None:
+    """Print the card of a model: its data and licence, mask, scores and limits."""
     from chasm.models import check_model, find_model, read_card
 
     folder = find_model(name)
@@ -42,7 +44,7 @@ def show(name: str = typer.Argument(..., help="Name of a model, a model folder, 
 @app.command()
 def get(
     name: str = typer.Argument(..., help="Name of a model, or owner/name on the Hub."),
-    out: Path | None = typer.Option(None, "--out", "-o", help="New folder. Default: the name, in the current folder."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="New folder. Default: NAME in the current folder."),
 ) -> None:
     """Copy a model into a folder of its own, as a start for your own work."""
     import shutil
@@ -68,17 +70,17 @@ def get(
 
 @app.command()
 def pack(
-    run: Path = typer.Argument(..., help="Folder of a finished run, or a model, which gets new scores and a new card."),
+    run: Path = typer.Argument(..., help="Folder of a finished run, or of a model that gets new scores and card."),
     name: str = typer.Argument(..., help="Name of the model."),
     out: Path | None = typer.Option(None, "--out", "-o", help="Model folder. Default: NAME in the current folder."),
     other: list[str] = typer.Option([], "--other", help=OTHER),
-    data: str | None = typer.Option(None, help="Folder of the data of --other, if not the one of the training."),
+    data: str | None = typer.Option(None, help="Folder of the data of --other. Default: that of the training."),
     licence: str | None = typer.Option(None, help="Terms of the training data, if chasm does not know them."),
-    page: bool = typer.Option(False, "--page", help="Write the network for 'chasm app', too; takes a minute or two."),
+    page: bool = typer.Option(False, "--page", help="Also write the network for 'chasm app' (a minute or two)."),
 ) -> None:
     """Turn a finished run into a model folder: safetensors, config, checksums, and a card with its scores.
 
-    Nothing of the card is written by hand. Data that states no licence is refused.
+    The card comes from the records of the run. Data that states no licence is refused.
     """
     from chasm.common.devices import usable_device
     from chasm.publish import pack as make

@@ -1,4 +1,4 @@
-"""`chasm reconstruct`: a scan in, a volume out."""
+"""`chasm reconstruct`: turn scans into volumes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,49 +16,50 @@ if TYPE_CHECKING:
     from chasm.reconstruct import Enlarged, Outcome
 
 OUT = (
-    "File to write; the suffix says the format: .h5, .nii, .nii.gz, .npy, .dcm (a DICOM series for a PACS, with the "
-    "patient and the place of the source) or .png. DICOM and PNG have one file for each slice. With several inputs, "
+    "File to write. The suffix sets the format: .h5, .nii, .nii.gz, .npy, .dcm (a DICOM series for a PACS, with the "
+    "patient and the position of the source) or .png. DICOM and PNG have one file for each slice. With several inputs, "
     "the name of each is added. Default: INPUT-reconstructed.h5 in the current folder, or INPUT-x4.png for "
     "photographs."
 )
 INPUT = (
-    "k-space (ISMRMRD, BART .cfl, Siemens .dat, fastMRI, CC359, arrays with --as kspace) or images (NIfTI, DICOM, "
-    ".npy, .png, ..); a file or a folder; photographs for a super-resolution run. One or more."
+    "One or more files or folders: k-space (ISMRMRD, BART .cfl, Siemens .dat, fastMRI, CC359, arrays with --as kspace) "
+    "or images (NIfTI, DICOM, .npy, .png, ..). A super-resolution run takes photographs."
 )
 OPTION = (
-    "What to take from the files, as KEY=VALUE: axes=SCHW (what the dimensions of an array are: slices, coils, rows, "
-    "columns), prewhiten=false, plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
+    "How to read the files, as KEY=VALUE: axes=SCHW (the dimensions of an array: slices, coils, rows, columns), "
+    "prewhiten=false, plane=sagittal (of NIfTI), volume=0 (of 4-D NIfTI). Repeatable."
 )
 RUN = (
-    "Run folder, name of a model ('chasm models list') or owner/name on the Hub; or, without training: tv (compressed "
-    "sensing with total variation), sense (regularised SENSE, for several coils), zero-filled. A folder of such a name "
-    "is ./tv. Several runs (--run A --run B) are an ensemble: the volume is their mean, and a map of the error to "
-    "expect in each pixel is made from their disagreement (too small where runs share errors)."
+    "Run folder, name of a model ('chasm models list') or owner/name on the Hub. Or a method without training: tv "
+    "(compressed sensing with total variation), sense (regularised SENSE, for several coils) or zero-filled; write "
+    "./tv for a folder of that name. Several runs (--run A --run B) are an ensemble: the volume is their mean, and "
+    "their disagreement gives a map of the error to expect in each pixel (too small where they make the same errors)."
 )
 STRENGTH = (
-    "Regularisation of tv (default 0.003, in units of the largest zero-filled value; try 0.001 to 0.03: more removes "
-    "noise and fine detail) or sense (default 0.01, relative to the squared sensitivities; more damps noise)."
+    "Regularisation. For tv (default 0.003, in units of the largest zero-filled value; try 0.001 to 0.03) a larger "
+    "value removes more noise and more fine detail. For sense (default 0.01, relative to the squared sensitivities) "
+    "it damps more noise."
 )
 ACCELERATION = (
-    "Undersample fully sampled data this much, instead of the run's mask. Without it tv, sense and zero-filled take "
-    "fully sampled k-space as it is, and images at 4."
+    "Undersample fully sampled data by this much, instead of by the run's mask. Without it tv, sense and zero-filled "
+    "take fully sampled k-space as it is, and undersample images by 4."
 )
 MAPS = (
-    "Coil sensitivities: lowres (default; low-resolution images over their root-sum-of-squares, as in training), "
-    "espirit, or a file (BART .cfl; .npy with coils, H, W, and slices and sets before them)."
+    "Coil sensitivities: lowres (low-resolution images over their root-sum-of-squares, as in training), "
+    "espirit, or a file (BART .cfl, or .npy with the axes coils, H, W, optionally with slices and sets before them)."
 )
 SETS = "Sets of maps that espirit makes; 2 if the object is larger than the field of view. For tv and sense."
-COMPRESS = "Combine the coils into this many virtual ones first, which is faster (8 to 12 keep nearly all signal)."
+COMPRESS = "First combine the coils into this many virtual coils, which is faster (8 to 12 keep nearly all signal)."
 UNCERTAINTY = (
-    "Also write a map of the error to expect in each pixel, from this many draws (8 to 32): turned copies of the image "
-    "are measured and reconstructed again, and the result is calibrated on measured columns that are held out. Takes "
-    "as long as N + 6 reconstructions."
+    "Also write a map of the error to expect in each pixel, from this many draws (8 to 32). Turned copies of the image "
+    "are measured and reconstructed again, and the result is calibrated on measured columns that are held out. This "
+    "takes as long as N + 6 reconstructions."
 )
 REPORT = (
-    "Page to look at the result in a browser: slices, window and level, reconstruction beside target, zero-filled, "
-    "error, residual and uncertainty. One file that needs no network. With several volumes, the name of each is added."
+    "Also write a page to look at the result in a browser, with the reconstruction beside target, zero-filled, error, "
+    "residual and uncertainty. It is one file that needs no network. With several volumes, the name of each is added."
 )
-MASK = "Mask of 0s and 1s (.npy or text): replaces the run's mask, or tells how undersampled k-space was measured."
+MASK = "Mask of 0s and 1s (.npy or text). It replaces the run's mask, or says how undersampled k-space was measured."
 
 
 def reconstruct(
@@ -66,7 +67,7 @@ def reconstruct(
     run: list[str] = typer.Option(..., "--run", metavar="RUN", help=RUN),
     out: Path | None = typer.Option(None, "--out", "-o", help=OUT),
     kind: str | None = typer.Option(
-        None, "--as", help="What complex arrays (.npy, .npz) are: image (default) or kspace."
+        None, "--as", help="What complex arrays (.npy, .npz) hold: image (default) or kspace."
     ),
     mask: Path | None = typer.Option(None, help=MASK),
     acceleration: float | None = typer.Option(None, help=ACCELERATION),
@@ -81,7 +82,7 @@ def reconstruct(
     ),
     report: Path | None = typer.Option(None, "--report", metavar="PAGE.html", help=REPORT),
     force: bool = typer.Option(False, "--force", help="Replace files that no earlier reconstruction wrote."),
-    device: str | None = typer.Option(None, help="cpu, cuda, .. Default: cuda where there is one."),
+    device: str | None = typer.Option(None, help="cpu, cuda, .. Default: a GPU if there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
     """Reconstruct scans with a trained run, or without training, and write a volume and a side-by-side picture of each.
@@ -89,8 +90,9 @@ def reconstruct(
     Fully sampled input is undersampled by the run's mask (or --mask) and scored against itself. Undersampled k-space
     (with its mask in the file, or --mask) is reconstructed as it is, and scored if the file has a reconstruction.
 
-    Data consistency needs no target: it says how far the k-space of the image is from the measured samples, in units of
-    their noise. About 1 is as good as it gets; much more contradicts the measurement; much less follows the noise.
+    The line "data consistency" says how far the k-space of the image is from the measured samples, in units of their
+    noise. It needs no target. The best value is about 1; an image with a much larger value contradicts the measurement,
+    and one with a much smaller value follows the noise.
 
     A super-resolution run takes photographs instead, and writes each of them enlarged, as a PNG file.
 

@@ -10,20 +10,20 @@ PAPER = "paper"
 
 
 def report(
-    study: str = typer.Argument(..., help="A name of 'chasm study list', or paper: all tables of the paper."),
+    study: str = typer.Argument(..., help="A name of 'chasm study list', or paper for all tables of the paper."),
     folders: list[Path] = typer.Argument(
-        None, help="With paper: folders of runs, as given to 'chasm study run --out'. Default: that of --out."
+        None, help="Only with paper: folders of runs, as given to 'chasm study run --out'. Default: that of --out."
     ),
-    scale: str = typer.Option("tiny", help="tiny, proxy or full: as it was run."),
-    protocol: str = typer.Option("default", help="default, matched or tuned: as it was run."),
-    root: Path = typer.Option(Path("runs"), "--out", help="Folder of the runs, as given to 'chasm study run'."),
-    only: list[str] = typer.Option([], "--only", help="A part of the study: --only host=unet,arm=chasm,gfnet."),
+    scale: str = typer.Option("tiny", help="tiny, proxy or full, as in 'chasm study run'."),
+    protocol: str = typer.Option("default", help="default, matched or tuned, as in 'chasm study run'."),
+    root: Path = typer.Option(Path("runs"), "--out", help="Folder of the runs, as in 'chasm study run'."),
+    only: list[str] = typer.Option([], "--only", help="Take a part of the study: --only host=unet,arm=chasm,gfnet."),
     to: Path | None = typer.Option(None, "--to", "-o", help="Folder of the report. Default: reports, beside the runs."),
 ) -> None:
     """Write the report of a study, finished or not: tables, differences, cost, curves, pictures, learned operators.
 
-    'chasm report paper' puts the finished runs of all studies into the tables and figures of the paper, each as LaTeX
-    and CSV or PDF and PNG, too.
+    'chasm report paper' puts the finished runs of all studies into the tables and figures of the paper. It writes each
+    table also as LaTeX and CSV, and each figure as PDF and PNG.
     """
     require("train", "data", "report")
     if study == PAPER:

@@ -1,4 +1,4 @@
-"""`chasm study`: the tables and ablations of the paper as grids of runs: list, estimate cost, run, see the state."""
+"""`chasm study`: list the studies of the paper, estimate their cost, run them, and print their state."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,31 +10,33 @@ from chasm.cli.errors import FAILED, INTERRUPTED
 from chasm.common.extras import require
 from chasm.common.text import counted
 
-app = typer.Typer(no_args_is_help=True, help="The paper's tables and ablations as grids of runs.")
+app = typer.Typer(no_args_is_help=True, help="Run the paper's tables and ablations, which are grids of runs.")
 
 NAME = typer.Argument(..., help="A name of 'chasm study list'.")
-SCALE = typer.Option("tiny", help="tiny (drawn data), proxy (small stand-ins for the real data) or full (the paper's).")
+SCALE = typer.Option(
+    "tiny", help="tiny (drawn data), proxy (small stand-ins for the real data) or full (the paper's data)."
+)
 PROTOCOL = typer.Option(
     "default",
     help="default: every mixer as shipped. matched: one step size for all parameters, as in the paper. "
-    "tuned: the step size of spectral parameters chosen on validation among short runs.",
+    "tuned: short runs choose the step size of spectral parameters on validation.",
 )
 SELECTION_STEPS = typer.Option(
-    1000, min=1, help="Steps of the short runs of --protocol tuned; never more than the study's own."
+    1000, min=1, help="Steps of the short runs of --protocol tuned; at most those of the study."
 )
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
-SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..) instead of the study's own.")
-PATHS = typer.Option([], "--path", help="Folder of the data: proxy=FOLDER; at full scale cc359=FOLDER, .. Repeatable.")
+SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..). Default: that of the study.")
+PATHS = typer.Option([], "--path", help="Folder of the data: proxy=FOLDER, or cc359=FOLDER at full scale. Repeatable.")
 ARM = typer.Option(
-    [], "--arm", help="Add this to every grid: an arm of another study, or any mixer; 'chasm(bins=256)'. Repeatable."
+    [], "--arm", help="Add an arm of another study, or any mixer, as in 'chasm(bins=256)', to every grid. Repeatable."
 )
 ONLY = typer.Option(
-    [], "--only", help="A part of the study: --only host=unet,arm=chasm,gfnet. Values are alternatives. Repeatable."
+    [], "--only", help="Take a part of the study: --only host=unet,arm=chasm,gfnet takes both arms. Repeatable."
 )
 SET = typer.Option(
     [],
     "--set",
-    help="Change one key of every run: train.steps=500; mixer.options.bins=256 where a mixer has it. Repeatable.",
+    help="Change one key of every run: train.steps=500, or mixer.options.bins=256 where a mixer has it. Repeatable.",
 )
 
 
@@ -67,9 +69,9 @@ def show(
     selection_steps: int = SELECTION_STEPS,
     out: Path = OUT,
     gpus: int = typer.Option(1, min=1, help="Devices to spread the runs over."),
-    limit: float = typer.Option(20.0, "--probe", min=0, help="Seconds to spend on timing the models. 0: do not time."),
+    limit: float = typer.Option(20.0, "--probe", min=0, help="Seconds to spend on timing the models; 0 skips it."),
 ) -> None:
-    """Print the grid of runs with the paper's numbers, and its cost, estimated from a short measurement here."""
+    """Print the grid of runs with the paper's numbers, and estimate its cost from a short measurement here."""
     require("train", "data")
     from chasm.studies.tuning import stage, with_selections
 
@@ -103,17 +105,19 @@ def run(
     only: list[str] = ONLY,
     selection_steps: int = SELECTION_STEPS,
     at_once: int = typer.Option(
-        1, min=1, help="Runs at once on this machine, where several may share a GPU, or tasks at once under SLURM."
+        1, min=1, help="Number of runs at the same time on this machine (several may share a GPU), or of SLURM tasks."
     ),
-    ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster instead."),
-    address: str = typer.Option(None, help="Address of the Ray cluster. Default: one on this machine."),
-    slurm: bool = typer.Option(False, "--slurm", help="Submit an array job to SLURM instead, and wait for it."),
-    cpus: float = typer.Option(1.0, help="CPUs of a run under Ray or SLURM."),
-    gpus: float = typer.Option(0.0, help="GPUs of a run under Ray or SLURM; under Ray 0.25 lets four share one."),
-    minutes: int = typer.Option(60, help="Time limit of a SLURM task, 5 or more; a task saves before it."),
+    ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster."),
+    address: str = typer.Option(None, help="Address of the Ray cluster. Default: a cluster on this machine."),
+    slurm: bool = typer.Option(False, "--slurm", help="Submit an array job to SLURM, and wait for it."),
+    cpus: float = typer.Option(1.0, help="CPUs for each run under Ray or SLURM."),
+    gpus: float = typer.Option(
+        0.0, help="GPUs for each run under Ray or SLURM; with 0.25 under Ray four runs share one."
+    ),
+    minutes: int = typer.Option(60, help="Time limit of a SLURM task, 5 or more. A task saves before the limit."),
     partition: str = typer.Option(None, help="Partition of the SLURM cluster. Default: the cluster's."),
 ) -> None:
-    """Run what is missing. It can be interrupted and started again; failed runs are recorded and tried again."""
+    """Run what is missing. An interrupted study goes on when it is started again, and failed runs are tried again."""
     require("train", "data")
     from chasm.studies.runner import run as run_study
 
@@ -139,7 +143,7 @@ def run(
     if count["failed"]:
         raise typer.Exit(FAILED)
     if count["interrupted"]:
-        typer.echo("interrupted: the same command goes on with what is left", err=True)
+        typer.echo("interrupted: run the same command again to go on", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
@@ -147,7 +151,7 @@ def run(
 def status(
     name: str = NAME, scale: str = SCALE, protocol: str = PROTOCOL, out: Path = OUT, only: list[str] = ONLY
 ) -> None:
-    """Print the state of every run, what went wrong, and under tuned what validation has chosen."""
+    """Print the state of every run, the error of failed runs, and the step sizes that --protocol tuned has chosen."""
     require("train", "data")
     from chasm.studies import load_plan
     from chasm.studies.plan import part_of
@@ -176,13 +180,13 @@ def status(
 def sizes(
     name: str = NAME,
     size: list[int] = typer.Option(
-        [], "--size", min=8, help="Height and width of the test images. Default: those of the study. Repeatable."
+        [], "--size", min=8, help="Height and width of the test images. Default: the sizes of the study. Repeatable."
     ),
     scale: str = SCALE,
     protocol: str = PROTOCOL,
     out: Path = OUT,
     only: list[str] = ONLY,
-    device: str = typer.Option("cpu", help="Where to compute: cpu, cuda, .."),
+    device: str = typer.Option("cpu", help="Device to compute on: cpu, cuda, .."),
 ) -> None:
     """Score the finished runs of a study on images of other sizes, without training again. Reports show the scores."""
     from chasm.studies import load_plan
@@ -193,13 +197,13 @@ def sizes(
     plan = with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
     if not (size or plan.study.sizes):
         raise ValueError(f"study {name} declares no sizes: give them, as in --size 256")
-    found = transfer(plan, out, size or sizes_of(plan), device)
-    for one in found:
+    transfers = transfer(plan, out, size or sizes_of(plan), device)
+    for one in transfers:
         scores = ", ".join(f"{metric} {value:.4g}" for metric, value in (one.mean or {}).items())
         typer.echo(f"{one.run} at {one.size} x {one.size}: {scores or one.error}")
-    if not found:
+    if not transfers:
         typer.echo("no run is finished: chasm study run comes first")
-    if any(one.mean is None for one in found):
+    if any(one.mean is None for one in transfers):
         raise typer.Exit(FAILED)
 
 
@@ -214,6 +218,7 @@ def _plan(
     only: list[str],
     selection_steps: int,
 ) -> Any:
+    from chasm.common.files import expanded
     from chasm.studies import make_plan
     from chasm.studies.plan import part_of
 
@@ -222,7 +227,7 @@ def _plan(
         key, equals, folder = entry.partition("=")
         if not equals:
             raise ValueError(f"--path {entry!r}: write it as name=folder")
-        paths[key] = str(Path(folder).expanduser().resolve())
+        paths[key] = str(expanded(folder).resolve())
     seeds_chosen = range(seeds) if seeds else None
     plan = make_plan(name, scale, protocol, seeds_chosen, paths, overrides, arms, selection_steps)
     return part_of(plan, only)

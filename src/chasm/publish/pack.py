@@ -2,32 +2,30 @@
 
 import gzip
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from chasm.app.model import graph_key, graph_of
-from chasm.common.files import is_folder_name, read_json, sha256, write_bytes, write_json, write_text
+from chasm.common.files import expanded, is_folder_name, sha256, write_bytes, write_json, write_text
 from chasm.common.precision import tf32
+from chasm.data import SliceDataset
 from chasm.data.terms import Terms, terms_of
 from chasm.models import GRAPH, RECORD
 from chasm.publish.card import ELSEWHERE, write_card
-from chasm.studies.statistics import interval, resampled
-from chasm.train import Run, RunConfig, load_recipe, load_run
+from chasm.publish.record import describe, read_environment, read_record, scores_of, with_other_lines
+from chasm.train import Run, RunConfig, load_run
 from chasm.train.config import dump
-from chasm.train.evaluation import measure
-from chasm.train.run import open_split, resident
+from chasm.train.evaluation import score_split, split_of, under
 from chasm.train.weights import WEIGHTS, save_weights
 
 FORMAT = 1
 ENVIRONMENT = (
     "image_shape",
-    "training_data",  # what `chasm reconstruct` compares a scan with
+    "training_data",  # `chasm reconstruct` compares a scan with it
     "start",
     "seed",
     "device",
@@ -54,44 +52,46 @@ def pack(
     """Write a model folder from a finished run, with a card made from what the run recorded.
 
     The config is that of the run without the path of its data. Scores come with 95 % intervals, from resampled cases.
-    A model can be packed again: it keeps its weights, gets a new card, and adds the scores of `others`, which replace
-    those of the same split and source.
+    A run is also scored on its test split under a mask with other lines, if its data is still there and not every slice
+    has a mask of its own. A model can be packed again: it keeps its weights, gets a new card, and adds the scores of
+    `others`, which replace those of the same split and source.
 
     Args:
         run: the run folder, or a model.
-        name: of the model.
+        name: name of the model.
         out: the folder to write; default: NAME in the current folder.
         others: data of another source to score on, each as changes of the run's recipe: "data.options.part=raw_complex"
             (several changes: with spaces between them).
-        data_path: where the data of `others` is, if not where the run's was.
+        data_path: folder of the data of `others`. Default: that of the run's data.
         licence: the terms of the training data, for datasets whose terms are not known.
-        page: whether to write the network for `chasm app`, too, which then starts at once.
-        device: where `others` are scored.
+        page: whether to write the network for `chasm app` as well, which then starts at once.
+        device: device to score `others` on.
 
     Returns:
         The model folder.
 
     Raises:
-        ValueError: if the run is not finished, needs files of its own, or its data does not allow it.
+        ValueError: if the run is not finished, needs other files, or its data does not allow it.
     """
     if not is_folder_name(name):
         raise ValueError(f"{name!r}: expected a name that a folder can have: give the place with --out")
     finished = load_run(run, device)
-    recorded, environment = _recorded(finished.folder), read_json(finished.folder / "environment.json")
+    recorded, environment = read_record(finished.folder), read_environment(finished.folder)
     if environment.get("with") or environment.get("plugins"):
         raise ValueError(f"{finished.folder}: uses code beside chasm's (--with, or a plugin): others could not load it")
     sampling = finished.config.task.options.get("sampling", {})
     if sampling.get("file"):
         raise ValueError(f"{finished.folder}: its mask is the file {sampling['file']}: others do not have it")
     trained_on = _terms(finished.config, licence, recorded)
-    new = [s for change in others for s in _scored_elsewhere(finished, change, data_path, torch.device(device))]
+    shape, device = list(finished.images.shape), torch.device(device)
+    new = [] if (finished.folder / RECORD).is_file() else _scored_with_other_lines(finished, device)
+    new += [s for change in others for s in _scored_elsewhere(finished, change, data_path, device)]
     scores = [old for old in recorded["scores"] if _subject(old) not in map(_subject, new)] + new
     graph = graph_of(finished) if page or (finished.folder / GRAPH).is_file() else None
 
-    folder = Path(out if out is not None else name).expanduser()
+    folder = expanded(out if out is not None else name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
         raise ValueError(f"{folder}: holds other files: give the name of a new folder")
-    shape = list(finished.images.shape)
     write_text(folder / "config.yaml", dump(_without_paths(finished.config, name)))
     if (finished.folder / RECORD).is_file():
         write_bytes(folder / WEIGHTS, (finished.folder / WEIGHTS).read_bytes())
@@ -105,13 +105,7 @@ def pack(
         hashed.append(GRAPH)
     record = {
         "format": FORMAT,
-        "name": name,
-        "task": {"name": finished.config.task.name, **finished.task.report(shape)},
-        "image_shape": shape,
-        "parameters": recorded["parameters"],
-        "trained_on": [asdict(terms) for terms in trained_on],
-        "steps": recorded["steps"],
-        "best_step": recorded["best_step"],
+        **describe(name, finished.config, shape, trained_on, recorded),
         "scores": scores,
         "sha256": {file: sha256(folder / file) for file in hashed},
     }
@@ -120,19 +114,6 @@ def pack(
     write_json(folder / RECORD, record)
     write_text(folder / "README.md", write_card(record, finished.config, environment))
     return folder
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    """Return size, steps and scores of a finished run, or the record of a model."""
-    if (folder / RECORD).is_file():
-        record: dict[str, Any] = read_json(folder / RECORD)
-        return record
-    if not (folder / "metrics.json").is_file():
-        raise ValueError(f"{folder}: not finished: train it to the end first, the card needs its metrics.json")
-    metrics = read_json(folder / "metrics.json")
-    return {name: metrics[name] for name in ("parameters", "steps", "best_step")} | {
-        "scores": _scores("test split", metrics)
-    }
 
 
 def _subject(scores: dict[str, Any]) -> tuple[str, str]:
@@ -162,45 +143,25 @@ def _terms(config: RunConfig, licence: str | None, recorded: dict[str, Any]) -> 
 
 
 def _scored_elsewhere(run: Run, change: str, data_path: str | None, device: torch.device) -> list[dict[str, Any]]:
-    """Score the model on other data, with its own task."""
+    """Score the model on other data."""
     overrides = change.split(" ") + ([f"data.path={data_path}"] if data_path else [])
     split = next((o.removeprefix("split=") for o in overrides if o.startswith("split=")), "test")
-    overrides = [o for o in overrides if not o.startswith("split=")]
-    stored = yaml.safe_load(dump(run.config))
-    config = load_recipe(stored, overrides)
-    data = resident(config, open_split(config, split), device)
-    elsewhere = replace(run, config=config)
-    with tf32(config.train.tf32):
-        metrics = measure(elsewhere, data, device)
-    return _scores(f"{split} split, {ELSEWHERE}", metrics)
+    elsewhere = under(run, [o for o in overrides if not o.startswith("split=")])
+    return scores_of(f"{split} split, {ELSEWHERE}", _measured(elsewhere, split_of(elsewhere, split, device), device))
 
 
-def _scores(split: str, metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return mean and 95 % interval of every metric, and the mean of the reference: for each part of the data."""
-    parts: dict[str, list[str]] = {}
-    for case in metrics["cases"]:
-        part = f"proxy:{case.split('/')[0]}" if metrics["proxy"] else metrics["source"]
-        parts.setdefault(part, []).append(case)
-    rows = []
-    for source, cases in parts.items():
-        values: dict[str, dict[str, float]] = {}
-        for metric in metrics["mean"]:
-            each = np.array([[metrics["cases"][case][metric] for case in cases]], dtype=float)
-            low, high = interval(resampled(each))
-            values[metric] = {"mean": float(each.mean()), "low": low, "high": high}
-        reference = metrics["reference"]
-        if reference is not None:
-            means = {m: float(np.mean([reference["cases"][case][m] for case in cases])) for m in values}
-            reference = {"name": reference["name"], **means}
-        rows.append(
-            {
-                "split": split,
-                "source": source,
-                "cases": len(cases),
-                "protocol": metrics["protocol"],
-                "meaning": metrics["meaning"],
-                "values": values,
-                "reference": reference,
-            }
-        )
-    return rows
+def _scored_with_other_lines(run: Run, device: torch.device) -> list[dict[str, Any]]:
+    """Score a run on its own test split under a mask with other lines; nothing if its data is no longer there."""
+    moved = with_other_lines(run.task, run.images.shape)
+    if moved is None:
+        return []
+    try:
+        data = split_of(run, "test", device)
+    except (OSError, ValueError):
+        return []
+    return scores_of(f"test split, {moved[1]}", _measured(replace(run, task=moved[0]), data, device))
+
+
+def _measured(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:
+    with tf32(run.config.train.tf32):
+        return score_split(run, data, device)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from chasm.data import Batch
 
-MAX_ZOOM = 1.6  # and its inverse: finer detail, with an empty margin, or coarser, with a part outside of the image
+MAX_ZOOM = 1.6  # and its inverse: finer detail with an empty margin, or coarser detail with a part outside of the image
 MAX_SHEAR = 0.1
-MAX_SHIFT = 0.25  # of half the image
+MAX_SHIFT = 0.25  # fraction of half the image
 MAX_GAMMA = 1.6  # and its inverse
 UNCHANGED = 0.4  # fraction of the slices that keep their place, and of those that keep their contrast
 
@@ -27,7 +27,7 @@ def flips_of_step(step: int, batch: int, seed: int) -> list[int]:
     Args:
         step: number of the step, from 0.
         batch: slices per step.
-        seed: of the run.
+        seed: seed of the run.
     """
     generator = torch.Generator().manual_seed((1 << 61) + (seed << 28) + step)
     flips: list[int] = torch.randint(4, (batch,), generator=generator).tolist()

@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from chasm.common.files import json_safe, read_json, sha256, sync_folder, unwritable, write_atomic, write_json
+from chasm.train.record import Record
 
 Tensors = dict[str, Tensor]
 RUN_FILES = ("config.yaml", "weights.safetensors", "log.csv", "log.jsonl", "nonfinite.jsonl", "examples.npz")
@@ -23,7 +26,7 @@ def save_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None =
     Args:
         path: file to write; its folder is created.
         tensors: tensors by name, from any device.
-        metadata: for the header. One entry at most gives the same file every time.
+        metadata: metadata of the header. With at most one entry, equal tensors give equal files.
 
     Raises:
         OSError: if the file cannot be written.
@@ -43,7 +46,7 @@ def holds_work(folder: Path) -> bool:
     return (folder / "metrics.json").exists() or any((folder / "checkpoints").glob("[0-9]*"))
 
 
-def refuse_other_files(folder: Path) -> None:
+def refuse_foreign_files(folder: Path) -> None:
     """Raise a ValueError if the folder has files with the names of a run's, and no run was begun in it."""
     if holds_work(folder) or any((folder / begun).exists() for begun in ("training.lock", "environment.json")):
         return
@@ -58,7 +61,7 @@ class Checkpoints:
     """Numbered folders with tensors and a JSON record, of which the last two are kept.
 
     Args:
-        folder: where the numbered folders are.
+        folder: folder of the numbered folders.
         say: called with a line for people, for example about a damaged checkpoint.
     """
 
@@ -67,26 +70,26 @@ class Checkpoints:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
 
-    def save(self, step: int, tensors: Tensors, record: dict[str, Any]) -> None:
+    def save(self, tensors: Tensors, record: Record) -> None:
         """Write a checkpoint, then remove those that are too old.
 
         A process that is killed at any moment leaves the previous checkpoint whole.
 
         Args:
-            step: number of the checkpoint.
             tensors: tensors by name.
-            record: other values, which JSON can hold.
+            record: the other values. Its step is the number of the checkpoint.
 
         Raises:
             OSError: if the checkpoint cannot be written.
         """
+        step = record.step
         target, partial = self.folder / f"{step:08d}", self.folder / f".{step:08d}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left an unfinished one
         try:
             save_tensors(partial / "state.safetensors", tensors)
             digest = sha256(partial / "state.safetensors")
-            content = json_safe({**record, "step": step, "sha256": digest})
-            write_json(partial / "record.json", {**content, "record_sha256": _sha256_of(content)})
+            content = json_safe({**asdict(record), "sha256": digest})
+            write_json(partial / "record.json", {**content, "record_sha256": sha256_of(content)})
             shutil.rmtree(target, ignore_errors=True)  # a damaged checkpoint, or the same step from before
             try:
                 os.replace(partial, target)
@@ -94,14 +97,14 @@ class Checkpoints:
             except OSError as e:
                 raise unwritable(target, e) from None
         finally:
-            for unfinished in self.folder.glob(".*.partial"):  # of this call, or of a killed process
+            for unfinished in self.folder.glob(".*.partial"):  # files of this call, or of a killed process
                 shutil.rmtree(unfinished, ignore_errors=True)
         # A checkpoint with a higher number is damaged: otherwise the run would have resumed from it.
         newest = [n for n in self._numbers() if n <= step][-self.MAX_CHECKPOINTS :]
         for number in set(self._numbers()) - set(newest):
             shutil.rmtree(self.folder / f"{number:08d}", ignore_errors=True)
 
-    def newest(self) -> tuple[Tensors, dict[str, Any]] | None:
+    def newest(self) -> tuple[Tensors, Record] | None:
         """Return the tensors and the record of the newest checkpoint that is whole, or None if there is none.
 
         Damaged checkpoints are reported to `say` and passed over.
@@ -109,15 +112,16 @@ class Checkpoints:
         for number in reversed(self._numbers()):
             folder = self.folder / f"{number:08d}"
             try:
-                record = read_json(folder / "record.json")
-                if record.pop("record_sha256") != _sha256_of(record):
+                content = read_json(folder / "record.json")
+                if content.pop("record_sha256") != sha256_of(content):
                     raise ValueError("checksum of record.json differs")
-                if record["step"] != number:
-                    raise ValueError(f"it was saved at step {record['step']}")
-                if sha256(folder / "state.safetensors") != record["sha256"]:
+                record = Record.of(content)
+                if record.step != number:
+                    raise ValueError(f"it was saved at step {record.step}")
+                if sha256(folder / "state.safetensors") != content["sha256"]:
                     raise ValueError("checksum differs")
                 return load_file(folder / "state.safetensors"), record
-            except (OSError, ValueError, KeyError) as e:
+            except (OSError, ValueError, KeyError, SafetensorError) as e:
                 self.say(f"checkpoint {folder} is damaged ({e}): trying the one before it")
         return None
 
@@ -127,5 +131,6 @@ class Checkpoints:
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit())
 
 
-def _sha256_of(record: dict[str, Any]) -> str:
+def sha256_of(record: dict[str, Any]) -> str:
+    """Return the checksum of a record: the SHA-256 of its JSON with sorted keys."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -12,7 +12,7 @@ from chasm.common.files import read_json, write_json, write_text
 from chasm.common.registry import suggest
 from chasm.mri import Operator, fft2c, sense, to_channels, to_complex, total_variation
 from chasm.train.config import RunConfig, dump
-from chasm.train.evaluation import measure, save_examples
+from chasm.train.evaluation import save_examples, score_split
 from chasm.train.loop import check_config
 from chasm.train.run import Run, open_split
 
@@ -21,7 +21,7 @@ from chasm.train.run import Run, open_split
 class Method:
     """A method without training."""
 
-    summary: str  # what it does, for people
+    summary: str  # one line for people
     strength: float | None  # its regularisation unless another is asked for; None if it has none
 
 
@@ -37,7 +37,7 @@ class Classical(nn.Module):
 
     Args:
         name: the method.
-        strength: of its regularisation. Default: that of the method.
+        strength: strength of its regularisation. Default: that of the method.
 
     Raises:
         ValueError: when the name is unknown, or the strength cannot be used.
@@ -58,13 +58,13 @@ class Classical(nn.Module):
     def forward(self, x: Tensor, *, mask: Tensor, maps: Tensor | None = None, measured: Tensor | None = None) -> Tensor:
         if self.strength is None:
             return x
-        # Of one coil the zero-filled image holds all that was measured.
+        # With one coil, the zero-filled image holds everything that was measured.
         y = mask * fft2c(to_complex(x)) if measured is None else measured
         A = Operator(mask, maps)
         if self.name == "tv":
             return to_channels(total_variation(A, y, self.strength))
         if maps is None:
-            raise ValueError("sense combines the images of several coils, and here is one: use tv, or zero-filled")
+            raise ValueError("sense combines several coils, and this data has one coil: use tv or zero-filled")
         return to_channels(sense(A, y, self.strength))
 
 
@@ -73,7 +73,7 @@ def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
 
     Args:
         config: names the data and the task.
-        folder: folder to write to. A finished one is left alone.
+        folder: folder to write to. A finished run in it is left as it is.
 
     Returns:
         The content of metrics.json.
@@ -88,7 +88,7 @@ def evaluate_classical(config: RunConfig, folder: str | Path) -> dict[str, Any]:
         return done
     device, start = torch.device("cpu"), time.monotonic()
     run, data = Run(Classical("tv"), config.task.create(), config, folder), open_split(config, "test")
-    metrics = measure(run, data, device) | {"seconds": round(time.monotonic() - start, 2)}
+    metrics = score_split(run, data, device) | {"seconds": round(time.monotonic() - start, 2)}
     save_examples(run, data, device)
     write_text(folder / "config.yaml", dump(config))
     write_json(folder / "metrics.json", metrics)

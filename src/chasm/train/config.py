@@ -8,18 +8,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from chasm.backbones.base import BACKBONES
-from chasm.common.files import is_folder_name
+from chasm.common.files import expanded, is_folder_name
 from chasm.common.registry import suggest
 from chasm.data import DATASETS
 from chasm.mixers import MIXERS
 from chasm.models import find_model
 from chasm.mri import Sampling
-from chasm.mri.masks import KINDS
+from chasm.mri.masks import MASK_KINDS
 from chasm.tasks import Task, create_task
 from chasm.tasks.base import TASKS
 from chasm.train.yaml_text import parse_yaml, read_yaml, write_yaml
 
-MAX_OPTION = 2**14  # of a whole number among the options of a backbone or a mixer
+MAX_OPTION = 2**14  # largest whole number among the options of a backbone or a mixer
 
 
 class Strict(BaseModel):
@@ -71,12 +71,14 @@ class Training(Strict):
     batch: int = Field(8, ge=1, le=2**16)
     accumulate: int = Field(1, ge=1)  # micro-batches per step; `batch` is the number of slices of the whole step
     lr: float = Field(5e-4, gt=0)
-    spectral_multiplier: float = Field(1.0, gt=0)  # times lr: the step size of spectral parameters
+    spectral_multiplier: float = Field(1.0, gt=0)  # step size of spectral parameters, as a multiple of lr
     weight_decay: float = Field(0.01, ge=0)
     warmup: float = Field(0.05, ge=0, lt=1)  # fraction of the steps
     final_lr: float = Field(1e-6, ge=0)
     clip: float | None = Field(None, gt=0)
-    ema: float | None = Field(None, gt=0, lt=1)  # of the weights; the average is validated, selected and saved
+    ema: float | None = Field(
+        None, gt=0, lt=1
+    )  # decay of an average of the weights, which is validated, selected and saved
     flips: bool = False  # mirror each training slice left to right, top to bottom, both or not, at random
     vary: bool = False  # turn, zoom, shift and shear each training slice and change its contrast, at random
     start: str | None = None  # a run folder, a model, or owner/name on the Hub, whose weights training begins with
@@ -94,8 +96,8 @@ class Training(Strict):
     @model_validator(mode="after")
     def _one_length(self) -> "Training":
         if (self.steps is None) == (self.epochs is None):
-            given = "neither" if self.steps is None else "both"
-            raise ValueError(f"give either train.steps or train.epochs, got {given}: set the other to null")
+            how_many = "neither" if self.steps is None else "both"
+            raise ValueError(f"give either train.steps or train.epochs, got {how_many}: set the other to null")
         if self.batch % self.accumulate:
             raise ValueError(f"train.batch {self.batch} must be a multiple of train.accumulate {self.accumulate}")
         return self
@@ -123,7 +125,7 @@ class RunConfig(Strict):
     @field_validator("backbone", "mixer")
     @classmethod
     def _buildable(cls, part: Part) -> Part:
-        """Refuse numbers of layers, channels, .. that no network has: counting up to them takes memory by itself."""
+        """Refuse numbers of layers, channels and so on that no network has, because counting to them takes memory."""
         for option, value in part.options.items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, int) and number > MAX_OPTION:
@@ -224,7 +226,7 @@ def find_recipe(source: str | Path) -> Path:
     Raises:
         FileNotFoundError: if there is neither; the message suggests near names.
     """
-    path, shipped = Path(source).expanduser(), shipped_recipes()
+    path, shipped = expanded(source), shipped_recipes()
     if path.is_file():
         return path
     if str(source) in shipped:
@@ -283,8 +285,8 @@ def _sampling(options: Any) -> Sampling:
     for key in options:
         if key not in known:
             raise ValueError(f"unknown key 'task.options.sampling.{key}': {suggest(str(key), known)}")
-    if options.get("kind", KINDS[0]) not in KINDS:
-        raise ValueError(f"unknown mask kind {options['kind']!r}: {suggest(str(options['kind']), KINDS)}")
+    if options.get("kind", MASK_KINDS[0]) not in MASK_KINDS:
+        raise ValueError(f"unknown mask kind {options['kind']!r}: {suggest(str(options['kind']), MASK_KINDS)}")
     chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     try:
         checked = TypeAdapter(Sampling).validate_python(chosen)
@@ -313,10 +315,10 @@ def _change(override: str) -> tuple[list[str], Any]:
 
 
 def _make_path_absolute(content: dict[str, Any]) -> None:
-    """Make data.path mean the same in every folder, since a run is resumed and evaluated from others."""
+    """Make data.path absolute, since a run may be resumed and evaluated from another folder."""
     data = content.get("data")
     if isinstance(data, dict) and isinstance(data.get("path"), str):
-        content["data"] = data | {"path": str(Path(data["path"]).expanduser().absolute())}
+        content["data"] = data | {"path": str(expanded(data["path"]).absolute())}
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:

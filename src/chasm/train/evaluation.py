@@ -2,6 +2,8 @@
 
 import io
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from chasm.data import Slice, SliceDataset, collate
 from chasm.mri import to_complex
 from chasm.surgery.count import count, count_parameters
 from chasm.tasks import Summary, TaskBatch
+from chasm.train.config import load_recipe
 from chasm.train.run import Run, load_run, open_split, resident, score
 
 MAX_EXAMPLES = 4
@@ -27,38 +30,63 @@ def evaluate(
     *,
     device: torch.device | str = "cpu",
     data_path: str | None = None,
+    changes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Score the best weights of a run on a split.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         split: "train", "val" or "test".
         device: device to compute on.
-        data_path: where the dataset is now, if not at the path in the run's config.
+        data_path: folder of the dataset. Default: the path in the run's config.
+        changes: conditions that the run was not trained under, as in `under`.
 
     Returns:
         The metrics as in metrics.json.
 
     Raises:
         FileNotFoundError: if the folder holds no run that has validated.
-        ValueError: if a score is not a number.
+        ValueError: if a change is wrong, or a score is not a number.
     """
-    run, device = load_run(folder, device), torch.device(device)
+    run, device = under(load_run(folder, device), changes), torch.device(device)
     with tf32(run.config.train.tf32):
-        metrics = measure(run, split_of(run, split, device, data_path), device)
+        metrics = score_split(run, split_of(run, split, device, data_path), device)
     if wrong := [name for name, value in metrics["mean"].items() if math.isnan(value)]:
         raise ValueError(f"{folder}: {wrong[0]} of the {split} split is not a number: check the data and their scale")
     return metrics
+
+
+def under(run: Run, changes: Sequence[str]) -> Run:
+    """Return a run as it is to be scored under other conditions: with other data or another mask, and the same model.
+
+    Args:
+        run: from `load_run`.
+        changes: of its recipe, each "data...=value" or "task.options...=value".
+
+    Raises:
+        ValueError: if a change is of something else, or asks for images that the model does not take.
+
+    Example:
+        moved = under(run, ["task.options.sampling.offset=2", "task.options.masks=fixed"])
+    """
+    for change in changes:
+        if not change.startswith(("data.", "task.options.")):
+            raise ValueError(f"{change}: a trained run can be scored with other data.* and task.options.* only")
+    config = load_recipe(run.config.model_dump(mode="json"), list(changes))
+    task = config.task.create()
+    if task.channels(1) != run.task.channels(1):
+        raise ValueError(f"{' '.join(changes)}: asks for images with other channels than the model was trained with")
+    return replace(run, config=config, task=task)
 
 
 def split_of(run: Run, split: str, device: torch.device, data_path: str | None = None) -> SliceDataset:
     """Return the slices that a run is scored on.
 
     Args:
-        run: from `load_run`.
+        run: run from `load_run`.
         split: "train", "val" or "test".
         device: device to hold the slices, if the run keeps them in memory.
-        data_path: where the dataset is now, if not at the path in the run's config.
+        data_path: folder of the dataset. Default: the path in the run's config.
     """
     config = run.config
     if data_path is not None:
@@ -66,11 +94,11 @@ def split_of(run: Run, split: str, device: torch.device, data_path: str | None =
     return resident(config, open_split(config, split), device)
 
 
-def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:
+def score_split(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any]:
     """Score a run's model and the task's reference on a split.
 
     Args:
-        run: from `load_run`.
+        run: run from `load_run`.
         data: slices of the split.
         device: device to compute on.
 
@@ -85,6 +113,7 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
     first = data[0]
     batch = _prepared(run, first, device)
     cost = count(run.model, batch.input, **batch.physics)
+    name_of_reference = REFERENCES.get(config.task.name, "reference")  # a task of a user's has one as well
     return {
         "status": "done",
         "split": data.split,
@@ -92,10 +121,10 @@ def measure(run: Run, data: SliceDataset, device: torch.device) -> dict[str, Any
         "proxy": "proxy" in first.source,
         "task": run.task.report(first.image.shape),
         **_summary(model),
-        "reference": None if reference is None else {"name": REFERENCES.get(config.task.name), **_summary(reference)},
+        "reference": None if reference is None else {"name": name_of_reference, **_summary(reference)},
         "seed": config.seed,
         "parameters": _parameters(run),
-        "macs": cost.inference,  # of one image
+        "macs": cost.inference,  # multiply-adds of one image
         "macs_of_weights": cost.total - cost.inference,  # once per call, whatever the batch
         "device": device_name(device),
     }
@@ -128,7 +157,7 @@ def save_examples(run: Run, data: SliceDataset, device: torch.device) -> None:
     Each example has a target, a reference and an output: images in [0, 1], or label maps for segmentation.
 
     Args:
-        run: from `load_run`; its folder gets the files.
+        run: run from `load_run`; its folder gets the files.
         data: slices of the split.
         device: device to compute on.
     """
@@ -169,7 +198,7 @@ def _prepared(run: Run, s: Slice, device: torch.device) -> TaskBatch:
 
 
 def _picture(x: Tensor, is_complex: bool) -> np.ndarray:
-    """Return the first image of a batch to look at: its magnitude, its first modality, RGB, or its label map."""
+    """Return a picture of the first image of a batch: its magnitude, its first modality, RGB, or its label map."""
     if x.ndim == 3:  # labels (1, H, W)
         return x[0].to(torch.uint8).cpu().numpy()
     x = to_complex(x).abs() if is_complex else x

@@ -1,4 +1,4 @@
-"""A trained run as one ONNX file that does all of the work: scaling, Fourier transforms, coils, data consistency."""
+"""Write a trained run as one ONNX file, with scaling, Fourier transforms, coils and data consistency inside."""
 
 import copy
 import json
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from chasm.backbones.base import Backbone
 from chasm.backbones.measurement import RealMeasurement
 from chasm.mri import Operator, create_mask, estimate_maps, fft2c, mask_from_array, to_channels, to_complex
-from chasm.mri.real import estimate_maps as estimate_real_maps
+from chasm.mri.real import estimate_real_maps
 from chasm.surgery.free_size import free_size
-from chasm.surgery.onnx import constant, require_runtime, write_checked
+from chasm.surgery.onnx import fixed_copy, require_runtime, write_checked
 from chasm.tasks import Reconstruction
 from chasm.train.run import Run, load_run
 
 Shape = list[int | str]  # a word is a size that is free
-MIN_SIZE, MAX_SIZE = 32, 4096  # of images, in a file for any size
+MIN_SIZE, MAX_SIZE = 32, 4096  # size of images, in a file for any size
 MAX_COILS = 256
 MARK = "chasm.run"  # a name in the metadata of every file
 
@@ -28,7 +28,7 @@ MARK = "chasm.run"  # a name in the metadata of every file
 class ExportedRun:
     """An ONNX file."""
 
-    path: Path  # where the file is
+    path: Path  # path of the file
     inputs: dict[str, Shape]  # name to shape of its inputs
     outputs: dict[str, Shape]  # name to shape of its outputs
     error: float  # the largest relative difference to the run that was found in onnxruntime
@@ -58,19 +58,19 @@ class FromKSpace(nn.Module):
 
 
 def _magnitude(image: Tensor) -> Tensor:
-    """(B, 2 M, H, W) -> (B, M, H, W)."""
+    """Return the magnitude (B, M, H, W) of channels (B, 2 M, H, W)."""
     return image.unflatten(1, (-1, 2)).square().sum(2).sqrt()
 
 
 @torch.no_grad()
 def from_complex_kspace(model: nn.Module, kspace: Tensor, mask: Tensor, has_coils: bool) -> tuple[Tensor, ...]:
-    """Return what a file is compared with: the outputs of `FromKSpace`, by FFTs and complex numbers.
+    """Return the outputs of `FromKSpace` by FFTs and complex numbers, to compare a file with.
 
     Args:
         model: the host as it was trained.
         kspace: (B, 2 Q, H, W).
         mask: (1, 1, 1, W).
-        has_coils: whether the Q k-spaces are coils of one image; else each is an image.
+        has_coils: whether the Q k-spaces are coils of one image; otherwise each is an image.
     """
     y = mask * to_complex(kspace)
     maps = estimate_maps(y, mask_from_array(mask.numpy()).center) if has_coils else None
@@ -112,7 +112,7 @@ def export_run(
     coils = (shape[0] if getattr(trained.task, "complex", False) else 1) if coils is None else coils
     subject = _subject(trained, coils, size)
     H, W = size or (max(n, MIN_SIZE) for n in shape[1:])
-    # First not the size of the run: tables made for it have a shortcut there, which a file for all sizes must not keep.
+    # The first size is not that of the run, for which tables have a shortcut that a file for all sizes must not keep.
     sizes = [(2, H, W), (1, H, W)] if size else [(2, H + 16, W + 32), (1, H + 5, W), (1, H, W)]
     examples = [subject.example(*each) for each in sizes]
     with torch.no_grad():
@@ -125,12 +125,12 @@ def export_run(
     }
     try:
         program = torch.export.export(
-            constant(subject.module, examples[0]) if size else free_size(subject.module),
+            fixed_copy(subject.module, examples[0]) if size else free_size(subject.module),
             examples[0],
             dynamic_shapes=tuple(
                 {i: free[n] for i, n in enumerate(axes) if isinstance(n, str)} for axes in subject.inputs.values()
             ),
-            prefer_deferred_runtime_asserts_over_guards=True,  # that features of two layers agree in size is not proved
+            prefer_deferred_runtime_asserts_over_guards=True,  # it cannot prove that two layers agree in size
         )
         error = write_checked(
             Path(path),
@@ -148,12 +148,12 @@ def export_run(
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is exported, and what it is compared with."""
+    """A module to export, and the reference to compare it with."""
 
     module: nn.Module
     inputs: dict[str, Shape]
     outputs: dict[str, Shape]
-    example: Callable[[int, int, int], tuple[Tensor, ...]]  # of batch, height and width
+    example: Callable[[int, int, int], tuple[Tensor, ...]]  # called with batch, height and width
     expected: Callable[..., tuple[Tensor, ...]]
 
 
@@ -185,7 +185,7 @@ def _subject(run: Run, coils: int, size: tuple[int, int] | None) -> _Subject:
 
 
 def _measurement(batch: int, coils: int, H: int, W: int) -> tuple[Tensor, Tensor]:
-    """k-space of random images, nowhere dark, and a mask."""
+    """Return k-space of random images, nowhere dark, and a mask."""
     generator = torch.Generator().manual_seed(0)
     real, imaginary = torch.rand(2, batch, coils, H, W, generator=generator)
     image = torch.complex(0.5 + real, imaginary)
@@ -194,7 +194,7 @@ def _measurement(batch: int, coils: int, H: int, W: int) -> tuple[Tensor, Tensor
 
 
 def _reason(error: RuntimeError) -> str:
-    """The one line that matters: torch's exporter has it under a heading, other errors have it first."""
+    """Return the line of an error that matters: torch's exporter has it under a heading, other errors have it first."""
     text = str(error).partition("## Exception summary")
     lines = [line.strip() for line in (text[2] or text[0]).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
@@ -207,7 +207,7 @@ def _advice(error: RuntimeError, size: tuple[int, int] | None) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """What the file says about itself."""
+    """Return the metadata of the file."""
     config = run.config
     parts = {"task": config.task, "backbone": config.backbone, "mixer": config.mixer}
     return {MARK: config.name, **{f"chasm.{k}": json.dumps(v.model_dump(mode="json")) for k, v in parts.items()}}

@@ -1,4 +1,4 @@
-"""The log of a run: rows in memory, which checkpoints save, and two files that grow row by row."""
+"""Write the log of a run: rows in memory, which checkpoints save, and two files that grow row by row."""
 
 import json
 from pathlib import Path
@@ -13,17 +13,17 @@ class Log:
     """Writes log.jsonl and log.csv of a run folder. A value that is not finite is null in JSON and empty in CSV.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         writes: False in processes other than the main one, which only hold the rows in memory.
     """
 
     def __init__(self, folder: Path, writes: bool) -> None:
         self.folder, self.writes = folder, writes
         self.rows: list[Row] = []
-        self.columns: list[str] = []  # of log.csv on disk
+        self.columns: list[str] = []  # columns of log.csv on disk
 
     def add(self, row: Row) -> None:
-        """Append a row to both files.
+        """Add a row to both files.
 
         Args:
             row: values by column. A new column rewrites the files.

@@ -17,22 +17,23 @@ from accelerate.utils import gather_object, set_seed
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from chasm.common.files import read_json, remove_unfinished, write_json, write_text
+from chasm.common.files import expanded, json_safe, read_json, remove_unfinished, write_json, write_text
 from chasm.common.locks import Lock, locked
 from chasm.common.precision import tf32
 from chasm.surgery.param_groups import param_groups
 from chasm.tasks import TaskBatch
 from chasm.train.augment import flips_of_step, vary
-from chasm.train.checkpoints import Checkpoints, holds_work, refuse_other_files
+from chasm.train.checkpoints import Checkpoints, holds_work, refuse_foreign_files
 from chasm.train.config import RunConfig, differences, dump, load_recipe
-from chasm.train.evaluation import measure, save_examples
-from chasm.train.fingerprint import CODE, compare, fingerprint
+from chasm.train.evaluation import save_examples, score_split
+from chasm.train.fingerprint import compare_fingerprints, fingerprint
 from chasm.train.graphed import GraphedGradients
 from chasm.train.loading import batches, dead_readers_are_one_line
 from chasm.train.log import Log
 from chasm.train.nonfinite import NonFiniteGuard, check_weights_are_finite
 from chasm.train.processes import StopRequest, make_accelerator
 from chasm.train.progress import Progress
+from chasm.train.record import Best, Record
 from chasm.train.run import (
     build_model,
     check_disjoint,
@@ -41,9 +42,10 @@ from chasm.train.run import (
     open_split,
     resident,
     score,
+    write_environment,
 )
 from chasm.train.schedule import learning_rate, rows_of_step, seeds_of_step, steps_per_epoch
-from chasm.train.snapshot import restore, snapshot, tensors_of
+from chasm.train.snapshot import check_fits, restore, snapshot, tensors_of
 from chasm.train.start import load_start, update_average
 from chasm.train.step import add_gradients
 from chasm.train.trackers import Trackers, check_trackers
@@ -56,8 +58,8 @@ def train(
     """Train, select weights on validation, and test. Resumes a run that was stopped, and leaves a finished one alone.
 
     Args:
-        config: what to train.
-        folder: of the run.
+        config: the config of the run.
+        folder: folder of the run.
         quiet: show no progress.
         trackers: also send the log to these: "tensorboard", "wandb", "mlflow", as Accelerate names them.
 
@@ -68,13 +70,13 @@ def train(
         ValueError: if the folder holds a run with another config, or files that are not of a run.
         NonFiniteError: if loss, gradient or weights are not finite.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     check_config(config, folder)
     if (folder / "metrics.json").is_file():
         finished: dict[str, Any] = read_json(folder / "metrics.json")
         check_weights(folder)
         return finished
-    refuse_other_files(folder)
+    refuse_foreign_files(folder)
     return Trainer(config, folder, quiet=quiet, trackers=trackers).run()
 
 
@@ -94,8 +96,8 @@ class Trainer:
     """One run: `run` trains, selects weights on validation, and tests.
 
     Args:
-        config: of the run.
-        folder: of the run.
+        config: config of the run.
+        folder: folder of the run.
         quiet: show no progress.
         trackers: also send the log to these: "tensorboard", "wandb", "mlflow", as Accelerate names them.
     """
@@ -135,12 +137,12 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=t.lr)
         self.ema = self._copied_weights() if t.ema else None
         self.step, self.seconds = 0, 0.0
-        self.best: dict[str, Any] = {"step": -1, "score": None, "values": {}}  # the score is None if it is NaN
+        self.best = Best()
         self.checkpoints = Checkpoints(folder / "checkpoints", self.progress.say)
         self.weights = folder / WEIGHTS  # the best on validation so far
         self.log = Log(folder, writes=self.main)
         self.guard = NonFiniteGuard(folder, t.on_nonfinite, writes=self.main, say=self.progress.say)
-        self.lock: Lock | None = None  # of the folder, in the main process
+        self.lock: Lock | None = None  # lock of the folder, in the main process
         self.stop_request = StopRequest(world)
         self.stopping = False  # the same in all processes
         self.tracker_names = trackers
@@ -166,7 +168,8 @@ class Trainer:
             )
         self.resume()
         if self.main:
-            self._write_environment()
+            now = self.environment | {"training_data": self.images.description}
+            write_environment(self.folder / "environment.json", now, self.step)
             write_text(self.folder / "config.yaml", dump(self.config))
         self.log.rewrite()
         self.trackers = Trackers(self.accelerator, self.tracker_names, self.config, self.folder, self.step)
@@ -202,7 +205,7 @@ class Trainer:
             if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
                 self.save()
             if self.stopping:
-                self.progress.say(f"stopped at step {self.step}: the same command goes on")
+                self.progress.say(f"stopped at step {self.step}: run the same command again to go on")
                 number = self.stop_request.signal or signal.SIGTERM  # another process may have got the signal
                 raise SystemExit(128 + number)
 
@@ -311,10 +314,10 @@ class Trainer:
         metric = self.task.protocol.selection_metric
         self._record({"step": self.step, **{f"val_{k}": v for k, v in values.items()}})
         self.progress.validated(f"{metric} {values[metric]:.4g}")
-        value = values[metric] if math.isfinite(values[metric]) else None  # JSON has no NaN
-        best = self.best["score"]
-        if self.best["step"] < 0 or (value is not None and (best is None or value > best)):
-            self.best = {"step": self.step, "score": value, "values": values}
+        value = values[metric] if math.isfinite(values[metric]) else None
+        best = self.best.score
+        if self.best.step < 0 or (value is not None and (best is None or value > best)):
+            self.best = Best(self.step, value, json_safe(values))  # JSON has no NaN
             if self.main:
                 save_weights(self.weights, self._weights(), self.images)
 
@@ -327,10 +330,9 @@ class Trainer:
             return
         self._require_place()
         tensors = snapshot(self.model, self.optimizer, self.ema, self.device)
-        if self.best["step"] > 0:
+        if self.best.step > 0:
             tensors |= {f"best.{k}": v for k, v in load_file(self.weights).items()}
-        record = {"best": self.best, "seconds": self.seconds, "log": self.log.rows, "fingerprint": self.fingerprint}
-        self.checkpoints.save(self.step, tensors, record)
+        self.checkpoints.save(tensors, Record(self.step, self.best, self.seconds, self.log.rows, self.fingerprint))
 
     def resume(self) -> None:
         """Continue from the newest checkpoint that is whole, if there is one."""
@@ -343,12 +345,13 @@ class Trainer:
                 self.ema = self._copied_weights() if self.t.ema else None
             return
         tensors, record = newest
-        for note in compare(record.get("fingerprint", self.fingerprint), self.fingerprint, self.folder):
+        for note in compare_fingerprints(record.fingerprint or self.fingerprint, self.fingerprint, self.folder):
             self.progress.say(note)
+        check_fits(tensors, self.model, self.optimizer, self.ema, has_best=record.best.step > 0)
         self.ema = restore(tensors, self.model, self.optimizer, self.ema, self.device)
-        self.step, self.best, self.seconds = record["step"], record["best"], record["seconds"]
-        self.log.rows = record["log"]
-        if self.main and self.best["step"] > 0:  # the file may come from a later step
+        self.step, self.best, self.seconds = record.step, record.best, record.seconds
+        self.log.rows = record.log
+        if self.main and self.best.step > 0:  # the file may come from a later step
             save_weights(self.weights, tensors_of("best.", tensors), self.images)
         self.progress.say(f"resuming {self.folder} at step {self.step} of {self.steps}")
 
@@ -369,10 +372,10 @@ class Trainer:
             self._require_place()
             run = load_run(self.folder, self.device)
             save_examples(run, self.data["test"], self.device)
-            metrics = measure(run, self.data["test"], self.device)
+            metrics = score_split(run, self.data["test"], self.device)
             metrics |= {
-                "best_step": self.best["step"],
-                "best_val": self.best["values"],
+                "best_step": self.best.step,
+                "best_val": self.best.values,
                 "steps": self.steps,
                 "seconds": round(self.seconds, 2),
                 "peak_memory": torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
@@ -380,18 +383,6 @@ class Trainer:
             write_json(self.folder / "metrics.json", metrics)
         self.accelerator.wait_for_everyone()
         return metrics
-
-    def _write_environment(self) -> None:
-        """Record where the run started, and where it was resumed if the machine or the code changed."""
-        path = self.folder / "environment.json"
-        now = self.environment | {"training_data": self.images.description}
-        if self.step > 0 and path.is_file():
-            first = read_json(path)
-            last = (first.get("resumed") or [first])[-1]
-            if any(last.get(k) != now.get(k) for k in (*CODE, "commit", "modified")):
-                first["resumed"] = [*first.get("resumed", []), {"step": self.step, **now}]
-            now = first
-        write_json(path, now)
 
 
 def _slices_of(micro_batches: list[Any]) -> list[list[Any]]:

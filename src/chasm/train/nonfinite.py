@@ -1,4 +1,4 @@
-"""What a run does when its numbers are not finite."""
+"""Stop a run, or skip a step, when numbers are not finite."""
 
 import json
 import math
@@ -21,7 +21,7 @@ class NonFiniteGuard:
     """Tells whether a step may be taken. If not, lists the slices of the step in a file, and stops or goes on.
 
     Args:
-        folder: of the run, for `nonfinite.jsonl`.
+        folder: folder of the run, for `nonfinite.jsonl`.
         on_nonfinite: "stop" or "skip".
         writes: True in the process that writes the file.
         say: shows a line to the user.
@@ -37,8 +37,8 @@ class NonFiniteGuard:
 
         Args:
             step: number of the step.
-            loss: of all processes.
-            norm: of the gradient.
+            loss: loss of all processes.
+            norm: norm of the gradient.
             slices: gathers case and index of every slice of the step. It is called only if the step is refused.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, and how they are told to stop."""
+"""Start the processes of a run together, and stop them in order."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a person sees of a run: notes, and on a terminal a bar with rate, loss, score and time left."""
+"""Show the progress of a run: notes, and on a terminal a bar with rate, loss, score and time left."""
 
 from chasm.common.progress import ProgressBar
 

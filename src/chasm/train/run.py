@@ -12,7 +12,7 @@ from torch import nn
 from chasm.backbones import create_backbone
 from chasm.backbones.base import BACKBONES
 from chasm.common.extensions import loaded, plugins
-from chasm.common.files import read_json
+from chasm.common.files import read_json, write_json
 from chasm.common.provenance import provenance, source_digest
 from chasm.common.registry import Registry, suggest
 from chasm.common.text import first_line
@@ -21,6 +21,7 @@ from chasm.mixers import MIXERS
 from chasm.models import RECORD, check_model, find_model
 from chasm.tasks import Meter, Summary, Task
 from chasm.train.config import Part, RunConfig, load_recipe
+from chasm.train.fingerprint import CODE
 from chasm.train.loading import batches, dead_readers_are_one_line
 from chasm.train.size import build_within_limits
 from chasm.train.weights import WEIGHTS, TrainingImages, training_images
@@ -31,11 +32,11 @@ class Run:
     """A model ready to use, with the task and config it was trained under, and the images it was trained on.
 
     Attributes:
-        model: in eval mode.
-        task: it was trained for.
-        config: of the training.
-        folder: of the run.
-        images: it was trained on; of a method without training, none.
+        model: the model, in eval mode.
+        task: task of the training.
+        config: config of the training.
+        folder: folder of the run.
+        images: facts about the training images; none for a method without training.
     """
 
     model: nn.Module
@@ -46,7 +47,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of a model as its record says it; of a run, that of its folder."""
+        """Name of the model in its record, or of the folder of a run."""
         record = self.folder / RECORD
         return str(read_json(record)["name"]) if record.is_file() else self.folder.name
 
@@ -96,7 +97,7 @@ def build_model(config: RunConfig, task: Task, shape: tuple[int, ...]) -> nn.Mod
     Args:
         config: names backbone, mixer and their options.
         task: decides the channels.
-        shape: of a raw image, (M, H, W).
+        shape: shape of a raw image, (M, H, W).
 
     Raises:
         ValueError: if an option is unknown, or the network is larger than `chasm.train.size` allows.
@@ -130,10 +131,10 @@ def _check_options(registry: Registry, part: Part, decided: tuple[str, ...]) -> 
             raise ValueError(f"{registry.kind} {part.name!r} has no option {option!r}: {suggest(option, known)}")
 
 
-def in_order(n: int, batch: int) -> Iterator[list[int]]:
+def consecutive_batches(n: int, batch: int) -> Iterator[list[int]]:
     """Yield 0 to n - 1 in batches; the last one may be shorter.
 
-    >>> list(in_order(5, batch=2))
+    >>> list(consecutive_batches(5, batch=2))
     [[0, 1], [2, 3], [4]]
     """
     return (list(range(i, min(i + batch, n))) for i in range(0, n, batch))
@@ -161,7 +162,7 @@ def score(
     if model is not None:
         model.eval()
     with dead_readers_are_one_line():
-        for raw in batches(data, in_order(len(data), batch), device, workers):
+        for raw in batches(data, consecutive_batches(len(data), batch), device, workers):
             prepared = task.for_scoring(task.prepare(raw.image, raw.label, raw.case))
             output = task.reference(prepared) if model is None else model(prepared.input, **prepared.physics)
             if output is None:
@@ -176,7 +177,7 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
     """Load the best model of a run, finished or running, in eval mode.
 
     Args:
-        folder: of the run; or the name of a shipped model, or owner/name on the Hugging Face Hub.
+        folder: folder of the run; or the name of a shipped model, or owner/name on the Hugging Face Hub.
         device: device of the model.
 
     Returns:
@@ -211,12 +212,12 @@ def load_run(folder: str | Path, device: torch.device | str = "cpu") -> Run:
 def load_model(name: str | Path, device: torch.device | str = "cpu") -> nn.Module:
     """Load a trained network by name.
 
-    What it maps depends on its task: `chasm reconstruct` prepares scans for it, and so does
+    Its input and output depend on its task: `chasm reconstruct` prepares scans for it, and so does
     ``chasm.train.load_run(name).task``.
 
     Args:
-        name: of a shipped model (`chasm models list`), a run or model folder, or owner/name on the Hugging Face Hub.
-        device: where it goes.
+        name: a shipped model (`chasm models list`), a run or model folder, or owner/name on the Hugging Face Hub.
+        device: device of the model.
 
     Returns:
         The network in eval mode.
@@ -232,9 +233,9 @@ def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...])
     """Return what is needed to repeat a run, beside its config: versions, commit, device, seed, extensions.
 
     Args:
-        config: of the run.
+        config: config of the run.
         device: device of the run.
-        shape: of a raw image, (M, H, W).
+        shape: shape of a raw image, (M, H, W).
     """
     return {
         **asdict(provenance(device)),
@@ -244,3 +245,27 @@ def environment(config: RunConfig, device: torch.device, shape: tuple[int, ...])
         **({"with": loaded()} if loaded() else {}),
         **({"plugins": plugins()} if plugins() else {}),
     }
+
+
+def write_environment(path: Path, now: dict[str, Any], step: int) -> None:
+    """Record where a run started, and where it was resumed if the machine or the code changed.
+
+    Args:
+        path: environment.json of the run.
+        now: the conditions of this process.
+        step: number of steps that were done before it.
+
+    Raises:
+        ValueError: if the file has another shape than chasm gives it.
+        OSError: if it cannot be read or written.
+    """
+    if step > 0 and path.is_file():
+        first = read_json(path)
+        resumed = first.get("resumed", [])
+        if not (isinstance(resumed, list) and all(isinstance(entry, dict) for entry in resumed)):
+            raise ValueError(f"{path}: resumed: expected a list of objects: remove the file to go on without it")
+        last = resumed[-1] if resumed else first
+        if any(last.get(k) != now.get(k) for k in (*CODE, "commit", "modified")):
+            first["resumed"] = [*resumed, {"step": step, **now}]
+        now = first
+    write_json(path, now)

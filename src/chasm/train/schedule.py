@@ -40,7 +40,7 @@ def rows_of_step(step: int, n: int, batch: int, seed: int) -> list[int]:
         step: number of the step, from 0.
         n: number of slices.
         batch: slices per step.
-        seed: of the run.
+        seed: seed of the run.
     """
     epoch, place = divmod(step, steps_per_epoch(n, batch))
     order = _order(epoch, n, seed)
@@ -59,7 +59,7 @@ def seeds_of_step(step: int, batch: int, seed: int) -> list[int]:
     Args:
         step: number of the step, from 0.
         batch: slices per step.
-        seed: of the run.
+        seed: seed of the run.
     """
     generator = torch.Generator().manual_seed((1 << 62) + (seed << 28) + step)
     seeds: list[int] = torch.randint(2**31, (batch,), generator=generator).tolist()

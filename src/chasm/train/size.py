@@ -1,4 +1,4 @@
-"""The size of a network is limited while it is built: a few words of a recipe can ask for more than memory holds."""
+"""Limit the size of a network while it is built, because a short recipe can ask for more than memory holds."""
 
 import warnings
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def build_within_limits(build: Callable[[], nn.Module]) -> nn.Module:
     """Build a network, after a trial on the meta device, where weights take no memory.
 
     Raises:
-        NetworkTooLargeError: with one line, if the weights take more memory than `chasm.data.limits.max_bytes`, or if
+        NetworkTooLargeError: if the weights take more memory than `chasm.data.limits.max_bytes`, or if
             there are more than MAX_MODULES modules.
     """
     try:
@@ -37,7 +37,7 @@ def build_within_limits(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _limits() -> AbstractContextManager[None]:
-    """Raise NetworkTooLargeError as soon as what is built in the block is too large."""
+    """Raise NetworkTooLargeError as soon as the network that is built in the block is too large."""
     limit, size, modules = max_bytes(), 0, 0
 
     def weigh(module: nn.Module, name: str, tensor: Tensor | None) -> None:

@@ -27,13 +27,46 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | 
     return tensors
 
 
+def check_fits(
+    tensors: Tensors, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, *, has_best: bool
+) -> None:
+    """Raise a ValueError if tensors from a file have not the names and shapes that `restore` needs.
+
+    Args:
+        tensors: tensors of a checkpoint.
+        model: model that gets the weights.
+        optimizer: its optimiser.
+        ema: averaged weights, or None.
+        has_best: True if the best weights so far must be among the tensors.
+    """
+    expected = {"rng.cpu": torch.get_rng_state().shape}
+    for prefix in ("model", *(("ema",) if ema is not None else ()), *(("best",) if has_best else ())):
+        expected |= {f"{prefix}.{k}": v.shape for k, v in model.state_dict().items()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    steps = {key.split(".")[1] for key in tensors if key.startswith("optimizer.")}
+    for i, parameter in enumerate(parameters):
+        if str(i) in steps:  # a parameter that never had a gradient has no state
+            shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+            expected |= {f"optimizer.{i}.{k}": shape for k, shape in shapes.items()}
+    stored_shapes = {k: v.shape for k, v in tensors.items() if not k.startswith("rng.") or k == "rng.cpu"}
+    if wrong := [k for k in {**expected, **stored_shapes} if expected.get(k) != stored_shapes.get(k)]:
+        raise ValueError(
+            f"the checkpoint does not fit this model: {wrong[0]} has shape {_text(stored_shapes.get(wrong[0]))}, "
+            f"not {_text(expected.get(wrong[0]))}"
+        )
+
+
+def _text(shape: torch.Size | None) -> str:
+    return "none" if shape is None else str(tuple(shape))
+
+
 def restore(
     tensors: Tensors, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, device: torch.device
 ) -> Tensors | None:
     """Restore the state of training.
 
     Args:
-        tensors: from `snapshot`.
+        tensors: tensors from `snapshot`.
         model: gets the weights.
         optimizer: gets the moments.
         ema: None if the run does not average its weights.

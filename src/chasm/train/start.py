@@ -14,7 +14,7 @@ def load_start(model: nn.Module, start: str) -> dict[str, Any]:
     """Load the weights of a run or model into a network that has just been built.
 
     Args:
-        model: of the same host and mixer, for the same image size.
+        model: a model with the same host and mixer, for the same image size.
         start: a run folder, the name of a shipped model, or owner/name on the Hugging Face Hub.
 
     Returns:
@@ -45,9 +45,9 @@ def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, s
     """Move the exponential average of the weights towards those of the model, in place.
 
     Args:
-        average: by name, as `state_dict` has them.
-        model: after the step.
-        decay: of the average. It is shorter at first, to forget the weights that the run began with.
+        average: averages by name, as in `state_dict`.
+        model: the model after the step.
+        decay: decay of the average. It is shorter at first, to forget the weights that the run began with.
         step: number of the step, from 0.
     """
     decay = min(decay, (1 + step) / (10 + step))

@@ -32,7 +32,7 @@ def add_gradients(
         model: a backbone in training mode.
         task: defines the loss.
         batches: the micro-batches of the step.
-        micro_batches: how many there are; the loss is their mean.
+        micro_batches: number of micro-batches; the loss is their mean.
         bf16: run the forward pass under bfloat16 autocast. The loss is always taken in float32.
         is_graphed: the call is captured in a CUDA graph.
         forward: called instead of the model, for example the model wrapped for several processes.

@@ -1,4 +1,4 @@
-"""Trackers that follow a run: TensorBoard, Weights & Biases, MLflow and whatever else Accelerate knows."""
+"""Trackers that follow a run: TensorBoard, Weights & Biases, MLflow and others that Accelerate knows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise if a tracker is unknown or not installed.
 
     Raises:
-        ValueError: with one line.
+        ValueError: if a tracker is unknown or not installed.
     """
     installed = {str(getattr(tracker, "value", tracker)) for tracker in get_available_trackers()}
     for name in names:
@@ -33,11 +33,11 @@ class Trackers:
     """Sends the rows of a run's log to trackers, from the main process.
 
     Args:
-        accelerator: of the run.
-        names: of the trackers, as Accelerate spells them.
-        config: of the run; trackers show it.
-        folder: of the run; TensorBoard writes into its folder `tensorboard`.
-        step: steps that are done. TensorBoard drops what an interrupted run wrote beyond them.
+        accelerator: accelerator of the run.
+        names: names of the trackers, as Accelerate spells them.
+        config: config of the run; trackers show it.
+        folder: folder of the run; TensorBoard writes into its folder `tensorboard`.
+        step: steps that are done. TensorBoard drops rows that an interrupted run wrote after them.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Trackers:
             self.accelerator.log(values, step=row["step"])
 
     def close(self) -> None:
-        """Write what is left. (Accelerate's own `end_training` would also part the processes.)"""
+        """Write the remaining rows. (Accelerate's `end_training` would also separate the processes.)"""
         if self.names:
             for tracker in self.accelerator.trackers:
                 tracker.finish()
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
-    """The config as one level of numbers and text, which is what all trackers take."""
+    """Return the config as one level of numbers and text, which all trackers take."""
     flat = flat_config(config)
     return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in flat.items()}

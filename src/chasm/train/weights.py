@@ -22,7 +22,7 @@ class TrainingImages:
     """The images that a run was trained on."""
 
     shape: tuple[int, ...] = ()  # (M, H, W) of the raw images that the model was built for; () if there is none
-    # what `describe_training_data` returned; {} if nothing was recorded
+    # from `describe_training_data`; {} if nothing was recorded
     description: dict[str, Any] = field(default_factory=dict)
 
     def header(self) -> dict[str, str]:
@@ -35,8 +35,8 @@ def save_weights(path: Path, tensors: Tensors, images: TrainingImages) -> None:
 
     Args:
         path: file to write; its folder is created.
-        tensors: by name, from any device.
-        images: that the run was trained on.
+        tensors: tensors by name, on any device.
+        images: facts about the training images.
     """
     save_tensors(path, tensors, images.header())
 
@@ -58,24 +58,24 @@ def check_weights(folder: Path) -> dict[str, str]:
 
 
 def training_images(folder: Path) -> TrainingImages:
-    """Return which images a run was trained on: from the header of its weights, or else from environment.json.
+    """Return facts about the training images of a run, from the header of its weights or else from environment.json.
 
     Raises:
-        ValueError: with one line, if neither says it, or not as training writes it.
+        ValueError: if neither has it, or in another form than training writes.
     """
-    file, found = folder / WEIGHTS, check_weights(folder).get(HEADER)
-    if found is None:
+    file, header = folder / WEIGHTS, check_weights(folder).get(HEADER)
+    if header is None:
         file = folder / ENVIRONMENT
         if not file.is_file():
             raise ValueError(f"{folder / WEIGHTS}: does not say its image size: copy {ENVIRONMENT} of the run, too")
         facts = read_json(file)
     else:
         try:
-            facts = json.loads(found)
+            facts = json.loads(header)
         except ValueError:
             facts = None
     if not isinstance(facts, dict):
-        raise ValueError(f"{file}: the header is not one that training writes: copy the file again")
+        raise ValueError(f"{file}: training does not write such a header: copy the file again")
     shape = facts.get("image_shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) and n > 0 for n in shape)):
         raise ValueError(f"{file}: image_shape: expected three numbers, got {shape!r:.80}")
@@ -100,7 +100,7 @@ def _description(description: Any, file: Path) -> dict[str, Any]:
 
 
 def describe_training_data(data: SliceDataset) -> dict[str, Any]:
-    """Return what a later reconstruction compares its input with.
+    """Return the facts about training data that a later reconstruction compares its input with.
 
     Args:
         data: the training split, of which up to 32 slices are looked at.
@@ -112,11 +112,11 @@ def describe_training_data(data: SliceDataset) -> dict[str, Any]:
     count = min(32, len(data))
     rows = [round(i * (len(data) - 1) / max(count - 1, 1)) for i in range(count)]
     images = [data[row].image for row in rows]
-    found = [value for image in images if (value := brightness(image)) is not None]
+    levels = [value for image in images if (value := brightness(image)) is not None]
     return {
         "shape": list(images[0].shape),
         "complex": images[0].is_complex(),
-        "brightness": [min(found), max(found)] if found else None,
+        "brightness": [min(levels), max(levels)] if levels else None,
     }
 
 
