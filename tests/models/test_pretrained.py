@@ -1,6 +1,7 @@
 """Networks to folders and the Hub, and back: the same weights, no code, damage found."""
 
 import copy
+import inspect
 import json
 import os
 import resource
@@ -92,6 +93,20 @@ def test_wrong_and_damaged_folders_are_one_line(unet: Any, tmp_path: Path) -> No
         chasm.Mixer.from_pretrained(tmp_path / "chasm")
 
 
+def test_the_methods_take_what_the_mixin_takes() -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    load = ["pretrained_model_name_or_path", "force_download", "token", "cache_dir", "local_files_only", "revision"]
+    wanted = {
+        "save_pretrained": ["save_directory"],
+        "from_pretrained": load,
+        "push_to_hub": ["repo_id", "commit_message", "private", "token", "branch"],
+    }
+    for name, names in wanted.items():
+        ours, theirs = (inspect.signature(getattr(cls, name)) for cls in (Backbone, hub.PyTorchModelHubMixin))
+        for parameter in names:
+            assert ours.parameters[parameter].kind == theirs.parameters[parameter].kind
+
+
 def test_a_class_that_is_not_registered_cannot_be_saved(tmp_path: Path) -> None:
     class Own(chasm.CHASM):
         pass
@@ -108,6 +123,19 @@ network = chasm.create_backbone("unet", mixer="chasm", width=4, depth=1, levels=
 print(network.push_to_hub("someone/small"))
 x = torch.randn(1, 2, 16, 16)
 print(torch.equal(Backbone.from_pretrained("someone/small")(x), network(x)))
+with torch.no_grad():
+    [p.add_(1) for p in network.parameters()]
+open("card.md", "w").write("# a card")
+network.push_to_hub(
+    "someone/small", commit_message="moved", private=True, token="mine", branch="moved", card="card.md"
+)
+loads = [dict(), dict(revision="moved"), dict(revision="moved", local_files_only=True, token="t", force_download=False)]
+print([torch.equal(next(Backbone.from_pretrained("someone/small", cache_dir="kept", **how).parameters()),
+                   next(network.parameters())) for how in loads])
+try:
+    Backbone.from_pretrained("someone/small", cache_dir="none", local_files_only=True)
+except OSError as e:
+    print(e)
 run = chasm.load_model("someone/run")
 print(sum(p.numel() for p in run.parameters()))
 try:
@@ -134,11 +162,19 @@ def test_the_hub_over_a_loopback_server(tmp_path: Path) -> None:
     with fake_hub({"someone/run": {**files, "evil.py": b"raise SystemExit"}}) as server:
         environment = {**os.environ, "HF_ENDPOINT": server.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "t"}
         environment["HF_HUB_DISABLE_XET"] = "1"
-        done = subprocess.run([sys.executable, "-c", HUB], env=environment, capture_output=True, text=True, timeout=120)
+        command = [sys.executable, "-c", HUB]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert set(server.repositories["someone/small"]) >= {"config.json", "model.safetensors"}
+        assert set(server.repositories["someone/small"]) == {"config.json", "model.safetensors"}
+        assert server.repositories["someone/small@moved"]["README.md"] == b"# a card"
+        assert server.commits == [
+            ("someone/small", "Upload with chasm", "Bearer t"),
+            ("someone/small@moved", "moved", "Bearer mine"),
+        ]
         assert not any("evil.py" in path for path in server.asked)
-    address, same, parameters, missing, unreachable = done.stdout.splitlines()
+    address, same, moved, absent, parameters, missing, unreachable = done.stdout.splitlines()
+    assert moved == "[False, True, True]"
+    assert absent.startswith("someone/small: no such folder, and the Hub does not give it (")
     assert address.startswith(server.address)
     assert same == "True"
     assert int(parameters) > 0

@@ -28,7 +28,7 @@ def check_fit(build: Callable[[], nn.Module], weights: Path, config: Path) -> No
         config: the file that describes the network, for messages.
 
     Raises:
-        ValueError: with one line, if they do not belong together, or the file cannot be read.
+        ValueError: if they do not belong together, or the file cannot be read.
     """
     try:
         with safe_open(weights, "pt") as f:

@@ -1,10 +1,10 @@
-"""What a model folder holds, where the shipped ones are, and what a name stands for."""
+"""Find the folder of a model by its name, and check its files."""
 
 import re
 from fnmatch import fnmatch
 from pathlib import Path
 
-from chasm.common.files import is_folder_name, read_json, sha256
+from chasm.common.files import expanded, is_folder_name, read_json, sha256
 from chasm.common.registry import suggest
 
 RECORD = "model.json"
@@ -34,11 +34,11 @@ def find_model(source: str | Path) -> Path:
         source: the folder, ``"brain-x8"`` or ``"owner/name"``.
 
     Raises:
-        FileNotFoundError: with one line, if it is none of these.
+        FileNotFoundError: if the name is none of these.
         ValueError: if it is on the Hub and huggingface_hub is not installed.
         OSError: if the Hub does not have it, or cannot be reached.
     """
-    folder, shipped = Path(source).expanduser(), shipped_models()
+    folder, shipped = expanded(source), shipped_models()
     if folder.is_dir():
         return folder
     if str(source) in shipped:
@@ -62,7 +62,7 @@ def check_model(folder: Path) -> None:
     The name in the record must be one that a folder can have, because pages and copies are named after it.
 
     Raises:
-        ValueError: with one line that names the file that is missing, was changed, or is not as chasm writes it.
+        ValueError: if a file is missing, was changed, or is not as chasm writes it; the message names the file.
     """
     if not (folder / RECORD).is_file():
         return
@@ -80,16 +80,14 @@ def check_model(folder: Path) -> None:
 
 
 def read_card(folder: Path) -> str:
-    """Return the card of a model as Markdown, without the header for the Hub and without control characters.
+    """Return the card of a model or run as Markdown, without the header for the Hub and without control characters.
 
     Raises:
-        FileNotFoundError: if the folder is a run without a card.
+        FileNotFoundError: if there is none.
     """
     card = folder / "README.md"
     if not card.is_file():
-        raise FileNotFoundError(
-            f"{card}: not there: {folder} is a run, not a model: 'chasm models pack' turns it into one"
-        )
+        raise FileNotFoundError(f"{card}: not there: 'chasm train' writes it when the run ends")
     with open(card, encoding="utf-8", errors="replace") as f:
         text = f.read(MAX_CARD_CHARACTERS)
     text = text.split("\n---\n", 1)[-1] if text.startswith("---\n") else text

@@ -8,39 +8,50 @@ from typing import Any
 from chasm.common.text import first_line
 
 
-def download(name: str, files: Iterable[str]) -> Path:
-    """Return the folder of a Hub repository in the cache of huggingface_hub; downloads what is not there.
+def download(name: str, files: Iterable[str], **choices: Any) -> Path:
+    """Return the folder of a Hub repository in the cache of huggingface_hub, and download files that are missing.
 
     Args:
         name: ``"owner/name"``.
         files: the files to get; others are left where they are.
+        **choices: arguments of `huggingface_hub.snapshot_download`: ``revision="main"``.
 
     Raises:
         ValueError: if huggingface_hub is not installed.
-        OSError: with one line, if the Hub does not have the repository, or cannot be reached.
+        OSError: if the Hub does not have the repository, or cannot be reached.
     """
     hub = _hub(name)
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=list(files)))
+        return Path(hub.snapshot_download(name, allow_patterns=list(files), **choices))
     except Exception as e:  # of the Hub, the network, or whichever HTTP library is in use
         raise OSError(f"{name}: no such folder, and the Hub does not give it ({first_line(e)})") from None
 
 
-def upload(name: str, write: Callable[[Path], None], *, private: bool, token: str | None) -> str:
-    """Upload files to a Hub repository, in one commit.
+def upload(
+    name: str,
+    write: Callable[[Path], None],
+    *,
+    commit_message: str,
+    private: bool | None,
+    token: str | None,
+    branch: str | None,
+) -> str:
+    """Upload files to a Hub repository, in one commit; repository and branch are made if needed.
 
     Args:
         name: ``"owner/name"``.
         write: writes the files into the folder it is called with.
-        private: whether a new repository is private.
-        token: of the account.
+        commit_message: first line of the commit.
+        private: whether a new repository is private; None leaves it to the Hub.
+        token: access token of the account.
+        branch: branch to commit to; None for the main one.
 
     Returns:
         The address of the commit.
 
     Raises:
         ValueError: if huggingface_hub is not installed.
-        OSError: with one line, if the Hub refuses, or cannot be reached.
+        OSError: if the Hub refuses, or cannot be reached.
     """
     hub = _hub(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +59,11 @@ def upload(name: str, write: Callable[[Path], None], *, private: bool, token: st
         try:
             api = hub.HfApi(token=token)
             api.create_repo(name, private=private, exist_ok=True)
-            return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with chasm"))
+            if branch is not None:
+                api.create_branch(name, branch=branch, exist_ok=True)
+            return str(
+                api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=branch)
+            )
         except Exception as e:  # of the Hub, the network, or whichever HTTP library is in use
             raise OSError(f"{name}: the Hub does not take it ({first_line(e)})") from None
 
