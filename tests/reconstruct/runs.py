@@ -20,7 +20,12 @@ from chasm.train.weights import TrainingImages, save_weights
 
 
 def make_run(
-    folder: Path, size: int = 16, weights: str = "zero", seed: int = 0, training_data: Any = None, **task: Any
+    folder: Path,
+    size: int | tuple[int, int] = 16,
+    weights: str = "zero",
+    seed: int = 0,
+    training_data: Any = None,
+    **task: Any,
 ) -> Path:
     """A run folder without training. Zero weights leave y = x: the reconstruction is then the zero-filled image."""
     options = {"sampling": {"kind": "equispaced", "acceleration": 4}, **task}
@@ -32,11 +37,12 @@ def make_run(
         "train": {"steps": 1},
     }
     config = load_recipe(recipe)
-    model = build_model(config, config.task.create(), (1, size, size))
+    shape = (1, size, size) if isinstance(size, int) else (1, *size)
+    model = build_model(config, config.task.create(), shape)
     state = {k: torch.zeros_like(v) if weights == "zero" else v for k, v in model.state_dict().items()}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump(config))
-    save_weights(folder / "weights.safetensors", state, TrainingImages((1, size, size), training_data or {}))
+    save_weights(folder / "weights.safetensors", state, TrainingImages(shape, training_data or {}))
     return folder
 
 

@@ -190,7 +190,7 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", complex=True)
     for words, expected in (
         (("scan.mrd", "--run", "tv", "--maps", "esprit"), "did you mean 'espirit'"),
-        (("scan.mrd", "--run", "tv", "--map-sets", 2), "--map-sets belongs to --maps espirit"),
+        (("scan.mrd", "--run", "tv", "--map-sets", 2), "--map-sets needs --maps espirit"),
         (
             ("scan.mrd", "--run", "tv", "--maps", "espirit"),
             "ESPIRiT needs 6 or more centre columns, fully sampled: got",
@@ -201,7 +201,7 @@ def test_wrong_choices_are_one_line(tmp_path: Path) -> None:
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "none.npy"), "none.npy: no such file"),
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "huge.npy"), "values are beyond float32"),
         (("scan.mrd", "--run", "tv", "--maps", tmp_path / "sparse.cfl"), "and 0 bytes of it are on disk"),
-        (("one.npy", "--run", "tv", "--compress", 2), "are about several coils, and here is one"),
+        (("one.npy", "--run", "tv", "--compress", 2), "need several coils, and this data has one"),
     ):
         found = call(tmp_path / words[0], *words[1:], "-o", tmp_path / "out.h5")
         assert found.exit_code == 3, found.output

@@ -100,7 +100,10 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         ((tmp_path / "pairs.npy", "--run", run, "--as", "image"), "pairs.npy: holds k-space"),
         ((tmp_path / "lines.npz", "--run", run, "--as", "image"), "lines.npz: image: missing; the file has kspace"),
         ((tmp_path / "echo.npz", "--run", run, "--as", "kspace"), "echo.npz: kspace: missing; the file has echo, time"),
-        ((tmp_path / "photo.jpg", "--run", run), "photo.jpg: format: expected .npy .npz"),
+        (
+            (tmp_path / "photo.jpg", "--run", run),
+            "photo.jpg: format: expected k-space (ISMRMRD, fastMRI, CC359, BART, Siemens twix) or .npy",
+        ),
         ((tmp_path / "empty", "--run", run), "empty: folder: no file that is read (.npy .npz"),
         ((tmp_path / "volumes", "--run", run), "volumes: folder: 2 .h5 files: give the files,"),
         ((tmp_path / "fewer.h5", "--run", run), "fewer.h5: reconstruction_rss: 1 slice, but kspace has 2"),
@@ -135,9 +138,7 @@ def test_two_files_of_a_run_are_enough(tmp_path: Path) -> None:
     outputs = []
     for run in (tmp_path / "run", moved):
         found = call(tmp_path / "scan.npy", "--run", run, "-o", tmp_path / "out.npy")
-        assert (
-            "unlike the training data, so expect less of the run: 24 x 24 pixels (trained on 16 x 16)" in found.output
-        )
+        assert "unlike the training data, so expect a worse result: 24 x 24 pixels (trained on 16 x 16)" in found.output
         outputs.append(np.load(tmp_path / "out.npy"))
     np.testing.assert_array_equal(*outputs)
     for name in needed:

@@ -57,7 +57,7 @@ def test_runs_that_do_not_go_together_are_one_line(tmp_path: Path) -> None:
     (cut / "config.yaml").write_text(dump(config))
     for words, expected in (
         ((a, a), "given twice"),
-        ((a, "tv"), "several runs are an ensemble of networks, and tv is none"),
+        ((a, "tv"), "an ensemble needs networks, and tv needs no training"),
         ((a, other), f"trained with another sampling than {a}"),
         ((a, magnitudes), f"trained with another complex than {a}"),
         ((a, cut), f"trained with another data.options.plane than {a}"),
@@ -67,7 +67,7 @@ def test_runs_that_do_not_go_together_are_one_line(tmp_path: Path) -> None:
         assert expected in found.output
         assert found.output.count("\n") == 1
     found = call(tmp_path / "scan.npy", "--run", a, "--run", b, "--uncertainty", 4, "-o", tmp_path / "out.h5")
-    assert "several runs make an uncertainty map by themselves: leave out --uncertainty" in found.output
+    assert "several runs always make an uncertainty map: leave out --uncertainty" in found.output
     with pytest.raises(ValueError, match="no run: give a run folder"):
         reconstruct(tmp_path / "scan.npy", [], tmp_path / "out.h5")
     np.savetxt(tmp_path / "mask.txt", np.arange(40) % 2)  # they share the mask that is asked for

@@ -24,7 +24,7 @@ def files_of(folder: Path) -> list[str]:
     [
         ("image", 1e39, "values are beyond float32 (3.4e38): scale the data"),
         ("kspace", 1e39, "values are beyond float32 (3.4e38): scale the data"),
-        ("kspace", 1e30, "the reconstruction is not finite, and nothing is written"),
+        ("kspace", 1e30, "the reconstruction is not finite, so nothing is written"),
     ],
 )
 def test_values_that_float32_cannot_hold_are_said(form: str, size: float, says: str, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_one_coil_as_measured(tmp_path: Path) -> None:
     assert error(written(tmp_path / "tv.h5"), np.abs(images)) < error(wanted, np.abs(images))
     found = call(tmp_path / "scan.mrd", "--run", "sense")
     assert found.exit_code == 3
-    assert "sense combines the images of several coils, and here is one: use tv, or zero-filled" in found.output
+    assert "sense combines several coils, and this data has one coil: use tv or zero-filled" in found.output
 
 
 def test_full_kspace_is_taken_as_it_is_unless_asked_to_undersample(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_several_volumes_and_large_ones(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.exit_code == 0, found.output
     shown = content(tmp_path / "see-out-b.html")
     assert [s["index"] for s in shown["slices"]] == [0, 2]
-    assert "the page shows 2 of 4 slices, so that it stays small" in shown["notes"]
+    assert "to stay small, the page shows 2 of 4 slices" in shown["notes"]
     assert call(tmp_path / "a.npy", tmp_path / "b.npy", *words[:-1], tmp_path / "out.html").exit_code == 0
     assert sorted(file.name for file in tmp_path.glob("out*.html")) == ["out-a.html", "out-b.html"]
 

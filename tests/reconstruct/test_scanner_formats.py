@@ -74,7 +74,7 @@ def test_scanner_files_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     for words, expected in (
         (("radial.cfl",), "only Cartesian data can be read"),
         (("meas.dat",), "meas.dat: measurement: "),
-        (("half.mrd", "--mask", tmp_path / "mask.txt"), "says itself which lines were measured: leave out --mask"),
+        (("half.mrd", "--mask", tmp_path / "mask.txt"), "stores which lines were measured: leave out --mask"),
         (("half.mrd", "--as", "image"), "half.mrd: holds k-space, not images"),
         (("half.mrd", "-O", "plane=axial"), "no option 'plane'"),
     ):

@@ -75,7 +75,7 @@ def test_several_inputs_keep_out_of_each_others_way(tmp_path: Path, monkeypatch:
         np.save(tmp_path / "f" / f"{case}.npy", writers.blob(np.random.default_rng(0), 2, 16, 16))
     np.save(tmp_path / "f-q.npy", writers.blob(np.random.default_rng(1), 2, 16, 16))
     found = call("f", "f-q.npy", "--run", run, "-o", "out/r.h5")
-    assert "r-f-q.h5: holds another input of this call" in found.output
+    assert "r-f-q.h5: was written for another input of this call" in found.output
     assert found.exit_code == 3
 
 

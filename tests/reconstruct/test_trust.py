@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import writers
 from runs import brains, call, columns, make_run
 
 from chasm.data import KSpaceScan, open_dataset, write_scan
+from chasm.mri import Sampling
 from chasm.reconstruct import reconstruct
+from chasm.reconstruct.likeness import unlike_lines
 from chasm.reconstruct.trust import FROM_EDGE, Consistency, SliceConsistency
 from chasm.train.weights import describe_training_data
 
@@ -93,7 +96,7 @@ def test_a_trained_run_reports_it_too(tmp_path: Path) -> None:
     found = call(tmp_path / "blank.npy", "--run", run, "-o", tmp_path / "out.h5")
     assert "all samples are zero, so nothing was measured" in found.output
     assert str(Consistency.of([SliceConsistency(1.0, 4.0, 0.0, FROM_EDGE)])) == (
-        "residual 0.25 of the signal (no noise can be told from the edge of k-space)"
+        "residual 0.25 of the signal (the noise is unknown from the edge of k-space)"
     )
 
 
@@ -116,7 +119,48 @@ def test_data_unlike_the_training_data_is_said_in_one_line(tmp_path: Path) -> No
     coils = writers.centred_fft(like[:, None] * np.ones((3, 1, 1))) * columns(64)
     write_scan(KSpaceScan(coils.astype(np.complex64), SIZE), tmp_path / "scan.mrd")
     found = call(tmp_path / "scan.mrd", "--run", run, "-o", tmp_path / "out.h5")
-    assert "less of the run: 3 coils (trained on 1)\n" in found.output
+    assert "a worse result: 3 coils (trained on 1)\n" in found.output
+
+
+MASKS = {
+    "the same": (Sampling("equispaced", 8, offset=0), "", ""),
+    "moved": (Sampling("equispaced", 8, offset=2), "lines at other columns (trained on one fixed mask)", ""),
+    "random": (Sampling("random", 8, seed=1), *["irregular lines (trained on equispaced ones)"] * 2),
+    "centre": (Sampling("equispaced", 8, 0.1), *["26 lines in the centre (trained on 10)"] * 2),
+    "no centre": (Sampling("equispaced-plain", 8, 0, offset=3), *["0 lines in the centre (trained on 10)"] * 2),
+    "acceleration": (Sampling("equispaced", 6, 0.04, offset=0), *["acceleration 5.95 (trained on 8)"] * 2),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_measured_lines_unlike_those_of_the_training_are_said(name: str, tmp_path: Path) -> None:
+    """As `masks: fixed`, which knows one place of the lines, and as `masks: epoch`, which knows all of them."""
+    sampling, *expected = MASKS[name]
+    size = (32, 256)
+    mask = sampling.mask(size[1]).tensor()[0, 0, 0].numpy()
+    k = writers.centred_fft(brains(1, size))[:, None] * mask
+    write_scan(KSpaceScan(k.astype(np.complex64), size, mask=mask.astype(bool)), tmp_path / "scan.mrd")
+    np.save(tmp_path / "full.npy", brains(1, size))
+    np.save(tmp_path / "mask.npy", mask)
+    for masks, words in zip(("fixed", "epoch"), expected, strict=True):
+        own = {"kind": "equispaced", "acceleration": 8}
+        run = make_run(tmp_path / masks, size, complex=True, sampling=own, masks=masks)
+        for source in (["scan.mrd"], ["full.npy", "--mask", tmp_path / "mask.npy"]):
+            found = call(tmp_path / source[0], *source[1:], "--run", run, "-o", tmp_path / "out.h5")
+            lines = [line.partition("result: ")[2] for line in found.output.splitlines() if "note: unlike" in line]
+            assert lines == [words] * bool(words), found.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "acceleration", "width"),
+    [("equispaced", 8, 128), ("equispaced", 5, 64), ("random", 12, 64), ("random", 6, 32)],
+)
+def test_masks_that_training_draws_are_like_each_other(kind: str, acceleration: float, width: int) -> None:
+    """Few lines, of which there may be one or two more; and whose distances may be alike by chance."""
+    sampling = Sampling(kind, acceleration)
+    for seed in range(50):
+        drawn = replace(sampling, seed=(0, seed)).mask(width)
+        assert unlike_lines(drawn, sampling.mask(width), False) == []
 
 
 @pytest.mark.parametrize(

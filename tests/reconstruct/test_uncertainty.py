@@ -79,7 +79,7 @@ def test_without_draws_there_is_none(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", brains(1))
     for words, expected in (
         (("--run", "tv", "--uncertainty", 1), "expected 2 draws or more"),
-        (("--run", "zero-filled", "--uncertainty", 4), "zero-filled says nothing about unmeasured columns"),
+        (("--run", "zero-filled", "--uncertainty", 4), "zero-filled does not estimate unmeasured columns"),
     ):
         found = call(tmp_path / "scan.npy", *words, "-o", tmp_path / "out.h5")
         assert found.exit_code == 3

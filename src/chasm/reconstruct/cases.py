@@ -1,4 +1,4 @@
-"""One case of a scan: its volume, the picture, the page and the record."""
+"""Reconstruct one case of a scan, and write its volume, picture, page and record."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,24 +20,24 @@ from chasm.reconstruct.volumes import SliceResult, side_by_side, write_volume
 from chasm.tasks import Meter
 
 UNKNOWN_VOXELS = "voxel sizes are unknown: 1 mm written"
-PICTURED_SLICES = 3  # of a volume, in the side-by-side picture
+PICTURED_SLICES = 3  # slices of a volume in the side-by-side picture
 
 
 @dataclass
-class Volume:
+class WrittenVolume:
     """What was written for one case.
 
     Attributes:
-        case: its name.
+        case: name of the case.
         files: the file of the volume, or one for each slice (PNG, DICOM).
         picture: the side-by-side picture.
-        page: the page to look at it in a browser, if one was asked for.
-        slices: their number.
+        page: the page for a browser, if one was asked for.
+        slices: number of slices.
         replaced: whether an earlier file of this name was replaced.
         consistency: how well the volume explains what was measured.
-        uncertainty: how far it may be off, if that was asked for.
+        uncertainty: the expected error, if that was asked for.
         scores: metric -> value of the reconstruction; empty if there is no target.
-        reference: the same for the zero-filled image.
+        reference: metric -> value of the zero-filled image.
     """
 
     case: str
@@ -59,14 +59,14 @@ def write_case(
     files: OutputFiles,
     on_slice: Callable[[int], None],
     complex_: bool = False,
-) -> Volume:
+) -> WrittenVolume:
     """Reconstruct the slices of a case and write its files.
 
     Args:
         work: reconstructs slices.
-        case: its name.
+        case: name of the case.
         rows: its slices.
-        files: where everything goes.
+        files: the files to write.
         on_slice: called after every slice with the number of slices done.
         complex_: whether the volume is complex and not a magnitude.
     """
@@ -88,7 +88,7 @@ def write_case(
             shape = shape or result.image.shape
             if not np.isfinite(result.image).all():
                 problem = (
-                    "the reconstruction is not finite, and nothing is written: the values of the data are too large"
+                    "the reconstruction is not finite, so nothing is written: the values of the data are too large"
                 )
                 raise ValueError(f"{case} slice {i}: {problem} for float32: scale the data")
             if result.image.shape != shape:
@@ -165,16 +165,16 @@ def write_case(
         "files": [file.name for file in files.all],
     }
     write_json(files.record, record)
-    return Volume(
+    return WrittenVolume(
         case, files.volume, files.picture, files.page, len(rows), replaced, consistency, uncertainty, scores, reference
     )
 
 
 def _series(work: Reconstructor, case: str, rows: list[int], files: OutputFiles, geometry: Geometry | None) -> Series:
     name = work.run.name
-    made = f"Reconstructed by chasm {chasm.__version__}, {name}, from {work.scan.read_as}; {work.sampling}"
+    description = f"Reconstructed by chasm {chasm.__version__}, {name}, from {work.scan.read_as}; {work.sampling}"
     source = dicom_attributes(work.scan.data.locate(rows[0])[0].files[0]) if files.is_dicom else {}
-    return Series(case, f"chasm {name}", made, source, geometry or Geometry(np.eye(4), SOMEWHERE))
+    return Series(case, f"chasm {name}", description, source, geometry or Geometry(np.eye(4), SOMEWHERE))
 
 
 def _made_up(files: OutputFiles, geometry: Geometry | None, series: Series) -> list[str]:

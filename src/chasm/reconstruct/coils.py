@@ -1,4 +1,4 @@
-"""Coil sensitivities: estimated from the data, or from a file; and fewer, virtual coils."""
+"""Coil sensitivities from the data or from a file, and coil compression."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chasm.common.files import expanded
 from chasm.common.registry import suggest
 from chasm.data import fault
 from chasm.data.bart import read_cfl
@@ -15,53 +16,53 @@ from chasm.data.limits import require_fits
 from chasm.mri import Mask, compression_matrix, espirit_maps, estimate_maps
 from chasm.mri.espirit import MIN_GOOD_COLUMNS
 
-METHODS = ("lowres", "espirit")
-MAX_CALIBRATION = 32  # columns of a full k-space that coil sensitivities are taken from
+MAP_METHODS = ("lowres", "espirit")
+MAX_CALIBRATION = 32  # columns of fully sampled k-space to take coil sensitivities from
 
 
 class CoilModel:
-    """Says how the coils of a slice are combined.
+    """How the coils of a slice are combined.
 
     Args:
         maps: "lowres" (low-resolution images divided by their root-sum-of-squares), "espirit", or a file: BART's .cfl,
             or .npy with the axes (coils, H, W), (slices, coils, H, W) or (slices, sets, coils, H, W). Maps of a file
             are scaled to a largest root-sum-of-squares of 1, so that images are in the units of the data.
-        sets: how many sets of maps ESPIRiT makes.
-        compress: the number of virtual coils; None for all that there are.
+        sets: number of sets of maps that ESPIRiT makes.
+        compress: number of virtual coils; None for all coils.
 
     Raises:
-        ValueError: when these do not go together.
+        ValueError: if these options exclude each other.
     """
 
-    def __init__(self, maps: str | Path = METHODS[0], sets: int = 1, compress: int | None = None) -> None:
+    def __init__(self, maps: str | Path = MAP_METHODS[0], sets: int = 1, compress: int | None = None) -> None:
         self.method, self.sets, self.compress = str(maps), sets, compress
         self._file: np.ndarray | None = None
         self.path: Path | None = None
-        if self.method not in METHODS:
-            path = Path(maps).expanduser()
+        if self.method not in MAP_METHODS:
+            path = expanded(maps)
             if path.suffix.lower() not in (".cfl", ".hdr", ".npy"):
-                choices = f"{suggest(self.method, METHODS)}, or give a file that ends in .cfl or .npy"
+                choices = f"{suggest(self.method, MAP_METHODS)}, or give a file that ends in .cfl or .npy"
                 raise ValueError(f"--maps {maps}: {choices}")
             self.path = existing(path)
             self._file = _read(self.path)
             self.sets = self._file.shape[1]
         if sets != 1 and self.method != "espirit":
-            raise ValueError("--map-sets belongs to --maps espirit: leave it out, or choose that")
+            raise ValueError("--map-sets needs --maps espirit: leave it out, or choose that")
         if compress is not None and self._file is not None:
-            raise ValueError("maps from a file belong to the coils as they were measured: leave out --compress")
+            raise ValueError("maps from a file are for the measured coils: leave out --compress")
 
     @property
     def is_default(self) -> bool:
-        """True if nothing else was asked for than what training does."""
+        """True if coils are combined as in training."""
         return self.is_lowres and self.compress is None
 
     @property
     def is_lowres(self) -> bool:
-        """True for the default maps, in whose place a network may put maps that it learned."""
-        return self.method == METHODS[0]
+        """True for the default maps, which a network may replace by maps that it learned."""
+        return self.method == MAP_METHODS[0]
 
     def compressed(self, y: Tensor, mask: Mask) -> Tensor:
-        """Return k-space (1, Q, H, W) with the coils that are asked for."""
+        """Return k-space (1, Q, H, W) with virtual coils, if they are asked for."""
         if self.compress is None:
             return y
         first, end = _calibration(mask)
@@ -69,7 +70,7 @@ class CoilModel:
         return torch.einsum("pq,bqhw->bphw", matrix, y)
 
     def doubt(self, mask: Mask) -> str:
-        """Return in one line why maps of a slice with these measured columns deserve doubt; "" if they do not."""
+        """Return one line that says why maps from these measured columns may be poor; "" if they are not."""
         columns = mask.center[1] - mask.center[0]
         if self.method != "espirit" or columns >= MIN_GOOD_COLUMNS:
             return ""
@@ -127,7 +128,7 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _calibration(mask: Mask) -> tuple[int, int]:
-    """Return the columns that sensitivities are taken from: of a full k-space only the middle of the centre."""
+    """Return the columns to take sensitivities from. In fully sampled k-space they are the middle of the centre."""
     first, end = mask.center
     if mask.lines > end - first or end - first <= MAX_CALIBRATION:
         return first, end

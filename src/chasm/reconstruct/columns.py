@@ -1,9 +1,9 @@
-"""Which columns of k-space were measured.
+"""Find out which columns of k-space were measured.
 
-The measured columns are those of the mask that a file stores. Without one they are those of a mask file, or those that
-hold anything, if there are empty columns between others. (Empty columns only at the edges are the zero-padding of fully
-sampled data.) They are read off the middle slice and must be the same in all others. K-space that lacks other things
-than whole columns is refused.
+The measured columns are those of the mask that a file stores. Without such a mask they are those of a mask file.
+Without a mask file they are the columns that are not empty, if there are empty columns between others. (Empty columns
+only at the edges are the zero-padding of fully sampled data.) The middle slice decides, and all others must agree.
+K-space with gaps other than whole columns is refused.
 """
 
 from pathlib import Path
@@ -39,12 +39,12 @@ def measured_columns(kspace: Tensor, path: Path, mask: Path | None, notes: list[
         raise fault(path, "kspace", "every value of the middle slice is zero")
     if (columns == inside).all():
         if is_undersampled(filled):
-            problem = "undersampled, but not in whole columns (the last axis), which is all that is known here"
+            problem = "undersampled, but not in whole columns (the last axis), the only pattern that is read here"
             advice = ": rows are empty, turn the arrays by 90 degrees" if (between(rows) & ~rows).any() else ""
             raise fault(path, "kspace", problem + advice)
         return None
     if mask is None:
-        notes.append("no mask in the file: the columns that hold anything are taken as measured")
+        notes.append("no mask in the file: the columns that are not empty are taken as measured")
         return mask_from_array(columns)
     chosen = create_mask("file", len(columns), file=mask)
     empty = [c for c in chosen.columns if inside[c] and not columns[c]]
@@ -54,5 +54,5 @@ def measured_columns(kspace: Tensor, path: Path, mask: Path | None, notes: list[
 
 
 def filled_columns(kspace: Tensor) -> Mask:
-    """Return the columns of k-space (..., H, W) that hold anything: all of them, but for zero-padding."""
+    """Return the columns of k-space (..., H, W) that are not empty."""
     return mask_from_array(np.asarray(is_filled(kspace).any(0)))

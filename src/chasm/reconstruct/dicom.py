@@ -1,8 +1,9 @@
 """A volume as a DICOM series that a PACS takes: one MR image for each slice.
 
-Patient, study and scanner are those of the source, if it says; series and images have UIDs of their own, and the type
-DERIVED\\SECONDARY. Values are whole numbers without a rescale slope, which viewers of MR images do not expect: those of
-the data, if the largest is of a usual size, and else scaled, which the derivation description says.
+Patient, study and scanner are those of the source, if it names them. Series and images have new UIDs and the type
+DERIVED\\SECONDARY. Values are whole numbers without a rescale slope, which viewers of MR images do not expect. They are
+in the units of the data if the largest value has a usual size. Otherwise they are scaled, and the derivation
+description gives the unit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,8 @@ MR_IMAGE = "1.2.840.10008.5.1.4.1.1.4"
 LITTLE_ENDIAN = "1.2.840.10008.1.2.1"  # explicit VR
 MIN_TOP, MAX_TOP = 1000, 65535  # the largest value of a volume that is written in the units of the data
 SCALED_TOP = 4095  # the largest value of others
-MAX_SHEAR = 1e-3  # cosine between rows and columns: DICOM knows only right angles
-_EMPTY = (  # attributes that must be there, even if nobody knows them
+MAX_SHEAR = 1e-3  # cosine between rows and columns; DICOM allows only right angles
+_EMPTY = (  # attributes that must be there, even if they are unknown
     "PatientBirthDate PatientSex StudyDate StudyTime ReferringPhysicianName StudyID AccessionNumber Manufacturer "
     "ScanOptions MRAcquisitionType RepetitionTime EchoTime EchoTrainLength PatientPosition PositionReferenceIndicator"
 )
@@ -33,8 +34,8 @@ class Series:
     """What the images of a series share.
 
     Attributes:
-        case: the name of the volume; it stands for the patient if the source names none.
-        description: of the series.
+        case: name of the volume; also the name of the patient if the source names none.
+        description: description of the series.
         derivation: how the images were made, in words.
         source: attributes of the source, as `chasm.data.identity.dicom_attributes` returns them.
         geometry: where the slices lie.
@@ -49,14 +50,14 @@ class Series:
 
     @property
     def notes(self) -> list[str]:
-        """What had to be made up."""
-        found = []
+        """One line for each value that is not known or cannot be stored."""
+        lines = []
         if "PatientID" not in self.source:
-            found.append(f"the file names no patient: PatientID {self.case[:64]!r} written")
+            lines.append(f"the file names no patient: PatientID {self.case[:64]!r} written")
         columns, rows = (v / np.linalg.norm(v) for v in self.geometry.affine[:3, :2].T)
         if abs(columns @ rows) > MAX_SHEAR:
-            found.append("rows and columns are not at right angles, which DICOM cannot say: written as if they were")
-        return found
+            lines.append("rows and columns are not at right angles, which DICOM requires: written as if they were")
+        return lines
 
 
 def write_series(series: Series, slices: Iterator[tuple[Path, np.ndarray, float]]) -> None:
@@ -135,7 +136,7 @@ def _set_place(data: Any, geometry: Geometry, shape: tuple[int, ...], i: int) ->
 
 
 def _unit(top: float) -> float:
-    """Return what 1 in the file stands for, in the units of the data."""
+    """Return the value of 1 in the file, in the units of the data."""
     return 1.0 if MIN_TOP <= top <= MAX_TOP or top <= 0 else top / SCALED_TOP
 
 

@@ -1,4 +1,4 @@
-"""Photographs, enlarged by a super-resolution run."""
+"""Enlarge photographs with a super-resolution run."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from chasm.common.devices import usable_device
-from chasm.common.files import require_replaceable, write_atomic
+from chasm.common.files import expanded, require_replaceable, write_atomic
 from chasm.common.precision import tf32
 from chasm.data.base import existing
 from chasm.data.files import reading
@@ -23,7 +23,7 @@ from chasm.train.classical import METHODS
 from chasm.train.config import config_of_run
 
 PNG_MARK = ("Software", "chasm reconstruct")  # a text field of every picture that is written here
-MODES = {1: "L", 3: "RGB"}  # Pillow's name of what a network with this many channels takes
+PILLOW_MODES = {1: "L", 3: "RGB"}  # channels of a network -> Pillow's mode of its input
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 OPTIONS = {"kind": "as", "options": "option", "map_sets": "map-sets"}  # field of Settings -> option, where they differ
@@ -52,7 +52,7 @@ def is_enlarger(run: str | Path) -> bool:
     """Return True for a run that was trained for super-resolution.
 
     Args:
-        run: as for `chasm.reconstruct.reconstruct`. False if there is none: loading it then says why.
+        run: as for `chasm.reconstruct.reconstruct`. False for a run that is not there, which loading then reports.
     """
     if str(run) in METHODS:
         return False
@@ -79,7 +79,7 @@ def enlarge_each(
         run: a run of the task "superres"; it is loaded once.
         out: the PNG file to write; with several sources, the name of each is added to it. Default: NAME-x4.png for a
             run that enlarges by 4.
-        settings: refused unless they are the defaults: all of them belong to scans.
+        settings: must be the defaults, because all of them are for scans.
         device: where the model runs.
         force: whether files that chasm did not write may be replaced. Inputs never are.
         on_file: called after each file with its path, the number of files done and the number of all.
@@ -93,10 +93,10 @@ def enlarge_each(
     for field in fields(Settings):
         if settings is not None and getattr(settings, field.name) != getattr(Settings(), field.name):
             option = OPTIONS.get(field.name, field.name)
-            raise ValueError(f"{run}: enlarges photographs, and --{option} belongs to scans: leave it out")
+            raise ValueError(f"{run}: enlarges photographs, and --{option} is for scans: leave it out")
     device = usable_device(device)
     loaded = load_run(run, device)
-    task, mode = loaded.task, MODES.get(getattr(loaded.model, "in_channels", 0))
+    task, mode = loaded.task, PILLOW_MODES.get(getattr(loaded.model, "in_channels", 0))
     if not isinstance(task, SuperResolution) or mode is None:
         raise ValueError(f"{loaded.folder}: expected a super-resolution run of grey or RGB photographs")
     paths = list(dict.fromkeys(existing(source) for source in sources))
@@ -124,7 +124,7 @@ def _names(paths: list[Path], out: str | Path | None, factor: int) -> list[Path]
                     f"{file}: the default name of {n} inputs: give --out, which then has their names added"
                 )
         return outs
-    out = Path(out).expanduser()
+    out = expanded(out)
     if out.suffix.lower() != ".png":
         raise ValueError(f"{out}: an enlarged photograph is a PNG file: give a name that ends in .png")
     return [out] if len(paths) == 1 else name_outputs(out, {path: path.stem for path in paths})
@@ -151,7 +151,7 @@ def _enlarge(path: Path, file: Path, run: Run, task: SuperResolution, mode: str,
 
 
 def _read(path: Path, mode: str) -> tuple[np.ndarray, list[str]]:
-    """Return the pixels (H, W, C) of a photograph, upright, and what the user should know of them."""
+    """Return the pixels (H, W, C) of a photograph, upright, and notes for the user."""
     from PIL import ImageOps
 
     if path.is_dir():

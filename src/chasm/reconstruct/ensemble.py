@@ -1,4 +1,4 @@
-"""Several runs as one: the mean of what they reconstruct, and what each of them says by itself."""
+"""Combine several runs into one that returns the mean of their reconstructions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,10 +32,10 @@ def combine(runs: Sequence[Run]) -> Run:
     """Return several runs as one whose model is an `Ensemble`; a single run stays as it is.
 
     Args:
-        runs: of one task: the same mask, both complex or both not, and the same protocol of scores.
+        runs: runs of one task, with the same mask, the same protocol of scores, and all complex or none.
 
     Raises:
-        ValueError: when the runs do not go together.
+        ValueError: if the runs differ in these.
     """
     if not runs:
         raise ValueError("no run: give a run folder, a model, or a method without training")
@@ -44,20 +44,20 @@ def combine(runs: Sequence[Run]) -> Run:
         return first
     for run in runs:
         if isinstance(run.model, Classical):
-            raise ValueError(f"several runs are an ensemble of networks, and {run.folder} is none: give it by itself")
+            raise ValueError(f"an ensemble needs networks, and {run.folder} needs no training: give it alone")
         if [other.folder.resolve() for other in runs].count(run.folder.resolve()) > 1:
-            raise ValueError(f"{run.folder}: given twice: an ensemble is of different runs")
+            raise ValueError(f"{run.folder}: given twice: an ensemble needs different runs")
         here, there = (_conditions(r) for r in (run, first))
         for name in here:
             if here[name] != there[name]:
                 problem = f"trained with another {name} than {first.folder}"
-                raise ValueError(f"{run.folder}: {problem}: the runs of an ensemble share it")
+                raise ValueError(f"{run.folder}: {problem}: the runs of an ensemble must share it")
     names = " + ".join(run.name for run in runs)
     return replace(first, model=Ensemble([run.model for run in runs]).eval(), folder=Path(names))
 
 
 def _conditions(run: Run) -> dict[str, Any]:
-    """What the runs of an ensemble must have in common: how they are scored, and how a scan is read for them."""
+    """Return what the runs of an ensemble must share: how they are scored, and how a scan is read for them."""
     task: Any = run.task
     shared = {"sampling": task.sampling, "complex": task.complex, "protocol": task.protocol.name}
     return shared | {f"data.options.{name}": value for name, value in reader_options(run).items()}

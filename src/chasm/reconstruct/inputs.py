@@ -1,4 +1,4 @@
-"""What a file or folder given to `chasm reconstruct` holds."""
+"""Open a file or folder given to `chasm reconstruct`, and tell what it holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from chasm.mri import Mask, mask_from_array
 from chasm.reconstruct.columns import filled_columns, measured_columns
 from chasm.train import Run
 
-MIN_SCORED = 7  # pixels each way: the window of SSIM
+MIN_SCORED = 7  # height and width of the window of SSIM
 ONE_COIL = (
     "the run was trained on magnitudes: one coil is simulated from the root-sum-of-squares image, and the measured "
     "coils are not used (a run with task.options.complex=true uses them)"
@@ -33,11 +33,11 @@ class Scan:
 
     Attributes:
         data: the reader.
-        read_as: what the input was taken for, in words.
+        read_as: the kind of input, in words.
         measured: the columns that were measured, for undersampled k-space; None for fully sampled data.
         scored: whether there is a target to score against.
-        notes: lines that the user should see.
-        guessed: whether `measured` are the columns of the middle slice that hold anything.
+        notes: lines for the user.
+        guessed: whether `measured` are the columns of the middle slice that are not empty.
         masks: the measured columns of each case, where they may differ.
     """
 
@@ -58,7 +58,7 @@ class Scan:
         return chosen[0] if len(chosen) == 1 else f"{chosen[0]}; other columns in other volumes"
 
     def noise(self, row: int) -> float | None:
-        """Return the noise of one sample of a slice, if a noise scan tells it."""
+        """Return the noise of one sample of a slice, if there is a noise scan."""
         if not isinstance(self.data, KSpace):
             return None
         return self.data.scan(self.data.locate(row)[0]).noise_level
@@ -67,7 +67,7 @@ class Scan:
         """Read the k-space of one slice of undersampled data, and its measured columns.
 
         Raises:
-            DataError: unless it holds the columns that are taken as measured.
+            DataError: if it lacks a column that is taken as measured.
         """
         assert isinstance(self.data, KSpaceDataset)
         assert self.measured is not None
@@ -75,8 +75,8 @@ class Scan:
         measured = self.masks.get(raw.case, self.measured)
         columns = np.asarray(is_filled(raw.kspace).any(0))
         inside = between(columns)  # the rest is zero-padding
-        kept = np.isin(np.arange(len(columns)), measured.columns)
-        wrong = kept & inside & ~columns | (columns & ~kept if self.guessed else False)
+        is_kept = np.isin(np.arange(len(columns)), measured.columns)
+        wrong = is_kept & inside & ~columns | (columns & ~is_kept if self.guessed else False)
         if wrong.any():
             which = f"{counted(int(wrong.sum()), 'column')}, first {int(wrong.argmax())}"
             advice = "give slices of another mask in a file of their own" if self.guessed else "check the mask"
@@ -102,9 +102,9 @@ def open_scan(
         path: a fastMRI .h5, a CC359 .npy or .h5, or a file or folder of images or k-space arrays.
         phase: whether the model takes complex images; they are read if there are any.
         target: the stored reconstruction to prefer, "rss" or "esc".
-        kind: what complex arrays are, "image" (default) or "kspace".
-        mask: a file with the mask that undersampled k-space was measured with.
-        options: of the reader, as the user gave them.
+        kind: what complex arrays hold, "image" (default) or "kspace".
+        mask: a file with the mask of undersampled k-space.
+        options: options of the reader, as the user gave them.
         images: options of the reader of images, where `options` does not give others.
         whole: whether fully sampled k-space is reconstructed as it was measured, and not undersampled first.
     """
@@ -133,10 +133,10 @@ def open_scan(
 
 
 def reader_options(run: Run) -> dict[str, Any]:
-    """Return the data options of a run that a scan is read with, too; None for those it does not have.
+    """Return the data options of a run with which a scan is read; None for those that the run does not have.
 
     Args:
-        run: trained, or a method without training.
+        run: a trained run, or a method without training.
     """
     data = run.config.data
     cut = ("plane", "volume") if data.name == "folder" else ()
@@ -148,20 +148,20 @@ def reader_options(run: Run) -> dict[str, Any]:
 
 
 def _format(path: Path, kind: str | None) -> str:
-    """Return "fastmri", "cc359" or "kspace" for k-space in a format that says what it is, else "folder"."""
+    """Return "fastmri", "cc359" or "kspace" for k-space in a format that names itself, else "folder"."""
     if path.is_dir():
         files = [file for file in path.rglob("*") if file.is_file()]
         raw = any(file.suffix.lower() in (".cfl", ".dat", ".mrd") for file in files)
         return "kspace" if raw and not any(map(is_readable, files)) else "folder"
-    found = kspace_format(path)
-    if found == "array" and path.suffix.lower() in HDF5:
+    name = kspace_format(path)
+    if name == "array" and path.suffix.lower() in HDF5:
         if kind == "kspace":
             return "kspace"
         with H5Files() as files_:
             names = ", ".join(h5_names(files_[path], path)) or "nothing"
         raise fault(path, "kspace", f"missing; the file has {names} (name the axes of an array: -O axes=SCHW)")
     forms = {"fastMRI": "fastmri", "CC359": "cc359", "ISMRMRD": "kspace", "BART": "kspace", "Siemens twix": "kspace"}
-    return forms.get(found, "folder")
+    return forms.get(name, "folder")
 
 
 def _open_cc359(path: Path, phase: bool, mask: Path | None, whole: bool) -> Scan:
@@ -192,7 +192,7 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None, whole
         elif mask is None:
             measured = mask_from_array(column_mask(handle, path, kspace.shape[-1]))
         else:
-            raise ValueError(f"{path}: holds undersampled k-space with its own mask: leave out --mask")
+            raise ValueError(f"{path}: stores the mask of its undersampled k-space: leave out --mask")
         targets = ("rss", "esc") if kspace.ndim == 3 else ("rss",)  # esc belongs to one coil
         stored = next((t for t in (target, *targets) if t in targets and STORED[t] in handle), "kspace")
         if measured is None and (phase or target == "kspace"):
@@ -201,7 +201,7 @@ def _open_fastmri(path: Path, phase: bool, target: str, mask: Path | None, whole
             slices = len(h5_field(handle, path, STORED[stored], (3,)))
             if slices != len(kspace):
                 problem = f"{counted(slices, 'slice')}, but kspace has {len(kspace)}"
-                raise fault(path, STORED[stored], f"{problem}: which belong together is not known")
+                raise fault(path, STORED[stored], f"{problem}, so it is unknown which belong together")
         data = FastMRI(path, "all", target=stored, acquisition=None, slices=None, header=False)
         if "ismrmrd_header" not in handle and (measured is not None or stored == "kspace"):
             h, w = data.header_of(data.locate(0)[0]).recon
@@ -221,6 +221,8 @@ def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
     notes: list[str] = []
     axes = "-O axes=SHW (slices), axes=CHW (coils) or axes=SCHW, or --as image"
     kspace = fault(path, "image", f"looks like k-space: say --as kspace {axes}")
+    if path.is_file() and not is_readable(path):
+        raise fault(path, "format", f"expected k-space (ISMRMRD, fastMRI, CC359, BART, Siemens twix) or {FORMATS}")
     inside = filter(is_readable, path.rglob("*")) if path.is_dir() else [path]
     arrays = [file for file in inside if file.suffix.lower() in (".npy", ".npz")]
     if kind is None and arrays and guess_dataset(min(arrays)) == "kspace":
@@ -244,7 +246,7 @@ def _open_folder(path: Path, kind: str | None, options: dict[str, Any]) -> Scan:
 
 
 def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, Any], whole: bool) -> Scan:
-    """Open k-space in a format of `chasm.data.kspace`. Every volume has a mask of its own."""
+    """Open k-space in a format of `chasm.data.kspace`. Every volume has its own mask."""
     data: KSpace = open_dataset("kspace", path, split="all", undersampled=True, **options)
     notes: list[str] = []
     masks: dict[str, Mask | None] = {}
@@ -260,7 +262,7 @@ def _open_kspace(path: Path, phase: bool, mask: Path | None, options: dict[str, 
             gaps = between(raw.mask.numpy()) & ~raw.mask.numpy()
             masks[case] = mask_from_array(raw.mask.numpy()) if gaps.any() else None
             if mask is not None and gaps.any():
-                raise ValueError(f"{file}: says itself which lines were measured: leave out --mask")
+                raise ValueError(f"{file}: stores which lines were measured: leave out --mask")
         if masks[case] is None and whole:
             complete[case] = filled_columns(raw.kspace)
         if (masks[case] is None) != (next(iter(masks.values())) is None):

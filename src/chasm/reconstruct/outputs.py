@@ -1,4 +1,4 @@
-"""Where a reconstruction goes: the files of every case, decided before anything is written."""
+"""Decide the files of every case before anything is written."""
 
 import os
 import re
@@ -22,11 +22,11 @@ class OutputFiles:
     """The files of one case: its volume, a picture and a record. A PNG or DICOM file holds one slice.
 
     Attributes:
-        folder: where they go.
-        stem: what their names begin with.
-        suffix: of the volume, which says the format.
-        slices: the number of slices.
-        page: the page to look at it, if one is asked for.
+        folder: folder of the files.
+        stem: beginning of their names.
+        suffix: suffix of the volume, which sets the format.
+        slices: number of slices.
+        page: the page for a browser, if one is asked for.
         has_map: whether there is an uncertainty map.
     """
 
@@ -83,7 +83,7 @@ class OutputFiles:
         return [*self.volume, self.picture, self.record, *pages, *(self.uncertainty.volume if self.has_map else [])]
 
     def from_earlier_calls(self) -> list[Path]:
-        """Return files of slices beside these that a volume with more slices left, or one with other digits."""
+        """Return files of slices that an earlier volume of this name left, with more slices or other digits."""
         if not self.is_series or not self.folder.is_dir():
             return []
         slices = re.compile(re.escape(self.stem) + r"-\d+" + re.escape(self.suffix))
@@ -117,7 +117,7 @@ def plan_pages(report: Path, outputs: Mapping[str, OutputFiles], several: bool) 
         report: the name of the page. With several cases, the name of the volume of each is added to it, or used
             instead if it begins with that name.
         outputs: case -> its files.
-        several: whether there are other inputs, too.
+        several: whether there are other inputs.
     """
     if report.suffix.lower() not in PAGE_SUFFIXES:
         raise ValueError(f"{report}: expected a name that ends in .html")
@@ -134,7 +134,7 @@ def name_outputs(out: Path, inputs: Mapping[Path, str]) -> list[Path]:
     """Return one output name for each of several inputs: `out` with the name of the input added.
 
     Args:
-        out: the name that all have in common.
+        out: the name that all share.
         inputs: path -> its name. If two names are equal, the whole path is used.
     """
     wanted = {path: (_plain(name), _plain(str(path.with_name(name))).strip("_"), 1) for path, name in inputs.items()}
@@ -142,20 +142,20 @@ def name_outputs(out: Path, inputs: Mapping[Path, str]) -> list[Path]:
 
 
 def _distinct(out: Path, wanted: Mapping[K, tuple[str, str, int]]) -> dict[K, OutputFiles]:
-    """Files that nothing shares, for each (name, longer name in case others are equal, number of slices)."""
+    """Return separate files for each (name, longer name in case others are equal, number of slices)."""
     suffix = suffix_of(out)
     uses = Counter(short.lower() for short, _, _ in wanted.values())  # some file systems ignore case
     outputs: dict[K, OutputFiles] = {}
-    taken: set[str] = set()
+    names_in_use: set[str] = set()
     for key in sorted(wanted, key=lambda k: uses[wanted[k][0].lower()] > 1):  # unique names come first and stay short
         short, long, slices = wanted[key]
         stem = f"{out.name[: -len(suffix)]}-{short if uses[short.lower()] == 1 else long}"
         for i in count(1):
             files = OutputFiles(out.parent, stem + (f"-{i}" if i > 1 else ""), suffix, slices)
             names = {file.name.lower() for file in files.all}
-            if taken.isdisjoint(names):
+            if names_in_use.isdisjoint(names):
                 break
-        taken |= names
+        names_in_use |= names
         outputs[key] = files
     return {key: outputs[key] for key in wanted}
 
@@ -180,7 +180,7 @@ def refuse_to_overwrite(outputs: Iterable[OutputFiles], inputs: Iterable[Path], 
 
 
 def suffix_of(out: Path) -> str:
-    """Return the suffix of an output name, which says the format.
+    """Return the suffix of an output name, which sets the format.
 
     >>> suffix_of(Path("scan.v2.nii.gz"))
     '.nii.gz'
@@ -192,7 +192,7 @@ def suffix_of(out: Path) -> str:
 
 
 def _identity(file: Path) -> tuple[int, int]:
-    status = os.stat(file)  # of the file itself, whatever link leads to it
+    status = os.stat(file)  # follows links to the file itself
     return status.st_dev, status.st_ino
 
 

@@ -1,4 +1,4 @@
-"""A page to look at a reconstruction: one HTML file that needs nothing else, neither a server nor the network."""
+"""A page to look at a reconstruction: one HTML file that needs neither a server nor the network."""
 
 import base64
 import html
@@ -19,11 +19,11 @@ from chasm.data.records import Geometry
 from chasm.reconstruct.trust import Consistency, Uncertainty
 from chasm.reconstruct.volumes import SliceResult
 
-MAX_BYTES = 48 * 2**20  # of the images in a page; of longer volumes it shows every second slice, every third, ..
+MAX_BYTES = 48 * 2**20  # size of all images; a page of a longer volume shows every second slice, every third, ..
 BYTES_PER_PIXEL = 1.8  # 12 bits, deflated a little, and as text
-SHOWN_NOISE = 3  # times the noise of a sample: the residual that is white
-SHOWN_MAXIMUM = 99.7  # percentile of the slice that is white; few brighter pixels are cut off
-# name in a `SliceResult`, title, whether it is shown in colours with a gain of its own; the page makes the error itself
+SHOWN_NOISE = 3  # a residual of this many times the noise of a sample is white
+SHOWN_MAXIMUM = 99.7  # this percentile of the slice is white; the few brighter pixels are cut off
+# name in a `SliceResult`, title, whether it is a difference with colours and a gain; the page computes the error
 PANELS = (
     ("image", "Reconstruction", False),
     ("target", "Target", False),
@@ -33,14 +33,14 @@ PANELS = (
     ("residual", "Residual", True),
 )
 TRUST = (
-    "The residual is what of the measured samples the image does not explain. About 1 × the noise is as good as it "
-    "gets; much more contradicts the measurement; much less follows the noise. It says nothing about what was not "
-    "measured."
+    "The residual is the part of the measured samples that the image does not explain. The best value is about 1 × the "
+    "noise. With much more the image contradicts the measurement, with much less it follows the noise. The residual "
+    "says nothing about what was not measured."
 )
 
 UNCERTAINTY = (
     "The uncertainty is the error that is expected in each pixel, calibrated on measured columns that were held out. "
-    "It knows nothing of errors that the measured columns do not show."
+    "It does not include errors that the measured columns cannot show."
 )
 
 
@@ -49,7 +49,7 @@ class Page:
     """Collects the slices of a volume as they come, and writes the page at the end.
 
     Attributes:
-        total: the number of slices in the volume.
+        total: number of slices in the volume.
     """
 
     total: int
@@ -89,20 +89,20 @@ class Page:
         """Write the page.
 
         Args:
-            path: where it goes.
-            case: the title.
-            subtitle: a line below it.
+            path: the file to write.
+            case: title of the page.
+            subtitle: a line below the title.
             consistency: how well the volume explains what was measured.
-            uncertainty: how far it may be off, if that is known.
+            uncertainty: the expected error, if it is known.
             scores: metric -> value of the reconstruction; empty if there is no target.
-            reference: the same for the zero-filled image.
-            facts: name and text of what else is known.
-            notes: what the user should know first.
-            geometry: where the slices lie; it gives the shape of a pixel.
+            reference: metric -> value of the zero-filled image.
+            facts: names and texts of other facts.
+            notes: lines that the user should read first.
+            geometry: position of the slices; it gives the shape of a pixel.
         """
         have = set(self._slices[0]["planes"]) | ({"error"} if "target" in self._slices[0]["planes"] else set())
         if len(self._slices) < self.total:
-            shown = f"the page shows {len(self._slices)} of {self.total} slices, so that it stays small"
+            shown = f"to stay small, the page shows {len(self._slices)} of {self.total} slices"
             notes = [*notes, shown]
         content = {
             "case": case,
@@ -130,7 +130,7 @@ class Page:
 
 
 def _panel(key: str, text: str, difference: bool, noise: float) -> dict[str, Any]:
-    """How a panel is shown: the residual up to a fixed number of times the noise, other differences with a gain."""
+    """Describe a panel: a residual goes up to a fixed number of times the noise, other differences have a gain."""
     white = None
     if key == "residual" and noise > 0:
         text, white = f"{text}, to {SHOWN_NOISE} × noise", SHOWN_NOISE * noise
@@ -142,7 +142,7 @@ def _stride(slices: int, pixels: int) -> int:
 
 
 def _stored(image: np.ndarray) -> dict[str, Any]:
-    """12 bits of a magnitude image (H, W): differences along rows, low bytes and then high bytes, deflated, as text."""
+    """Encode 12 bits of a magnitude image (H, W): differences along rows, low then high bytes, deflated, as text."""
     top = float(image.max())
     steps = np.round(np.clip(image / (top if top > 0 else 1), 0, 1) * 4095).astype(np.uint16)
     steps[:, 1:] -= steps[:, :-1].copy()
@@ -152,7 +152,7 @@ def _stored(image: np.ndarray) -> dict[str, Any]:
 
 
 def _aspect(geometry: Geometry | None) -> float:
-    """Height of a pixel over its width."""
+    """Return the height of a pixel over its width."""
     if geometry is None:
         return 1.0
     columns, rows = np.linalg.norm(geometry.affine[:3, :2], axis=0)
@@ -164,13 +164,13 @@ def _cards(scores: Mapping[str, float], reference: Mapping[str, float]) -> list[
     return [(k.upper(), f"{v:.4g}", under.get(k, "")) for k, v in scores.items()]
 
 
-def _consistency_card(found: Consistency) -> tuple[str, str, str]:
-    if math.isnan(found.residual):
-        return "Residual", "unknown", str(found)
-    if not found.noise > 0:
-        return "Residual", f"{found.residual:.2g}", "of the signal; no noise is known"
-    return "Residual", f"{found.against_noise:.2g} × noise", f"noise from {found.noise_from}"
+def _consistency_card(consistency: Consistency) -> tuple[str, str, str]:
+    if math.isnan(consistency.residual):
+        return "Residual", "unknown", str(consistency)
+    if not consistency.noise > 0:
+        return "Residual", f"{consistency.residual:.2g}", "of the signal; no noise is known"
+    return "Residual", f"{consistency.against_noise:.2g} × noise", f"noise from {consistency.noise_from}"
 
 
-def _uncertainty_card(found: Uncertainty) -> tuple[str, str, str]:
-    return "Uncertainty", f"{found.relative:.1%}", f"of the maximum; {found.made_of}"
+def _uncertainty_card(uncertainty: Uncertainty) -> tuple[str, str, str]:
+    return "Uncertainty", f"{uncertainty.relative:.1%}", f"of the maximum; {uncertainty.made_of}"

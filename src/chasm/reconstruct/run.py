@@ -1,14 +1,13 @@
-"""Reconstruct scans with a trained run, or without training: k-space or images in, a volume and a picture out.
+"""Reconstruct scans with a trained run, or without training, from k-space or images to a volume and a picture.
 
 One slice at a time goes through the network, and a volume is written as it is made, so neither has to fit into memory.
 (Scores of the `fastmri` protocol need the whole volume, and keep it.) There are two kinds of input:
 
 - Fully sampled data (CC359, fastMRI, images) is undersampled by the run's mask, or by a mask file, exactly as in
   training. The full data is the target, and the scores are those of the run's protocol. A method without training has
-  no mask: it reconstructs fully sampled k-space as it is, unless a mask or an acceleration is asked for.
-- Of undersampled k-space (fastMRI's test files) only the measured columns are available. It is scored only if a
-  reconstruction is stored beside it. The scale is the maximum of the zero-filled image (a reading: training scales by
-  the target).
+  no mask. It reconstructs fully sampled k-space as it is, unless a mask or an acceleration is asked for.
+- Undersampled k-space (fastMRI's test files) has only the measured columns. It is scored only if the file also stores a
+  reconstruction. The scale is the maximum of the zero-filled image (a reading: training scales by the target).
 """
 
 import json
@@ -23,38 +22,38 @@ from typing import Any
 import torch
 
 from chasm.common.devices import usable_device
-from chasm.common.files import json_safe
+from chasm.common.files import expanded, json_safe
 from chasm.common.text import counted
 from chasm.data.base import existing
-from chasm.reconstruct.cases import Volume, write_case
+from chasm.reconstruct.cases import WrittenVolume, write_case
 from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.enlarge import Enlarged
 from chasm.reconstruct.ensemble import combine
 from chasm.reconstruct.inputs import Scan, open_scan, reader_options
 from chasm.reconstruct.likeness import unlike_training
 from chasm.reconstruct.outputs import name_outputs, plan_outputs, plan_pages, refuse_to_overwrite, suffix_of
-from chasm.reconstruct.settings import Settings, is_method, load, with_task
+from chasm.reconstruct.settings import Settings, is_method, load_run_or_method, with_task
 from chasm.reconstruct.slices import Reconstructor
 from chasm.train import Run
 
-RUN_FILES = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
+RUN_INPUTS = ("config.yaml", "environment.json", "metrics.json", "weights.safetensors")
 
 
 @dataclass
 class Outcome:
-    """What the reconstruction of one input gave.
+    """The result of one input.
 
     Attributes:
         volumes: one for each case.
-        protocol: the name of the metric protocol.
+        protocol: name of the metric protocol.
         meaning: what that protocol measures.
-        read_as: what the input was taken for.
+        read_as: the kind of input, in words.
         sampling: the columns that were used.
-        notes: what the user should know.
-        seconds: how long it took.
+        notes: lines for the user.
+        seconds: time that it took.
     """
 
-    volumes: list[Volume]
+    volumes: list[WrittenVolume]
     protocol: str
     meaning: str
     read_as: str
@@ -76,16 +75,16 @@ def reconstruct(
     on_slice: Callable[[int, int], None] = lambda done, total: None,
     **settings: Any,
 ) -> Outcome:
-    """Reconstruct every slice of a scan with a trained run, or with a method that needs none.
+    """Reconstruct every slice of a scan with a trained run, or with a method that needs no training.
 
-    Beside the volume a picture is written, and a JSON record with the scores and the data consistency.
+    A picture and a JSON record with the scores and the data consistency are written beside the volume.
 
     Args:
         source: k-space in a format of `chasm.data.kspace`, or a file or folder of images. Several cases go to one file
-            each, with the case's name added; PNG and TIFF slices directly in a folder are one case.
+            each, with the name of the case added. PNG and TIFF slices directly in a folder are one case.
         run: the run folder, the name of a shipped model, or owner/name on the Hugging Face Hub; or "tv", "sense" or
             "zero-filled". Several runs are an ensemble: the volume is their mean, and an uncertainty map is written.
-        out: the file to write; the suffix says the format: HDF5, NIfTI, NumPy, DICOM or PNG. Default:
+        out: the file to write. The suffix sets the format: HDF5, NIfTI, NumPy, DICOM or PNG. Default:
             NAME-reconstructed.h5.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
@@ -93,8 +92,8 @@ def reconstruct(
         settings: attributes of `Settings`.
 
     Raises:
-        ValueError: with one line, when an argument or the data is wrong.
-        OSError: with one line, when a file cannot be read or written, or memory does not suffice.
+        ValueError: if an argument or the data is wrong.
+        OSError: if a file cannot be read or written, or memory does not suffice.
     """
     on_each = lambda _, done, total: on_slice(done, total)  # noqa: E731
     _, outcome = next(
@@ -115,7 +114,7 @@ def reconstruct_each(
     force: bool = False,
     on_slice: Callable[[Path, int, int], None] = lambda source, done, total: None,
 ) -> Iterator[tuple[Path, Outcome | ValueError | OSError]]:
-    """Reconstruct several scans, one after the other. One that fails gives its error, and the others go on.
+    """Reconstruct several scans, one after the other. A scan that fails does not stop the others.
 
     Args:
         sources: the scans, each as for `reconstruct`.
@@ -134,7 +133,7 @@ def reconstruct_each(
     if out is None:
         outs = [Path(f"{_name(path)}-reconstructed.h5") for path in paths]
     else:
-        outs = [Path(out).expanduser()]
+        outs = [expanded(out)]
         if len(paths) > 1:
             outs = name_outputs(outs[0], {path: _name(path) for path in paths})
     for file, n in Counter(outs).items():
@@ -144,33 +143,33 @@ def reconstruct_each(
         if n > 1:
             raise ValueError(f"{file}: the default name of {n} inputs: give --out, which then has their names added")
     names = [run] if isinstance(run, str | Path) else list(run)
-    runs = [load(name, settings, device) for name in names]
+    runs = [load_run_or_method(name, settings, device) for name in names]
     loaded = combine(runs)
     if settings.uncertainty and len(runs) > 1:
-        raise ValueError("several runs make an uncertainty map by themselves: leave out --uncertainty")
+        raise ValueError("several runs always make an uncertainty map: leave out --uncertainty")
     if settings.uncertainty and getattr(loaded.model, "name", "") == "zero-filled":
-        raise ValueError("zero-filled says nothing about unmeasured columns, so it has no uncertainty: use another run")
+        raise ValueError("zero-filled does not estimate unmeasured columns, so it has no uncertainty: use another run")
     coils = CoilModel(settings.maps, settings.map_sets, settings.compress)
     if coils.sets > 1 and not is_method(loaded):
         raise ValueError(f"{loaded.folder}: a trained run takes one set of maps: use tv or sense for {coils.sets}")
     inputs = [path for path in paths if path.is_file()] + [file for file in (settings.mask_file, coils.path) if file]
-    inputs += [one.folder / name for one in runs if not is_method(one) for name in RUN_FILES]
+    inputs += [one.folder / name for one in runs if not is_method(one) for name in RUN_INPUTS]
     written: set[Path] = set()
     for path, file in zip(paths, outs, strict=True):
         try:
             scan, fitting = _open(path, loaded, settings)
             unlike = {unlike_training(scan, one): None for one in runs if not is_method(one)}
             scan.notes += [note for note in unlike if note]
-            call = Call(path, file, settings, coils, device, force, len(paths) > 1, inputs, written)
-            yield path, _reconstruct(scan, fitting, call, partial(on_slice, path))
+            request = InputRequest(path, file, settings, coils, device, force, len(paths) > 1, inputs, written)
+            yield path, _reconstruct(scan, fitting, request, partial(on_slice, path))
         except (ValueError, OSError) as e:
             yield path, e
         except (torch.OutOfMemoryError, MemoryError):
-            yield path, OSError(f"{path}: out of memory on {device}: try --device cpu, or a machine with more")
+            yield path, OSError(f"{path}: out of memory on {device}: try --device cpu, or a machine with more memory")
 
 
 def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
-    """Open a scan, and return it with the run; a method without training takes complex images and magnitudes."""
+    """Open a scan, and return it with the run, made for magnitudes if a method without training needs that."""
     magnitudes = not getattr(run.task, "complex", False)
     trained_on = reader_options(run)
     scan = open_scan(
@@ -188,11 +187,11 @@ def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
     if scan.measured is None and not magnitudes and not scan.data[len(scan.data) // 2].image.is_complex():
         if is_method(run):
             return scan, with_task(run, complex=False)
-        if not trained_on["phase"]:  # which leaves some slices at phase zero
+        if not trained_on["phase"]:  # with drawn phases, training leaves some slices at phase zero
             raise ValueError(
                 f"{path}: magnitudes, and the run was trained on complex images: give those, or another run"
             )
-        scan.notes.append("magnitudes are taken as complex images of phase zero")
+        scan.notes.append("magnitudes are read as complex images whose phase is zero")
     if scan.measured is not None and magnitudes:
         scan.notes.append(
             "the run was trained on magnitudes, whose phase is zero, and measured data has a phase: "
@@ -202,19 +201,19 @@ def _open(path: Path, run: Run, settings: Settings) -> tuple[Scan, Run]:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What is asked for, for one of several inputs.
+class InputRequest:
+    """The request for one of several inputs.
 
     Attributes:
         path: the input.
-        out: the name of the volume.
+        out: name of the volume.
         settings: what the user chose.
         coils: how coils are combined.
         device: where the model runs.
         force: whether files that no reconstruction wrote may be replaced.
         several: whether there are other inputs.
         inputs: files that must not be replaced.
-        written: files of other inputs; those of this one are added.
+        written: files that were written for other inputs; those of this one are added.
     """
 
     path: Path
@@ -228,29 +227,29 @@ class Call:
     written: set[Path]
 
 
-def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int], None]) -> Outcome:
+def _reconstruct(scan: Scan, run: Run, request: InputRequest, on_slice: Callable[[int, int], None]) -> Outcome:
     """Reconstruct all cases of a scan."""
     started = time.monotonic()
-    path, out, written = call.path, call.out, call.written
-    work = Reconstructor(scan, run, call.device, call.coils, call.settings.uncertainty)
+    path, out, written = request.path, request.out, request.written
+    work = Reconstructor(scan, run, request.device, request.coils, request.settings.uncertainty)
     rows_by_case = scan.data.rows_by_case()
     outputs = plan_outputs(out, {case: len(rows) for case, rows in rows_by_case.items()})
     if work.map_made_of:
         outputs = {case: replace(files, has_map=True) for case, files in outputs.items()}
-    if call.settings.report is not None:
-        outputs = plan_pages(Path(call.settings.report).expanduser(), outputs, call.several)
-    refuse_to_overwrite(outputs.values(), call.inputs + scan.data.files(), call.force)
+    if request.settings.report is not None:
+        outputs = plan_pages(expanded(request.settings.report), outputs, request.several)
+    refuse_to_overwrite(outputs.values(), request.inputs + scan.data.files(), request.force)
     ours = {file for files in outputs.values() for file in files.all}
     if ours & written:
-        raise ValueError(f"{min(ours & written)}: holds another input of this call: give this one by itself")
+        raise ValueError(f"{min(ours & written)}: was written for another input of this call: give this input alone")
     if path.is_dir() and out.parent.resolve().is_relative_to(path.resolve()):
         raise ValueError(f"{out}: in the folder that is read, where it would be taken for a scan: give another --out")
-    volumes: list[Volume] = []
+    volumes: list[WrittenVolume] = []
     for case, rows in rows_by_case.items():
         before = sum(v.slices for v in volumes)
         on_case = lambda done, before=before: on_slice(before + done, len(scan.data))  # noqa: E731
         try:
-            volumes.append(write_case(work, case, rows, outputs[case], on_case, call.settings.complex))
+            volumes.append(write_case(work, case, rows, outputs[case], on_case, request.settings.complex))
         except (ValueError, OSError) as e:
             if not volumes:
                 raise
@@ -273,7 +272,7 @@ def _reconstruct(scan: Scan, run: Run, call: Call, on_slice: Callable[[int, int]
 
 
 def _name(path: Path) -> str:
-    """The name without the suffix of its format; other dots belong to it."""
+    """Return the name of an input without the suffix of its format. Other dots belong to the name."""
     path = path.resolve()
     return path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0] or path.name
 

@@ -1,4 +1,4 @@
-"""What a user may choose about a reconstruction, and the run or method that does it."""
+"""The settings of a reconstruction, and the run or method that does it."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -16,27 +16,26 @@ from chasm.mri.plane_masks import PLANE_KINDS
 from chasm.train import Run, RunConfig, load_run
 from chasm.train.classical import METHODS, Classical
 
-KINDS = ("kspace", "image")
-MIN_DRAWS = 2  # of an uncertainty map
+INPUT_KINDS = ("kspace", "image")
+MIN_DRAWS = 2  # draws of an uncertainty map
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may choose.
+    """The settings of a reconstruction.
 
     Attributes:
-        kind: what complex arrays are: "image" (default) or "kspace".
-        mask: a mask file: instead of the run's mask, or the one that undersampled k-space was measured with.
-        acceleration: of the mask that undersamples full data, instead of the run's.
-        options: what to take from the files: axes of an array, plane or volume of NIfTI. Default: as the run was
-            trained.
-        strength: of the regularisation, for a method without training. Default: that of the method.
-        report: a page to write, to look at the result in a browser.
+        kind: what complex arrays hold: "image" (default) or "kspace".
+        mask: a mask file that replaces the run's mask, or gives the mask of undersampled k-space.
+        acceleration: acceleration of the mask that undersamples full data. Default: that of the run.
+        options: how to read the files: axes of an array, plane or volume of NIfTI. Default: as the run was trained.
+        strength: strength of the regularisation, for a method without training. Default: that of the method.
+        report: the page to write, to look at the result in a browser.
         complex: whether the volume is complex and not a magnitude.
         maps: coil sensitivities: "lowres", "espirit" or a file; see `chasm.reconstruct.coils.CoilModel`.
-        map_sets: how many sets of maps ESPIRiT makes.
-        compress: the number of virtual coils.
-        uncertainty: how many draws an uncertainty map is made of; 0 for no map.
+        map_sets: number of sets of maps that ESPIRiT makes.
+        compress: number of virtual coils.
+        uncertainty: number of draws of an uncertainty map; 0 for no map.
     """
 
     kind: str | None = None
@@ -52,8 +51,8 @@ class Settings:
     uncertainty: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind is not None and self.kind not in KINDS:
-            raise ValueError(f"--as {self.kind}: {suggest(self.kind, KINDS)}")
+        if self.kind is not None and self.kind not in INPUT_KINDS:
+            raise ValueError(f"--as {self.kind}: {suggest(self.kind, INPUT_KINDS)}")
         if self.mask is not None and self.acceleration is not None:
             raise ValueError("--mask says which columns are kept: leave out --acceleration")
         if self.uncertainty != 0 and self.uncertainty < MIN_DRAWS:
@@ -70,8 +69,8 @@ def is_method(run: Run) -> bool:
     return isinstance(run.model, Classical)
 
 
-def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
-    """Load a run, or make one of a method without training, with the mask that the settings ask for.
+def load_run_or_method(run: str | Path, settings: Settings, device: torch.device) -> Run:
+    """Load a run, or make one from a method without training, with the mask of the settings.
 
     Args:
         run: a run folder or model, as for `load_run`, or a name of `METHODS`. A folder of that name is "./tv".
@@ -104,7 +103,9 @@ def load(run: str | Path, settings: Settings, device: torch.device) -> Run:
         return with_task(loaded, sampling=Sampling(kind, settings.acceleration, offset=0, seed=sampling.seed))
     if sampling.kind in PLANE_KINDS:
         advice = "give --acceleration for equispaced columns, or --mask FILE"
-        raise ValueError(f"{loaded.folder}: trained on {sampling.kind} masks, and scans are read by columns: {advice}")
+        raise ValueError(
+            f"{loaded.folder}: trained on {sampling.kind} masks, and scans have masks of columns: {advice}"
+        )
     return loaded
 
 

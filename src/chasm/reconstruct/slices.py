@@ -1,4 +1,4 @@
-"""What a run, or a method without training, makes of one slice of a scan."""
+"""Reconstruct one slice of a scan with a run or a method without training."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,17 +15,17 @@ from chasm.mri.noise import edge_noise
 from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.ensemble import Ensemble
 from chasm.reconstruct.inputs import Scan
-from chasm.reconstruct.measurement import Measurement, from_batch
+from chasm.reconstruct.measured_slice import MeasuredSlice, from_batch
 from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
 from chasm.reconstruct.uncertainty import Bootstrap, CalibratedMap, Disagreement
 from chasm.reconstruct.volumes import SliceResult
 from chasm.tasks import Meter, TaskBatch
 from chasm.tasks.metrics import Rows
-from chasm.tasks.protocols import FastMRI
+from chasm.tasks.protocols import FastMRIProtocol
 from chasm.tasks.reconstruction import min_max
 from chasm.train import Run
 
-ONE_COIL = "--maps, --map-sets and --compress are about several coils, and here is one: leave them out"
+COIL_OPTIONS_REFUSED = "--maps, --map-sets and --compress need several coils, and this data has one: leave them out"
 
 
 class Reconstructor:
@@ -36,7 +36,7 @@ class Reconstructor:
         run: the model, its task and its config.
         device: where the model is.
         coils: how coils are combined. Default: as in training.
-        draws: how many an uncertainty map of one run is made of; 0 for no map. An ensemble always has one.
+        draws: number of draws of the uncertainty map of one run; 0 for no map. An ensemble always has a map.
 
     Attributes:
         sampling: the columns that are used, in words.
@@ -46,7 +46,7 @@ class Reconstructor:
         self, scan: Scan, run: Run, device: torch.device, coils: CoilModel | None = None, draws: int = 0
     ) -> None:
         self.scan, self.run, self.device, self.coils = scan, run, device, coils or CoilModel()
-        # its residual and its uncertainty are about the image that belongs to these sensitivities
+        # residual and uncertainty refer to the image of these sensitivities
         self._learns_maps = self.coils.is_lowres and getattr(run.model, "sensitivity_net", None) is not None
         self._uncertainty: CalibratedMap | None = Bootstrap(self._apply, draws) if draws else None
         if isinstance(run.model, Ensemble):
@@ -58,7 +58,7 @@ class Reconstructor:
 
     @property
     def map_made_of(self) -> str:
-        """What an uncertainty map is made of, in words."""
+        """The number of draws or runs of the uncertainty map, in words; "" without a map."""
         return self._uncertainty.made_of if self._uncertainty is not None else ""
 
     @torch.no_grad()
@@ -66,13 +66,13 @@ class Reconstructor:
         """Reconstruct one slice.
 
         Args:
-            row: of the scan's data.
-            meters: get the scores of the reconstruction and of the zero-filled image, if there is a target.
+            row: number of the slice in the scan.
+            meters: receive the scores of the reconstruction and of the zero-filled image, if there is a target.
         """
         return self._simulated(row, meters) if self.scan.measured is None else self._measured(row, meters)
 
     def _simulated(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
-        """Fully sampled data: undersampled, prepared and scored as in training."""
+        """Reconstruct fully sampled data, which is undersampled, prepared and scored as in training."""
         task, s = self.run.task, self.scan.data[row]
         image = s.image[None].to(self.device)
         if task.complex:  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ class Reconstructor:
     def _with_coils(self, batch: TaskBatch, index: int) -> TaskBatch:
         """Return the batch with the sensitivities that are asked for."""
         if batch.measured is None:
-            raise ValueError(ONE_COIL)
+            raise ValueError(COIL_OPTIONS_REFUSED)
         mask = self.run.task.sampling.mask(batch.input.shape[-1])  # type: ignore[attr-defined]
         y = self.coils.compressed(batch.measured, mask)
         A = Operator(mask.tensor(self.device), self._maps(y, mask, index))
@@ -107,9 +107,9 @@ class Reconstructor:
         return self.coils.maps(y, mask, index)
 
     def _measured(self, row: int, meters: tuple[Meter, Meter]) -> SliceResult:
-        """Data as it was measured.
+        """Reconstruct data as it was measured.
 
-        The readout is cropped to the image first, which the mask allows because it is the same in every row.
+        The readout is first cropped to the image, which is possible because the mask is the same in every row.
         """
         raw, chosen = self.scan.raw(row)
         H, W = (min(a, b) for a, b in zip(raw.size, raw.kspace.shape[-2:], strict=True))
@@ -122,7 +122,7 @@ class Reconstructor:
         elif self.coils.is_default:
             A = Operator(mask)
         else:
-            raise ValueError(ONE_COIL)
+            raise ValueError(COIL_OPTIONS_REFUSED)
         plain = A.adjoint(y)
         scale = plain.abs().amax((1, 2, 3), keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
@@ -131,7 +131,7 @@ class Reconstructor:
             padded = not is_filled(raw.kspace).any(1).all()
             noise, noise_from = edge_noise(raw.kspace[None] if padded else y), FROM_EDGE
         low = torch.zeros_like(scale)
-        measurement = Measurement(to_channels(plain / scale), A, y / scale, low, scale, noise, noise_from, chosen)
+        measurement = MeasuredSlice(to_channels(plain / scale), A, y / scale, low, scale, noise, noise_from, chosen)
         output = self._apply(measurement)
         if not self.scan.scored:
             return self._finish(measurement, output, row, size=(H, W))
@@ -141,15 +141,15 @@ class Reconstructor:
             meter.add(self._scores(image, target), [raw.case])
         return self._finish(measurement, output, row, target, (H, W))
 
-    def _apply(self, measurement: Measurement, model: nn.Module | None = None) -> Tensor:
-        """Run the model, or another one: real and imaginary channels (1, 2M, H, W)."""
+    def _apply(self, measurement: MeasuredSlice, model: nn.Module | None = None) -> Tensor:
+        """Return the output of the run's model, or of another one: real and imaginary channels (1, 2M, H, W)."""
         with tf32(self.run.config.train.tf32):
             output: Tensor = (model or self.run.model)(measurement.input, **measurement.physics).float()
         return output
 
     def _finish(
         self,
-        m: Measurement,
+        m: MeasuredSlice,
         output: Tensor,
         row: int,
         target: Tensor | None = None,
@@ -165,8 +165,8 @@ class Reconstructor:
 
         image, spread, factor = m.combined(x), None, None
         if self._uncertainty is not None:
-            found, factor = self._uncertainty(m, x, seed=row)
-            spread = array(found * m.scale)
+            error, factor = self._uncertainty(m, x, seed=row)
+            spread = array(error * m.scale)
         return SliceResult(
             array(m.in_units(image.abs())),
             array(m.in_units(m.combined(to_complex(m.input)).abs())),
@@ -179,11 +179,11 @@ class Reconstructor:
         )
 
     def _scores(self, image: Tensor, target: Tensor) -> Rows:
-        """Scores of an image (1, 1, H, W) against a stored one, where they overlap, scaled as the protocol asks."""
+        """Score an image (1, 1, H, W) against a stored one where they overlap, in the scale of the protocol."""
         size = (min(image.shape[-2], target.shape[-2]), min(image.shape[-1], target.shape[-1]))
         image, target = crop_or_pad(image, size), crop_or_pad(target, size)
         task = self.run.task
-        if not isinstance(task.protocol, FastMRI):  # that one scores in the units of the data
+        if not isinstance(task.protocol, FastMRIProtocol):  # that one scores in the units of the data
             _, low, scale = min_max(target)
             if task.complex:  # type: ignore[attr-defined]
                 low, scale = torch.zeros_like(low), low + scale  # from zero to the maximum
@@ -192,6 +192,6 @@ class Reconstructor:
 
 
 def _array(x: Tensor) -> np.ndarray:
-    """(1, M, H, W) -> (H, W), the modalities combined by root-sum-of-squares."""
+    """Return (1, M, H, W) as (H, W), with the modalities combined by root-sum-of-squares."""
     x = x[0].float()
     return np.asarray((x[0] if len(x) == 1 else x.square().sum(0).sqrt()).cpu().numpy())

@@ -1,4 +1,4 @@
-"""What can be known about a reconstruction without ground truth.
+"""Measure how well a reconstruction agrees with the measured samples, without ground truth.
 
 An image explains what was measured if the k-space that it would give, A x, differs from the measured samples y by no
 more than their noise. The residual is the root-mean-square of A x - y over the measured samples of all coils:
@@ -7,7 +7,7 @@ more than their noise. The residual is the root-mean-square of A x - y over the 
 - much more: the image contradicts the measurement, or the model of the coils is wrong;
 - much less: the image follows the noise, as a zero-filled image always does.
 
-It says nothing about what was not measured.
+The residual says nothing about what was not measured.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ class SliceConsistency:
     """How well the image of a slice explains its measured samples; root-mean-squares in the units of the data.
 
     Attributes:
-        residual: of the difference.
-        signal: of the samples.
-        noise: of the noise of one sample.
-        noise_from: where that is known from.
+        residual: root-mean-square of the difference.
+        signal: root-mean-square of the samples.
+        noise: root-mean-square of the noise of one sample.
+        noise_from: source of that number.
     """
 
     residual: float
@@ -42,11 +42,11 @@ class SliceConsistency:
         """Measure a slice.
 
         Args:
-            misfit: k-space of the image less what was measured, (1, Q, H, W), zero where nothing was measured.
-            y: what was measured, of the same shape.
+            misfit: k-space of the image minus the samples, (1, Q, H, W), zero where nothing was measured.
+            y: the samples, of the same shape.
             mask: ones where there are samples, broadcast to that shape.
-            noise: of one sample.
-            noise_from: where that is known from.
+            noise: noise of one sample.
+            noise_from: source of that number.
         """
         samples = float(mask.expand(y.shape).sum())
         return cls(_root_mean_square(misfit, samples), _root_mean_square(y, samples), noise, noise_from)
@@ -58,7 +58,7 @@ class SliceConsistency:
 
 
 def _root_mean_square(k: Tensor, samples: float) -> float:
-    """Return the root of the mean of |k|^2. The squares of large values alone are beyond float32."""
+    """Return the root of the mean of |k|^2, without squares of large values, which overflow float32."""
     top = float(k.abs().max())
     return top * sqrt(float((k.abs() / top).square().sum()) / samples) if top > 0 else 0.0
 
@@ -68,10 +68,10 @@ class Consistency:
     """How well a volume explains what was measured.
 
     Attributes:
-        residual: of the volume, as a fraction of the signal; not a number if all samples are zero.
+        residual: residual of the volume as a fraction of the signal; not a number if all samples are zero.
         against_noise: the residual in units of the noise.
-        noise: of one sample, in the units of the data.
-        noise_from: where that is known from.
+        noise: noise of one sample, in the units of the data.
+        noise_from: source of that number.
         slices: `against_noise` of every slice.
     """
 
@@ -83,11 +83,7 @@ class Consistency:
 
     @classmethod
     def of(cls, slices: Sequence[SliceConsistency]) -> "Consistency":
-        """Sum up a volume.
-
-        Args:
-            slices: all of it.
-        """
+        """Sum up all slices of a volume."""
         residual, signal, noise = (
             sqrt(sum(getattr(s, name) ** 2 for s in slices) / len(slices)) for name in ("residual", "signal", "noise")
         )
@@ -103,7 +99,7 @@ class Consistency:
         if isnan(self.residual):
             return "all samples are zero, so nothing was measured"
         if not self.noise > 0:
-            return f"residual {self.residual:.2g} of the signal (no noise can be told from {self.noise_from})"
+            return f"residual {self.residual:.2g} of the signal (the noise is unknown from {self.noise_from})"
         text = f"residual {self.against_noise:.2g} x the noise, which is {self.noise:.2g} ({self.noise_from})"
         text += f", and {self.residual:.2g} of the signal"
         worst = max(range(len(self.slices)), key=lambda i: (self.slices[i] == self.slices[i], self.slices[i]))
@@ -112,13 +108,13 @@ class Consistency:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How far a volume may be off; the map says where.
+    """The expected error of a volume; the map has that of every pixel.
 
     Attributes:
-        made_of: the draws or runs that the map is made of, in words.
-        factor: what the calibration on held-out columns multiplied it by, median over the slices.
-        mean: of the map, root-mean-square, in the units of the data.
-        relative: the same as a fraction of the largest value of the image.
+        made_of: number of draws or runs of the map, in words.
+        factor: factor of the calibration on held-out columns, median over the slices.
+        mean: root-mean-square of the map, in the units of the data.
+        relative: `mean` as a fraction of the largest value of the image.
         file: the map.
     """
 
@@ -129,5 +125,5 @@ class Uncertainty:
     file: Path
 
     def __str__(self) -> str:
-        made = f"{self.made_of}, calibrated by {self.factor:.2g} on held-out columns"
-        return f"{self.mean:.2g} on average, {self.relative:.1%} of the maximum ({made}); map {self.file}"
+        origin = f"{self.made_of}, calibrated by {self.factor:.2g} on held-out columns"
+        return f"{self.mean:.2g} on average, {self.relative:.1%} of the maximum ({origin}); map {self.file}"

@@ -1,18 +1,18 @@
-"""How far a reconstruction may be off, pixel by pixel, without ground truth. Two kinds of calibrated maps.
+"""Estimate the error of a reconstruction in each pixel, without ground truth. There are two kinds of calibrated maps.
 
-`Bootstrap`, of one run: the reconstruction x is taken for the truth. It is turned and mirrored at random, T x, measured
-as the scan was, with the same columns and the same noise, reconstructed, and turned back. What comes back differs from
-x as x differs from the unknown truth, as far as turned images are as likely as others (Tachella and Pereyra, AISTATS
-2024). The root-mean-square over draws is the map.
+`Bootstrap`, for one run, takes the reconstruction x for the truth. It is turned and mirrored at random, T x, measured
+like the scan, with the same columns and the same noise, reconstructed, and turned back. If turned images are as likely
+as others, the result differs from x as x differs from the unknown truth (Tachella and Pereyra, AISTATS 2024). The map
+is the root-mean-square over draws.
 
-`Disagreement`, of several runs: x is their mean, and the map is their standard deviation.
+`Disagreement`, for several runs, takes their mean as x and their standard deviation as the map.
 
-Both are too small: a reconstruction is smoother than the truth and thus easier to reconstruct, and runs share what they
-did not learn. The measured data tells by how much. A few measured columns are held out, and the error that the rest
-makes there is compared with what the map of the rest says. The map is multiplied by that factor.
+Both maps are too small: a reconstruction is smoother than the truth and so easier to reconstruct, and runs share what
+they did not learn. The measured data shows by how much. A few measured columns are held out, and the error of the rest
+in these columns is compared with the map of the rest. The map is multiplied by that factor.
 
-It knows nothing of errors that the measured columns do not show: anatomy that networks add or leave out consistently,
-wrong coil sensitivities, motion.
+It does not include errors that the measured columns cannot show: anatomy that networks add or leave out consistently,
+wrong coil sensitivities, and motion.
 """
 
 import math
@@ -25,13 +25,13 @@ from torch import Tensor
 
 from chasm.common.text import counted
 from chasm.mri import Operator, to_complex
-from chasm.reconstruct.measurement import Measurement
+from chasm.reconstruct.measured_slice import MeasuredSlice
 
 MAX_TURN = math.radians(30)
-HELD_OUT = 0.15  # of the measured columns outside the centre
-CALIBRATIONS = 3  # sets of columns that are held out, one after the other
-MIN_COLUMNS = 4  # outside the centre, for a calibration
-Model = Callable[[Measurement], Tensor]  # real and imaginary channels out
+HELD_OUT = 0.15  # fraction of the measured columns outside the centre
+CALIBRATIONS = 3  # sets of columns to hold out, one after the other
+MIN_COLUMNS = 4  # measured columns outside the centre that a calibration needs
+Model = Callable[[MeasuredSlice], Tensor]  # real and imaginary channels out
 
 
 class CalibratedMap(ABC):
@@ -40,32 +40,32 @@ class CalibratedMap(ABC):
     @property
     @abstractmethod
     def made_of(self) -> str:
-        """What a map is made of, in words."""
+        """The number of draws or runs of a map, in words."""
 
     @abstractmethod
-    def apply(self, m: Measurement) -> Tensor:
+    def apply(self, m: MeasuredSlice) -> Tensor:
         """Reconstruct: real and imaginary channels (1, 2M, H, W)."""
 
     @abstractmethod
     def variants(
-        self, m: Measurement, x: Tensor, generator: torch.Generator, few: bool = False
+        self, m: MeasuredSlice, x: Tensor, generator: torch.Generator, few: bool = False
     ) -> tuple[list[Tensor], int]:
-        """Return images that differ from x, and what the sum of their squared differences is divided by.
+        """Return images that differ from x, and the divisor for the sum of their squared differences.
 
         Args:
-            m: what was measured.
+            m: the measurement.
             x: its reconstruction, complex (1, M, H, W).
-            generator: of random numbers.
+            generator: generator of random numbers.
             few: whether one draw is enough.
         """
 
-    def __call__(self, m: Measurement, x: Tensor, seed: int) -> tuple[Tensor, float]:
+    def __call__(self, m: MeasuredSlice, x: Tensor, seed: int) -> tuple[Tensor, float]:
         """Make the map of a slice.
 
         Args:
-            m: what was measured.
-            x: the reconstruction, complex (1, M, H, W).
-            seed: of random numbers.
+            m: the measurement.
+            x: its reconstruction, complex (1, M, H, W).
+            seed: seed of random numbers.
 
         Returns:
             The uncertainty of the magnitude, (1, M, H, W), in the scale of the model; the factor of the calibration.
@@ -77,36 +77,36 @@ class CalibratedMap(ABC):
         factor = self._calibrate(m, generator)
         return factor * (total / count).sqrt(), factor
 
-    def _calibrate(self, m: Measurement, generator: torch.Generator) -> float:
-        """Return by how much the map is too small where columns are held out; 1 if there are too few."""
+    def _calibrate(self, m: MeasuredSlice, generator: torch.Generator) -> float:
+        """Return the factor by which the map is too small in held-out columns; 1 if there are too few columns."""
         first, end = m.columns.center
         outside = [column for column in m.columns.columns if not first <= column < end]
         if len(outside) < MIN_COLUMNS:
             return 1.0
-        found = expected = 0.0
+        actual = expected = 0.0
         for _ in range(CALIBRATIONS):
             order = torch.randperm(len(outside), generator=generator).tolist()
             columns = [outside[i] for i in order[: max(2, round(HELD_OUT * len(outside)))]]
-            held = torch.zeros_like(m.operator.mask)
-            held[..., columns] = m.operator.mask[..., columns]
-            A, B = Operator(m.operator.mask - held, m.operator.maps), Operator(held, m.operator.maps)
-            rest = m.with_data(A, (m.operator.mask - held) * m.y)
+            held_out = torch.zeros_like(m.operator.mask)
+            held_out[..., columns] = m.operator.mask[..., columns]
+            A, B = Operator(m.operator.mask - held_out, m.operator.maps), Operator(held_out, m.operator.maps)
+            rest = m.with_data(A, (m.operator.mask - held_out) * m.y)
             x = to_complex(self.apply(rest))
-            samples = float(held.expand(m.y.shape).sum())
+            samples = float(held_out.expand(m.y.shape).sum())
             noise = samples * float((m.noise / m.scale).square().mean())
-            found += max(0.0, _energy(B.forward(x) - held * m.y) - noise)
+            actual += max(0.0, _energy(B.forward(x) - held_out * m.y) - noise)
             others, count = self.variants(rest, x, generator, few=True)
             expected += sum(_energy(B.forward(other - x)) for other in others) / count
-        return math.sqrt(found / expected) if found > 0 and expected > 0 else 1.0
+        return math.sqrt(actual / expected) if actual > 0 and expected > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Bootstrap(CalibratedMap):
-    """Maps of one run: the root-mean-square of what turned images become.
+    """Maps of one run, from the differences between reconstructions of turned images.
 
     Attributes:
         model: the run.
-        draws: how many turned images are reconstructed for a map.
+        draws: number of turned images to reconstruct for a map.
     """
 
     model: Model
@@ -116,16 +116,16 @@ class Bootstrap(CalibratedMap):
     def made_of(self) -> str:
         return counted(self.draws, "draw")
 
-    def apply(self, m: Measurement) -> Tensor:
+    def apply(self, m: MeasuredSlice) -> Tensor:
         return self.model(m)
 
     def variants(
-        self, m: Measurement, x: Tensor, generator: torch.Generator, few: bool = False
+        self, m: MeasuredSlice, x: Tensor, generator: torch.Generator, few: bool = False
     ) -> tuple[list[Tensor], int]:
         draws = 1 if few else self.draws
         return [self._draw(m, x, generator) for _ in range(draws)], draws
 
-    def _draw(self, m: Measurement, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _draw(self, m: MeasuredSlice, x: Tensor, generator: torch.Generator) -> Tensor:
         """Reconstruct a turned image, and turn the result back."""
         angle = MAX_TURN * (2 * float(torch.rand((), generator=generator)) - 1)
         flips = [axis for axis in (-2, -1) if torch.rand((), generator=generator) < 0.5]
@@ -137,7 +137,7 @@ class Bootstrap(CalibratedMap):
 
 @dataclass(frozen=True)
 class Disagreement(CalibratedMap):
-    """Maps of several runs: the standard deviation of what they reconstruct.
+    """Maps of several runs: the standard deviation of their reconstructions.
 
     Attributes:
         models: the runs.
@@ -149,11 +149,11 @@ class Disagreement(CalibratedMap):
     def made_of(self) -> str:
         return counted(len(self.models), "run")
 
-    def apply(self, m: Measurement) -> Tensor:
+    def apply(self, m: MeasuredSlice) -> Tensor:
         return torch.stack([model(m) for model in self.models]).mean(0)
 
     def variants(
-        self, m: Measurement, x: Tensor, generator: torch.Generator, few: bool = False
+        self, m: MeasuredSlice, x: Tensor, generator: torch.Generator, few: bool = False
     ) -> tuple[list[Tensor], int]:
         return [to_complex(model(m)) for model in self.models], len(self.models) - 1
 

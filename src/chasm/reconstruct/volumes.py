@@ -1,4 +1,4 @@
-"""Volumes as HDF5, NIfTI, NumPy, DICOM or PNG, written slice by slice, and a picture of some of their slices."""
+"""Write volumes slice by slice as HDF5, NIfTI, NumPy, DICOM or PNG, and a picture of some of their slices."""
 
 import gzip
 import os
@@ -24,13 +24,13 @@ class SliceResult:
 
     Attributes:
         image: the magnitude.
-        zero_filled: of the zero-filled image.
+        zero_filled: magnitude of the zero-filled image.
         target: the image to compare with, if there is one.
-        residual: what of the measured samples the image does not explain, as an image.
+        residual: the part of the measured samples that the image does not explain, as an image.
         complex_image: the image before its magnitude is taken; None for several modalities.
-        consistency: the same in numbers.
-        uncertainty: how far the magnitude may be off, if that was asked for.
-        uncertainty_factor: what the calibration multiplied it by.
+        consistency: how well the image explains the measured samples, in numbers.
+        uncertainty: expected error of the magnitude, if that was asked for.
+        uncertainty_factor: factor of its calibration.
     """
 
     image: np.ndarray
@@ -44,7 +44,7 @@ class SliceResult:
 
 
 def write_volume(files: OutputFiles, images: Iterator[np.ndarray], series: Series) -> None:
-    """Write the slices of a volume, each as it comes. The files appear complete or not at all.
+    """Write the slices of a volume as they come. The files are complete or absent.
 
     Args:
         files: the names and the format.
@@ -68,7 +68,7 @@ def write_volume(files: OutputFiles, images: Iterator[np.ndarray], series: Serie
 
 
 def _write_h5(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
-    """`reconstruction` (slices, H, W) float32 or complex64, in the units of the input.
+    """Write `reconstruction` (slices, H, W), float32 or complex64, in the units of the input.
 
     h5py lays the file out, and the slices are written into it as bytes: if the disk is full, an HDF5 file that is open
     in h5py cannot be closed, and the process crashes.
@@ -85,7 +85,7 @@ def _write_h5(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
 
 
 def _write_npy(files: OutputFiles, images: Iterator[np.ndarray]) -> None:
-    """An array (slices, H, W)."""
+    """Write an array (slices, H, W)."""
 
     def write(partial: Path) -> None:
         with open(partial, "wb") as f:
@@ -123,7 +123,7 @@ def _lay_out(file: Path, shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def _write_nifti(files: OutputFiles, images: Iterator[np.ndarray], geometry: Geometry) -> None:
-    """Slices one after another, as the format stores them."""
+    """Write the slices one after another, as the format stores them."""
     import nibabel
 
     @contextmanager
@@ -175,7 +175,7 @@ def _with_maximum(
 
 
 def _write_png(slices: Iterator[tuple[Path, np.ndarray, float]]) -> None:
-    """16-bit grey, from 0 to the maximum of the volume."""
+    """Write 16-bit grey pictures, from 0 to the maximum of the volume."""
     from PIL import Image
 
     for file, values, top in slices:
