@@ -35,6 +35,7 @@ SMALL = """[...document.querySelectorAll('button, select, input')].filter((e) =>
   const {width, height} = e.getBoundingClientRect();
   return [e.id || e.textContent, Math.round(width), Math.round(height)];
 }).filter(([, width, height]) => Math.min(width, height) < LEAST)"""
+UNLIKE = "document.getElementById('unlike').hidden ? '' : document.getElementById('unlike').textContent"
 FOCUS = "[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"
 
 
@@ -57,7 +58,7 @@ def test_the_page_is_readable_in_light_and_dark_and_fits_a_phone(play: Any) -> N
 
 
 def test_everything_can_be_reached_by_keys(play: Any) -> None:
-    order = ["model", "card-button", "theme", "keys-button", "drop", "choose", "example"]
+    order = ["model", "card-button", "theme", "keys-button", "choose", "example"]
     steps: list[dict[str, Any]] = []
     for i in range(len(order)):
         steps += [{"press": "Tab", "wait": 50}, {"read": FOCUS, "as": f"tab {i}"}]
@@ -146,6 +147,73 @@ def test_a_volume_is_never_of_two_settings(play: Any, tmp_path: Path) -> None:
     assert read["message"] == "Stopped after 1 of 3 slices, because the file or a setting was changed."
     assert not read["shown"]
     assert read["old"]
+
+
+def test_what_is_computed_can_be_stopped(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
+    volume = brain(3)
+    nibabel.save(nibabel.Nifti1Image(volume[:, ::-1].transpose(2, 1, 0), np.eye(4)), tmp_path / "head.nii")
+    stop = """(async () => {
+      const [start, stop, status] = ['volume-button', 'stop', 'status'].map((id) => document.getElementById(id));
+      const seen = [], see = () => seen.push([!stop.hidden, start.disabled, status.textContent.slice(0, 7)]);
+      const pause = () => new Promise((done) => setTimeout(done));
+      start.click();
+      await pause();
+      see();
+      stop.click();
+      await pause();
+      see();
+      return seen;
+    })()"""
+    often = """(async () => {
+      const before = chasm.network.next;
+      for (let i = 0; i < 10; i++) document.getElementById('kind').dispatchEvent(new Event('change'));
+      await new Promise((done) => setTimeout(done, 1500));
+      return chasm.network.next - before;
+    })()"""
+    steps: list[dict[str, Any]] = [{"drop": [str(tmp_path / "head.nii")], "wait": 1000}, {"read": stop, "as": "seen"}]
+    steps += [{"read": MESSAGE, "as": "message"}, {"press": "ArrowRight", "wait": 2000}, {"read": RESULT, "as": "next"}]
+    read = play([*steps, {"read": often, "as": "runs"}])
+    assert read["seen"] == [[True, True, "Slice 1"], [False, False, "Stopped"]]
+    assert read["message"] == ""
+    assert_same(read["next"], expected(runs["scans"], volume[2]))
+    assert read["runs"] <= 2  # the network does not run for settings that were changed meanwhile
+
+
+def test_stopping_holds_for_a_change_that_waits_and_a_model_that_is_left(play: Any, tmp_path: Path) -> None:
+    """A mask is chosen while the network runs, which then waits for it; and a model for photographs."""
+    np.save(tmp_path / "brain.npy", brain()[0])
+    stop = """(async () => {
+      const [kind, acceleration, stop] = ['kind', 'acceleration', 'stop'].map((id) => document.getElementById(id));
+      const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+      kind.disabled = true;  // as a scan that has its own lines leaves it
+      chasm.network.worker.onmessage = null;  // a network that takes long
+      acceleration.onchange();
+      await pause(0);
+      const begun = chasm.network.next;
+      kind.onchange();
+      await pause(0);
+      stop.click();
+      await pause(1500);
+      const status = document.getElementById('status').textContent;
+      return [chasm.network.next - begun, status, chasm.state.result, kind.disabled];
+    })()"""
+    leave = """(async () => {
+      const [kind, model] = ['kind', 'model'].map((id) => document.getElementById(id));
+      kind.onchange();
+      await new Promise((done) => setTimeout(done));
+      model.value = 'photos';
+      await model.onchange();
+    })()"""
+    steps: list[dict[str, Any]] = [{"drop": [str(tmp_path / "brain.npy")], "wait": 1000}]
+    steps += [{"set": ["#acceleration", "8"], "wait": 1000}, {"read": UNLIKE, "as": "before"}]
+    steps += [{"read": stop, "as": "stopped"}, {"read": UNLIKE, "as": "after"}]
+    steps += [{"read": leave, "as": "nothing", "wait": 2000}, {"read": MESSAGE, "as": "message"}]
+    read = play([*steps, {"read": UNLIKE, "as": "photos"}])
+    assert "acceleration" in read["before"]
+    assert read["stopped"] == [1, "Stopped.", None, False]  # one request: the model is loaded again
+    assert read["after"] == ""  # there is no result that it could be about
+    assert read["message"] == ""
+    assert read["photos"] == ""
 
 
 def test_of_a_picture_that_is_too_large_the_middle_is_enlarged(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A trained run as the page needs it: the network as ONNX, what to show about it, and an example to try."""
+"""Write a trained run for the page: the network as ONNX, facts to show, and an example to try."""
 
 import gzip
 import hashlib
@@ -21,18 +21,21 @@ from chasm.backbones.measurement import RealMeasurement
 from chasm.backbones.unet import UNet
 from chasm.backbones.varnet import VarNet
 from chasm.common.files import read_json, write_bytes, write_text
+from chasm.common.progress import ProgressBar
 from chasm.data import open_dataset
 from chasm.mixers.chasm import CHASM
 from chasm.models import GRAPH, RECORD, read_card
+from chasm.mri import Mask
+from chasm.mri.plane_masks import PlaneMask
 from chasm.surgery.banded import Banded
 from chasm.surgery.onnx import write_checked
 from chasm.surgery.onnx_weights import weights_as_bytes
 from chasm.train import Run
 from chasm.train.config import dump
 
-FORMAT = 2  # of the graph: another number makes older ones unusable
+FORMAT = 2  # format of the graph; a new number makes older graphs unusable
 WEIGHTS = "model.bin"  # the name that the graph knows the file of its weights by
-BANDS = 5  # as many as the page has sliders
+BANDS = 5  # number of sliders in the page
 MIN_SIZE, MAX_SIZE = 32, 4096
 MAX_GRAPH_BYTES = 64 * 2**20  # a graph without weights takes less than one MiB
 TASKS = ("reconstruction", "superres")
@@ -42,8 +45,8 @@ def write_model(run: Run, folder: Path) -> None:
     """Write a run as ``model.onnx``, ``model.bin`` with its weights, ``page.json`` and an example.
 
     Args:
-        run: of a reconstruction with one complex image, or of super-resolution.
-        folder: where the files go; made if needed.
+        run: run of a reconstruction with one complex image, or of super-resolution.
+        folder: folder of the files; made if needed.
 
     Raises:
         ValueError: if the page cannot run such a network, or the ONNX file differs from it.
@@ -61,6 +64,7 @@ def write_model(run: Run, folder: Path) -> None:
     if config.task.name == "reconstruction":
         sampling = task.sampling  # type: ignore[attr-defined]
         about |= {"complex": task.complex, "kind": sampling.kind, "acceleration": sampling.acceleration}  # type: ignore[attr-defined]
+        about |= {"masks": task.masks, "trained": _trained_mask(sampling.on(*shape[1:]))}  # type: ignore[attr-defined]
     else:
         about["factor"] = task.factor  # type: ignore[attr-defined]
     example, content = _example(config.task.name, shape[1:])
@@ -77,10 +81,10 @@ def write_model(run: Run, folder: Path) -> None:
 
 
 def graph_key(run: Run) -> str:
-    """Return what the graph of a run depends on, as a checksum; its weights are not in the graph.
+    """Return a checksum of everything that the graph of a run depends on; its weights are not in the graph.
 
     Args:
-        run: of a reconstruction or super-resolution.
+        run: run of a reconstruction or super-resolution.
     """
     config = run.config.model_dump(mode="json")
     shape = run.images.shape
@@ -92,23 +96,23 @@ def graph_key(run: Run) -> str:
 def graph_of(run: Run) -> bytes:
     """Return the network of a run as an ONNX graph without weights, which refers to the file ``model.bin`` for them.
 
-    A model that `chasm models pack --page` made has it. Else it is made once for an architecture, which takes a minute
-    or two, and kept in the cache of the user.
+    A model that `chasm models pack --page` made contains it. Otherwise it is made once for an architecture, which takes
+    a minute or two, and kept in the cache of the user.
 
     Args:
-        run: of a reconstruction or super-resolution.
+        run: run of a reconstruction or super-resolution.
     """
     key, record = graph_key(run), run.folder / RECORD
     if (run.folder / GRAPH).is_file() and record.is_file() and read_json(record).get("page") == key:
         with gzip.open(run.folder / GRAPH) as f:
             return f.read(MAX_GRAPH_BYTES)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chasm" / "page"
-    kept = cache / f"{key}-{version('chasm-mixer')}.onnx"
-    if kept.is_file():
-        return kept.read_bytes()
+    cached = cache / f"{key}-{version('chasm-mixer')}.onnx"
+    if cached.is_file():
+        return cached.read_bytes()
     graph = _make_graph(run)
     with suppress(OSError):  # a home that cannot be written to
-        write_bytes(kept, graph)
+        write_bytes(cached, graph)
     return graph
 
 
@@ -127,14 +131,16 @@ def _make_graph(run: Run) -> bytes:
     columns = torch.export.Dim("width", min=MIN_SIZE, max=MAX_SIZE)
     free: list[dict[int, Any]] = [{2: rows, 3: columns}, *([{3: columns}] if is_scan else []), {}]
     page = ForPage(model)
-    program = torch.export.export(
-        page,
-        examples[0],
-        dynamic_shapes=tuple(free),
-        prefer_deferred_runtime_asserts_over_guards=True,  # sizes of features that only look different
-    )
     names = ["x", *(["mask"] if is_scan else []), "bands"]
-    with tempfile.TemporaryDirectory(prefix="chasm-app-") as folder:
+    with tempfile.TemporaryDirectory(prefix="chasm-app-") as folder, ProgressBar(2) as bar:
+        bar.update(0, text="tracing the network")
+        program = torch.export.export(
+            page,
+            examples[0],
+            dynamic_shapes=tuple(free),
+            prefer_deferred_runtime_asserts_over_guards=True,  # sizes of features that only look different
+        )
+        bar.update(1, text="writing it as ONNX, and comparing")
         file, weights = Path(folder) / "model.onnx", page.state_dict()
         write_bytes(file.with_name(WEIGHTS), weights_as_bytes(weights))
         outside: dict[str, Any] = {"weights": weights, "weights_file": WEIGHTS}
@@ -171,8 +177,14 @@ def _inputs(channels: int, H: int, W: int, is_scan: bool) -> tuple[Tensor, ...]:
     return (x, *([mask] if is_scan else []), torch.ones(BANDS))
 
 
+def _trained_mask(mask: Mask | PlaneMask) -> dict[str, Any]:
+    """What the page compares the lines of a scan with."""
+    lines = {"width": mask.width, "columns": mask.columns} if isinstance(mask, Mask) else {}
+    return {"acceleration": mask.acceleration, **lines}
+
+
 def _card(run: Run) -> str:
-    """The card of a model, or the recipe of a run that has none."""
+    """Return the card of a model, or the recipe of a run that has no card."""
     try:
         return read_card(run.folder)
     except FileNotFoundError:
@@ -180,8 +192,8 @@ def _card(run: Run) -> str:
 
 
 def _mixers(model: nn.Module) -> list[dict[str, Any]]:
-    """Gains and bases of every CHASM mixer at its own size, in the digits that a picture needs."""
-    found = []
+    """Return gains and bases of every CHASM mixer at its own size, with the digits that a picture needs."""
+    mixers = []
     for name, module in model.named_modules():
         if not isinstance(module, CHASM) or module.basis is None or module.gain == "complex":
             continue
@@ -192,12 +204,12 @@ def _mixers(model: nn.Module) -> list[dict[str, Any]]:
         for axis, operator in operators.items():
             shared = operator.U is not None and operator.U.ndim == 2
             axes[axis] = {"gains": _digits(operator.gains), "basis": _digits(operator.U) if shared else None}
-        found.append({"name": _place(model, name.removeprefix("slots.")), "channels": module.channels, "axes": axes})
-    return found
+        mixers.append({"name": _place(model, name.removeprefix("slots.")), "channels": module.channels, "axes": axes})
+    return mixers
 
 
 def _place(model: nn.Module, slot: str) -> str:
-    """Say where a slot of a U-Net or varnet is; other hosts have names of their own."""
+    """Return the place of a slot of a U-Net or varnet, in words; other hosts name their slots."""
     if isinstance(model, VarNet):
         cascade, level = model.place_of(int(slot))
         return f"cascade {cascade + 1}, level {level}"
@@ -210,7 +222,7 @@ def _digits(values: Any) -> list[list[float]]:
 
 
 def _example(task: str, size: Sequence[int]) -> tuple[str, bytes]:
-    """A drawn image, so that a person can try the page without data: the name of its file, and its content."""
+    """Return the file name and the content of a drawn image, to try the page without data."""
     buffer = io.BytesIO()
     if task == "superres":
         from PIL import Image

@@ -1,4 +1,4 @@
-"""The page on the local machine: 127.0.0.1 only, and only for who knows the token in its address."""
+"""Serve the page on 127.0.0.1, only for requests with the secret token in its address."""
 
 import json
 import mimetypes
@@ -42,11 +42,11 @@ def serve(site: Path, port: int = 0, on_ready: Callable[[str], None] = lambda ad
 
     Args:
         site: a folder that `build_site` wrote.
-        port: of 127.0.0.1; 0 takes a free one.
+        port: port of 127.0.0.1; 0 takes a free one.
         on_ready: called with the address, which holds the token.
 
     Raises:
-        OSError: with one line, if the port is taken.
+        OSError: if the port is taken.
     """
     with make_server(site, port) as server:
         on_ready(server.address)
@@ -71,12 +71,12 @@ class SiteServer(ThreadingHTTPServer):
 
     Args:
         site: the folder.
-        port: of 127.0.0.1.
+        port: port of 127.0.0.1.
 
     Attributes:
         site: the folder.
         token: the first part of every path that is answered.
-        address: of the page.
+        address: address of the page.
     """
 
     daemon_threads = True
@@ -100,10 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
         site = self.server.site
         try:
             file = (site / (path or "index.html")).resolve()
-            found = file.is_relative_to(site) and file.is_file()
+            is_served = file.is_relative_to(site) and file.is_file()
         except (ValueError, OSError):  # no name that a file can have
-            found = False
-        if not found:
+            is_served = False
+        if not is_served:
             return self._answer(HTTPStatus.NOT_FOUND, b"no such file")
         kind = TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
         self._answer(HTTPStatus.OK, file.read_bytes(), kind)
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, content, "application/octet-stream")
 
     def _receive(self, file: Path, length: int) -> bool:
-        """Write what is sent into a file; False if the tab was closed, or went silent, before its end."""
+        """Write the body of a request into a file; return False if it ends early or stops coming."""
         with open(file, "wb") as f:
             while length > 0:
                 try:
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _path(self) -> str | None:
-        """The path after the token; None, and an answer, for requests of other pages and of people without it."""
+        """Return the path after the token. Answer other requests and those without the token, and return None."""
         hosts = [f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")]
         origins = [None, *(f"http://{host}" for host in hosts)]
         own = self.headers.get("Host") in hosts and self.headers.get("Origin") in origins
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def file_name(name: str) -> str:
-    """Return a name that a file can have in any folder of any system, with the suffix that tells its format.
+    """Return a file name that is valid on any system, with the suffix of its format.
 
     >>> file_name("scans/a b.nii.gz"), file_name("../../"), file_name("..")
     ('a_b.nii.gz', 'scan', 'scan')
@@ -181,7 +181,7 @@ def file_name(name: str) -> str:
 
 
 def convert(file: Path) -> bytes:
-    """Read a scan with chasm's readers, as the page takes it: length of a JSON header, the header, float32 numbers.
+    """Read a scan with chasm's readers for the page: length of a JSON header, the header, float32 numbers.
 
     Several coils are combined into one complex image, with sensitivities that are estimated from the middle of k-space.
 
@@ -189,11 +189,13 @@ def convert(file: Path) -> bytes:
         file: the scan.
 
     Raises:
-        ValueError: with one line, if it is no scan, or undersampled k-space, which needs `chasm reconstruct`.
+        ValueError: if it is no scan, or undersampled k-space, which needs `chasm reconstruct`.
     """
     scan = open_scan(file, phase=True, target="rss")
     if scan.measured is not None:
-        raise ValueError(f"{file.name}: undersampled k-space: the page simulates masks only: use 'chasm reconstruct'")
+        raise ValueError(
+            f"{file.name}: undersampled k-space, of which the page reads one coil in HDF5: use 'chasm reconstruct'"
+        )
     parts, shape, is_complex, coils = [], None, False, 1
     for i in range(len(scan.data)):
         image = scan.data[i].image
@@ -222,7 +224,7 @@ def convert(file: Path) -> bytes:
 
 
 def _place(scan: Scan) -> dict[str, Any]:
-    """Where the slices lie, as the page takes it; nothing if the file does not say, or holds several volumes."""
+    """Return the position of the slices for the page; nothing if it is unknown, or there are several volumes."""
     cases = scan.data.cases
     geometry = scan.data.geometry(cases[0]) if len(cases) == 1 else None
     if geometry is None:
@@ -235,7 +237,7 @@ def combine_coils(images: Tensor) -> Tensor:
     """Combine images of several coils into one: complex (coils, H, W) -> (1, H, W).
 
     Args:
-        images: of a fully sampled slice.
+        images: images of a fully sampled slice.
     """
     middle, half = images.shape[-1] // 2, min(CALIBRATION, images.shape[-1]) // 2
     maps = estimate_maps(fft2c(images)[None], (middle - half, middle + half))[0]

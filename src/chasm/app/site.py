@@ -1,4 +1,4 @@
-"""The page as a folder of files: nothing in it needs chasm, and any web server can give it out."""
+"""Write the page as a folder of files that any web server can serve without chasm."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from chasm.app.model import write_model
-from chasm.common.files import read_json, write_bytes, write_json
+from chasm.common.files import expanded, read_json, write_bytes, write_json
 from chasm.models import RECORD, list_models
 from chasm.train import load_run
 
@@ -27,7 +27,7 @@ def build_site(
     Args:
         models: run folders, names of shipped models, or owner/name on the Hub. Empty: all shipped models.
         folder: a new or empty folder, or one that an earlier call wrote.
-        convert: whether a chasm behind the page reads files that it cannot; `serve` does.
+        convert: whether a server of chasm converts files that the page cannot read; `serve` does.
         on_model: called with the name of each model before it is written.
 
     Returns:
@@ -39,7 +39,7 @@ def build_site(
     chosen = list(models) or list_models()
     if not chosen:
         raise ValueError("no model comes with this installation: give a run folder, or owner/name on the Hub")
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if folder.is_dir() and any(folder.iterdir()) and not _is_site(folder):
         raise ValueError(f"{folder}: holds other files: give the name of a new folder")
     names: list[str] = []
@@ -62,7 +62,7 @@ def build_site(
 
 
 def _is_site(folder: Path) -> bool:
-    """Return True for a folder that an earlier call wrote, to its end."""
+    """Return True for a folder that an earlier call wrote completely."""
     try:
         return {"models", "convert", "version"} <= set(read_json(folder / SITE))
     except (OSError, ValueError):

@@ -1,31 +1,36 @@
-// The page: what is chosen, what is shown, what is saved.
+// The page: reacts to what a person chooses, shows pictures and scores, and saves files.
 import {renderCard} from './card.js';
 import {drawBasis, drawGains} from './learned.js';
-import {DeadWorker, Network} from './network.js';
-import {createMask, middle, prepare, scores, shown} from './physics.js';
+import {DeadWorker, Network, Stopped} from './network.js';
+import {createMask, middle, prepare, scores, shown, unlikeLines} from './physics.js';
 import {readScan} from './readers.js';
-import {FileError, MAX_BYTES, MAX_ENLARGED_SIDE, loadScript} from './files.js';
+import {FileError, MAX_BYTES, MAX_ENLARGED_SIDE} from './files.js';
 import {Views} from './views.js';
+import {VolumeView} from './volume.js';
 import {nifti, save} from './writers.js';
 
 const BANDS = ['lowest', 'low', 'middle', 'high', 'highest'];
 const $ = (id) => document.getElementById(id);
-const state = {site: null, model: null, scan: null, index: 0, bands: BANDS.map(() => 1), turn: 0, stopped: false};
+const state = {site: null, model: null, scan: null, index: 0, bands: BANDS.map(() => 1), turn: 0};
 const network = new Network();
+const volumeView = new VolumeView($('volume'), $('volume-canvas'));
 const views = new Views(document, () => {
   $('level').value = 1 - views.level;
   $('window').value = 2.05 - views.window;
   $('wipe').value = views.wipe;
 });
 
-function say(text) {
+function say(text, canStop = false) {
   $('status').textContent = text;
   $('status').classList.toggle('busy', text.endsWith(' ..'));
+  $('stop').hidden = !canStop;
 }
 
 const seconds = (ms) => `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;
+const duration = (ms) => (ms < 90000 ? seconds(ms) : `${Math.round(ms / 60000)} min`);
 
 function complain(error) {
+  if (error instanceof Stopped) return say(error.message);
   const expected = error instanceof FileError || error instanceof DeadWorker;
   $('message').hidden = false;
   $('message').firstElementChild.textContent = error.message || String(error);
@@ -38,7 +43,7 @@ function calm() {
   $('message').hidden = true;
 }
 
-/** Run something that a person started; what goes wrong is shown, never thrown away. */
+/** Run something that a person started, and show the error if it fails. */
 async function act(work) {
   calm();
   try {
@@ -61,9 +66,9 @@ async function fetchJson(path) {
 async function begin() {
   state.site = await fetchJson('site.json');
   $('privacy').textContent = state.site.convert
-    ? 'Files stay on this machine: the page talks to the chasm that serves it, and to nothing else.'
+    ? 'Files stay on this machine: the page talks only to the chasm command that serves it.'
     : 'Files stay in this page: it has no server to send them to.';
-  if (state.site.convert) $('formats').textContent += '; ISMRMRD, BART, Siemens and compressed DICOM by way of chasm';
+  if (state.site.convert) $('formats').textContent += '; with the help of chasm also ISMRMRD, BART, Siemens and compressed DICOM';
   for (const name of state.site.models) $('model').add(new Option(name));
   $('model').value = state.site.models[0];
   await chooseModel();
@@ -71,6 +76,7 @@ async function begin() {
 
 async function chooseModel() {
   const name = $('model').value, folder = `models/${encodeURIComponent(name)}/`;
+  state.turn++;  // what is being computed is of the model before
   say(`Loading ${name} ..`);
   state.model = await fetchJson(`${folder}page.json`);
   const {ms, threads} = await network.load(new URL(folder, location.href).href);
@@ -119,13 +125,13 @@ function drawLearned() {
   if (basis) drawBasis($('basis'), basis);
 }
 
-/** Ask the chasm that serves the page to read what the page cannot. */
+/** Ask the chasm command that serves the page to read a file that the page cannot read. */
 async function convert(files, error) {
   if (files.length > 1) throw error;
-  say(`${files[0].name}: read by chasm ..`);
+  say(`chasm reads ${files[0].name} ..`);
   const url = `convert?name=${encodeURIComponent(files[0].name)}`;
   const answer = await fetch(url, {method: 'POST', body: files[0]}).catch(() => {
-    throw new FileError(`${error.message} The chasm that serves this page does not answer: is it still running?`);
+    throw new FileError(`${error.message} The chasm command that serves this page does not answer: is it still running?`);
   });
   const buffer = await answer.arrayBuffer();
   if (!answer.ok) throw new FileError(new TextDecoder().decode(buffer));
@@ -172,7 +178,8 @@ async function choosePlane() {
   await reconstruct();
 }
 
-async function infer(index, bands, onPrepared = () => {}) {
+/** Run the network on a slice. onPrepared gets its input, and returns whether the result is wanted. */
+async function infer(index, bands, onPrepared = () => true) {
   const {scan, model} = state, isEnlarged = $('mode').value === 'enlarge';
   const sampling = {kind: $('kind').value, acceleration: Number($('acceleration').value), isEnlarged};
   const {task} = model, most = task.name !== 'superres' ? Infinity : Math.floor(MAX_ENLARGED_SIDE / (isEnlarged ? task.factor : 1));
@@ -181,7 +188,7 @@ async function infer(index, bands, onPrepared = () => {}) {
   const [rows, columns] = scan.full ?? [scan.H, scan.W], isCut = h < rows || w < columns;
   const cut = isCut ? `the middle ${h} x ${w} of ${rows} x ${columns} pixels` : '';
   const prepared = {...prepare(slice, h, w, task, sampling), cut}, {input, channels, H, W, mask} = prepared;
-  onPrepared(prepared);
+  if (!await onPrepared(prepared)) return null;
   const run = async (factors) => {
     const {output, ms} = await network.run({input, channels, H, W, mask, bands: factors});
     return {output, ms, shown: shown(output, model.task)};
@@ -196,10 +203,24 @@ const grey = ([r, g, b]) => ({re: r.re.map((v, i) => 0.299 * v + 0.587 * g.re[i]
 async function reconstruct() {
   const turn = ++state.turn;
   $('slice-number').textContent = `${state.index + 1} of ${state.scan.count}`;
-  say('Reconstructing ..');
-  if (settings() !== state.drawn) $('volume').hidden = true;  // it shows other settings
-  // What is known before the network has run is shown at once.
-  const result = await infer(state.index, state.bands, ({H, W, target, plain}) => state.result || views.show({target, plain}, H, W));
+  say('Reconstructing ..', true);
+  if (settings() !== state.drawn) $('volume').hidden = true;  // it was made with other settings
+  let showInput = () => {};
+  const result = await infer(state.index, state.bands, async ({H, W, mask, target, plain}) => {
+    showInput = () => views.show({target, plain}, H, W);
+    $('kind').disabled = $('acceleration').disabled = Boolean(mask && !target);  // the scan has its own lines
+    if (!state.result) showInput();  // before the first result there is nothing else to show
+    await network.free();
+    return turn === state.turn;
+  }).catch((error) => {
+    if (turn === state.turn) {  // the last result is of another slice or mask
+      state.result = null;
+      $('numbers').replaceChildren();
+      $('unlike').hidden = true;
+      showInput();
+    }
+    throw error;
+  });
   if (turn !== state.turn) return;  // another slice or mask was chosen meanwhile
   state.result = result;
   const note = [state.scan.note, result.cut].filter(Boolean).join(', '), {H, W, target, plain, shown: output, unchanged} = result;
@@ -207,8 +228,9 @@ async function reconstruct() {
   $('residual-caption').textContent = `what the network added × ${views.factors.residual}`;
   $('changed-caption').textContent = `what the sliders change × ${views.factors.changed}`;
   showNumbers(output, plain, target);
-  const kept = result.mask ? `${result.mask.reduce((a, b) => a + b, 0)} of ${W} columns · ` : '';
-  say(`${H} x ${W} · ${kept}network ${seconds(result.ms)}${note ? ` · ${note}` : ''} · ${state.loaded}`);
+  showUnlike(result.mask);
+  const kept = result.mask ? `${result.mask.reduce((a, b) => a + b, 0)} of ${W} columns of k-space · ` : '';
+  say(`${state.scan.name} · ${H} x ${W} · ${kept}network ${seconds(result.ms)}${note ? ` · ${note}` : ''} · ${state.loaded}`);
   $('work').dataset.ready = turn;
 }
 
@@ -217,30 +239,37 @@ function showNumbers(output, plain, target) {
   const line = (tag, text) => Object.assign(document.createElement(tag), {textContent: text});
   if (!target) {
     const isPicture = state.model.task.name === 'superres';
-    const why = isPicture ? 'this is the picture itself, enlarged' : 'the k-space was measured undersampled';
+    const why = isPicture ? 'the picture itself was enlarged' : 'the scanner measured only a part of k-space';
     $('numbers').replaceChildren(line('span', `No target to compare with: ${why}.`));
     return;
   }
   const [ours, theirs] = [output, plain].map((image) => scores(image, target)), better = ours.psnr - theirs.psnr;
   $('numbers').replaceChildren(
-    line('span', 'PSNR'), line('b', `${ours.psnr.toFixed(2)} dB`),
+    line('span', 'PSNR, higher is better'), line('b', `${ours.psnr.toFixed(2)} dB`),
     line('span', `${$('plain-caption').textContent} ${theirs.psnr.toFixed(2)} dB (${better < 0 ? '−' : '+'}${Math.abs(better).toFixed(2)})`),
-    line('span', `NMSE ${ours.nmse.toFixed(4)}, ${$('plain-caption').textContent} ${theirs.nmse.toFixed(4)}`),
+    line('span', `NMSE, lower is better: ${ours.nmse.toFixed(4)}, ${$('plain-caption').textContent} ${theirs.nmse.toFixed(4)}`),
   );
 }
 
-/** What decides the pictures of a scan, as text. */
+/** Say how the lines differ from those that the model was trained on. */
+function showUnlike(mask) {
+  const found = mask ? unlikeLines(mask, state.model.task) : [];
+  $('unlike').hidden = !found.length;
+  $('unlike').textContent = `Unlike the training of ${state.model.name}, so expect a worse result: ${found.join(', ')}.`;
+}
+
+/** The settings that the pictures of a scan depend on, as text. */
 const settings = () => JSON.stringify([$('model').value, $('kind').value, $('acceleration').value, $('plane').value, state.bands]);
 
 /** All slices in the units of the file. */
 async function allSlices() {
-  const {scan} = state, {count} = scan, slices = [], before = settings();
-  state.stopped = false;
-  $('cancel').hidden = false;
+  const {scan} = state, {count} = scan, slices = [], before = settings(), started = performance.now();
+  const starters = [$('save-nifti'), $('volume-button')];
+  starters.forEach((button) => (button.disabled = true));
   try {
     for (let i = 0; i < count; i++) {
-      if (state.stopped) throw new FileError(`Stopped after ${i} of ${count} slices.`);
-      say(`Slice ${i + 1} of ${count} ..`);
+      const left = i ? `, ${duration((performance.now() - started) / i * (count - i))} left` : '';
+      say(`Slice ${i + 1} of ${count}${left} ..`, true);
       const {shown: output, low, scale} = await infer(i, state.bands);
       slices.push(output.map((v) => v * scale + low));
       if (state.scan !== scan || settings() !== before) {
@@ -248,27 +277,22 @@ async function allSlices() {
       }
     }
   } finally {
-    $('cancel').hidden = true;
+    starters.forEach((button) => (button.disabled = false));
   }
   say(`${count} slice${count > 1 ? 's' : ''} reconstructed.`);
   return slices;
 }
 
-async function volume() {
+async function volumeFile() {
   const {scan} = state;
   return nifti(await allSlices(), scan.H, scan.W, scan);
 }
 
 async function showVolume() {
-  if (state.model.task.name !== 'reconstruction') throw new FileError('Volumes are shown of scans: choose such a model.');
-  const {scan} = state, drawn = settings(), blob = await volume();
+  if (state.model.task.name !== 'reconstruction') throw new FileError('Only scans have a volume: choose a model for scans.');
+  const {scan} = state, drawn = settings(), blob = await volumeFile();
   say('Drawing the volume ..');
-  if (!globalThis.niivue) await loadScript('vendor/niivue.umd.js');
-  $('volume').hidden = false;
-  const viewer = state.viewer ?? new niivue.Niivue({backColor: [0, 0, 0, 1], crosshairWidth: 0.3, logLevel: 'error'});
-  if (!state.viewer) await viewer.attachToCanvas($('volume-canvas'));
-  state.viewer = viewer;
-  await viewer.loadFromArrayBuffer(await blob.arrayBuffer(), `${scan.name}.nii`);
+  await volumeView.show(blob, `${scan.name}.nii`);
   state.drawn = drawn;
   say(`${scan.count} slices reconstructed.`);
 }
@@ -301,14 +325,16 @@ $('larger').onclick = () => views.setZoom(views.zoom * 1.3);
 $('reset').onclick = () => views.reset();
 $('slot').onchange = chooseSlot;
 $('axis').onchange = drawLearned;
-$('cancel').onclick = () => { state.stopped = true; };
-$('save-png').onclick = () => state.result && act(async () => save(await views.png(), `${state.scan.name}-${state.index + 1}.png`));
-$('save-nifti').onclick = () => act(async () => save(await volume(), `${state.scan.name}-reconstructed.nii`));
+$('stop').onclick = () => network.stop();
+$('save-png').onclick = () => act(async () => {
+  if (!state.result) throw new FileError('There is no reconstruction of this slice yet.');
+  save(await views.png(), `${state.scan.name}-${state.index + 1}.png`);
+});
+$('save-nifti').onclick = () => act(async () => save(await volumeFile(), `${state.scan.name}-reconstructed.nii`));
 $('volume-button').onclick = () => act(showVolume);
 $('restart').onclick = () => act(async () => { network.start(); await chooseModel(); });
 $('choose').onclick = (event) => { event.stopPropagation(); $('files').click(); };
 $('drop').onclick = () => $('files').click();
-$('drop').onkeydown = (event) => { if (event.target === $('drop') && (event.key === 'Enter' || event.key === ' ')) $('files').click(); };
 $('files').onchange = () => { const files = [...$('files').files]; $('files').value = ''; if (files.length) act(() => open(files)); };
 $('example').onclick = (event) => {
   event.stopPropagation();
@@ -343,7 +369,7 @@ for (const [i, name] of BANDS.entries()) {
   };
   $('bands').append(label);
 }
-const neutral = Object.assign(document.createElement('button'), {type: 'button', textContent: 'All × 1'});
+const neutral = Object.assign(document.createElement('button'), {type: 'button', textContent: 'Reset the gains'});
 neutral.onclick = () => { resetBands(); drawLearned(); if (state.scan) soon(reconstruct); };
 $('bands').append(neutral);
 
@@ -378,7 +404,7 @@ async function dropped(transfer) {
 }
 
 addEventListener('keydown', (event) => {
-  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || $('keys').open) return;
   const wipe = (by) => { views.wipe = Math.min(1, Math.max(0, views.wipe + by)); $('wipe').value = views.wipe; views.draw(); };
   const keys = {
     ArrowLeft: () => chooseSlice(state.index - 1), ArrowRight: () => chooseSlice(state.index + 1),
@@ -393,7 +419,7 @@ addEventListener('keydown', (event) => {
 addEventListener('resize', drawLearned);
 addEventListener('unhandledrejection', ({reason}) => complain(reason));
 
-// What tests in a browser ask for: the numbers behind the pictures.
-globalThis.chasm = {state, network, views, createMask, MAX_BYTES};
+// Tests in a browser read the numbers behind the pictures from here.
+globalThis.chasm = {state, network, views, volumeView, createMask, MAX_BYTES};
 
 act(begin);

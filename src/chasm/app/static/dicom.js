@@ -68,7 +68,7 @@ function inOrder(found) {
 /** Where the slices lie, as {spacing, affine, code}, or why that is not known, as {spacing, note}. */
 function placeOf(frames) {
   const [first] = frames, {axes, thickness, H} = first, count = frames.length, [dy, dx] = first.spacing ?? [1, 1];
-  const unknown = (why) => ({spacing: [dx, dy, thickness], note: `${why}: what is saved does not say where it lies`});
+  const unknown = (why) => ({spacing: [dx, dy, thickness], note: `${why}: saved files do not say where the slices lie in the patient`});
   if (!first.spacing || frames.some((f) => !f.place || !f.axes)) return unknown('no place in these files');
   if (frames.some((f) => f.axes.some((v, i) => Math.abs(v - axes[i]) > 1e-3))) return unknown('slices of several directions');
   const columns = axes.slice(0, 3), rows = axes.slice(3), last = frames.at(-1).place;

@@ -1,4 +1,4 @@
-// The worker that runs the network. A worker that dies or does not answer is said, and can be started again.
+// The worker that runs the network. It can be stopped and started again, and the page says so if it dies or does not answer.
 
 const TIMEOUTS = {load: 120000, run: 300000};  // milliseconds: a phone may take a minute for a large slice
 
@@ -24,21 +24,35 @@ export class Network {
       event.preventDefault?.();
       this.fail(`The part of the page that runs the network stopped (${event.message || 'no reason given'}).`);
     };
-    this.worker.onmessageerror = () => this.fail('The network answered with something unreadable.');
+    this.worker.onmessageerror = () => this.fail('The answer of the network cannot be read.');
   }
 
-  /** Nothing is expected of this worker any more; a new one must be started. */
+  /** Give up on this worker: reject everything that waits for it. The person must start a new one. */
   fail(text) {
     this.dead = text;
     for (const {reject} of [...this.waiting.values()]) reject(new DeadWorker(text));
   }
 
+  /** Stop the computation. Only ending the worker stops it, so a new worker loads the network again. */
+  stop() {
+    for (const {reject} of [...this.waiting.values()]) reject(new Stopped('Stopped.'));
+    this.start();
+    this.load(this.url).catch(({message}) => this.fail(message));
+  }
+
+  /** Wait until all requests so far are answered. A stop ends the wait as well. */
+  async free() {
+    const {worker} = this;
+    await Promise.allSettled([this.last]);
+    if (worker !== this.worker) throw new Stopped('Stopped.');
+  }
+
   ask(kind, value) {
     if (this.dead) return Promise.reject(new DeadWorker(this.dead));
     const id = this.next++;
-    return new Promise((resolve, reject) => {
-      const told = `The network has not answered for ${TIMEOUTS[kind] / 1000} seconds.`;
-      const timer = setTimeout(() => this.fail(told), TIMEOUTS[kind]);
+    this.last = new Promise((resolve, reject) => {
+      const silence = `The network has not answered for ${TIMEOUTS[kind] / 1000} seconds.`;
+      const timer = setTimeout(() => this.fail(silence), TIMEOUTS[kind]);
       const settle = (act) => (result) => {
         clearTimeout(timer);
         this.waiting.delete(id);
@@ -47,9 +61,11 @@ export class Network {
       this.waiting.set(id, {resolve: settle(resolve), reject: settle(reject)});
       this.worker.postMessage({id, [kind]: value});
     });
+    return this.last;
   }
 
   load(url) {
+    this.url = url;
     return this.ask('load', url);
   }
 
@@ -59,8 +75,9 @@ export class Network {
 }
 
 export class DeadWorker extends Error {}
+export class Stopped extends Error {}
 
 function explain(error) {
-  if (/memory|bad_alloc|allocat/i.test(error)) return 'Memory does not suffice for an image of this size in a browser.';
+  if (/memory|bad_alloc|allocat/i.test(error)) return 'A browser does not have enough memory for an image of this size.';
   return `The network failed: ${error}`;
 }

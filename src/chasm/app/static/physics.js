@@ -139,6 +139,50 @@ export function createMask(kind, n, acceleration, offset = 0, seed = 4) {
   return mask;
 }
 
+/** How lines differ from those of the training, as chasm.reconstruct.likeness says it. task: of the model. */
+export function unlikeLines(mask, {kind, masks, trained}) {
+  if (masks === 'measured') return [];
+  const found = [], lines = mask.reduce((a, b) => a + b, 0), acceleration = mask.length / lines;
+  const digits = (x) => Number(x.toPrecision(3));
+  const isNear = Math.abs(Math.log(acceleration / trained.acceleration)) < Math.log(1.1);
+  if (!isNear && (masks === 'fixed' || Math.abs(lines - mask.length / trained.acceleration) > 2)) {
+    found.push(`acceleration ${digits(acceleration)} (trained on ${digits(trained.acceleration)})`);
+  }
+  if (!trained.columns) return [...found, `whole columns (trained on ${kind} points)`];
+  const own = describeLines(mask), usual = describeLines(maskOf(trained)), center = (usual.center * mask.length) / trained.width;
+  if (own.spacing && usual.spacing && own.spacing !== usual.spacing) found.push(`${own.spacing} lines (trained on ${usual.spacing} ones)`);
+  if (own.center < center / 1.5 - 2 || own.center > center * 1.5 + 2) {
+    found.push(`${own.center} line${own.center === 1 ? '' : 's'} in the centre (trained on ${roundHalfEven(center)})`);
+  }
+  const shared = own.outside.filter((c) => usual.outside.includes(c)).length, isFixed = masks === 'fixed' && trained.width === mask.length;
+  if (isFixed && !found.length && shared < 0.9 * own.outside.length) found.push('lines at other columns (trained on one fixed mask)');
+  return found;
+}
+
+function maskOf({width, columns}) {
+  const mask = new Uint8Array(width);
+  for (const c of columns) mask[c] = 1;
+  return mask;
+}
+
+/** The number of lines in the centre, those outside of it, and how these follow each other. */
+function describeLines(mask) {
+  let first = Math.floor(mask.length / 2), end = first;
+  while (first > 0 && mask[first - 1]) first--;
+  while (end < mask.length && mask[end]) end++;
+  const kept = [...mask.keys()].filter((c) => mask[c]), sides = [kept.filter((c) => c < first), kept.filter((c) => c >= end)];
+  const gaps = sides.flatMap((side) => side.slice(1).map((c, i) => c - side[i]));
+  const isEven = Math.max(...gaps) - Math.min(...gaps) <= 1;  // distances are rounded
+  const spacing = isEven ? 'equispaced' : 'irregular';
+  return {center: end - first, outside: sides.flat(), spacing: gaps.length < 5 ? '' : spacing};  // few are alike by chance
+}
+
+/** The mask of the training where it is asked for and fits, else one by the same rule. */
+function chosenMask({kind, acceleration}, width, {trained, ...task}) {
+  const isTrained = kind === task.kind && acceleration === task.acceleration && trained.columns && width === trained.width;
+  return isTrained ? maskOf(trained) : createMask(kind, width, acceleration);
+}
+
 /** Numbers in [0, 1) that a seed decides. */
 function generator(seed) {
   let state = seed >>> 0;
@@ -232,7 +276,7 @@ export function prepare(slice, H, W, task, {isEnlarged, ...sampling}) {
 }
 
 function prepareScan(slice, H, W, task, sampling) {
-  const mask = slice.mask ?? createMask(sampling.kind, W, sampling.acceleration);
+  const mask = slice.mask ?? chosenMask(sampling, W, task);
   const image = slice.channels[0];
   let low = 0, scale, scaled = image, target = null;
   if (slice.mask) {  // measured: scaled by the zero-filled image, since there is no other

@@ -27,7 +27,7 @@ export async function readScan(files, local = null) {
   } catch (error) {
     if (local) return local(files, error);
     if (error instanceof FileError) throw error;
-    throw new FileError(`${name} cannot be read as ${kind}: ${error.message ?? error}. ${INSTEAD} if it is whole.`);
+    throw new FileError(`${name} cannot be read as ${kind}: ${error.message ?? error}. If the file is not damaged, ${INSTEAD}.`);
   }
 }
 
@@ -140,18 +140,30 @@ function readKspace(open, names, name, hasServer) {
   }
   const hasHeader = names.includes('ismrmrd_header');
   if (hasServer && (coils > 1 || hasHeader)) throw new FileError(`${name}: chasm combines coils and cuts the margins.`);
-  const [H, W] = shape.slice(-2), mask = names.includes('mask') ? Uint8Array.from(open.get('mask').value, Number) : null;
+  const [H, W] = shape.slice(-2);
+  let mask = names.includes('mask') ? Uint8Array.from(open.get('mask').value, Number) : null;
   if (mask && mask.length !== W) throw new FileError(`${name}: the mask has ${mask.length} columns, k-space ${W}.`);
-  if (mask && coils > 1) throw new FileError(`${name}: undersampled k-space of ${coils} coils: ${INSTEAD}.`);
   const all = dataset.value;  // h5wasm gives compounds {r, i} as one array after the other
   const flat = ArrayBuffer.isView(all) ? all : Float32Array.from(all.flat(Infinity), Number);
   if (flat.length !== 2 * count * coils * H * W) throw new FileError(`${name}: kspace is not complex.`);
-  const kspace = stack(flat, count * coils, H, W, true), image = (i) => fft2c(kspace.slice(i).channels[0], H, W, true);
+  const kspace = stack(flat, count * coils, H, W, true), isStored = mask !== null;
+  mask ??= filledColumns(kspace.slice(coils * Math.floor(count / 2)).channels[0], W);
+  if (mask && coils > 1) throw new FileError(`${name}: undersampled k-space of ${coils} coils: ${INSTEAD}.`);
+  const image = (i) => fft2c(kspace.slice(i).channels[0], H, W, true);
   const slice = (i) => ({channels: [coils > 1 ? rootSumOfSquares(image, i * coils, coils) : image(i)], mask});
   const notes = [mask ? 'k-space, as it was measured' : 'fully sampled k-space'];
+  if (mask && !isStored) notes.push('no mask in the file: the columns that hold anything are taken as measured');
   if (coils > 1) notes.push(`root-sum-of-squares of ${coils} coils, so no phase: 'chasm app' combines them with it`);
   if (hasHeader) notes.push('with the margins of the field of view');
   return {H, W, count, slice, note: notes.join(', ')};
+}
+
+/** The columns that hold anything, if there are empty ones between them; else null: those at the edges are zero-padding. */
+function filledColumns({re, im}, W) {
+  const filled = new Uint8Array(W);
+  for (let i = 0; i < re.length; i++) if (re[i] || im[i]) filled[i % W] = 1;
+  const inside = filled.subarray(filled.indexOf(1), filled.lastIndexOf(1) + 1);
+  return inside.includes(0) ? filled : null;
 }
 
 function rootSumOfSquares(image, first, coils) {
