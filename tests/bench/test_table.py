@@ -8,7 +8,7 @@ import torch
 from chasm import ops
 from chasm.bench import clock, subjects, table
 from chasm.bench.clock import Limits, Pace
-from chasm.bench.peers import DEFAULT_PEERS, Attention
+from chasm.bench.peers import DEFAULT_PEERS, MapAttention
 from chasm.common.precision import tf32
 from chasm.mixers import MIXERS
 from chasm.ops.forms import fft
@@ -212,7 +212,7 @@ def test_what_waits_for_the_host_is_not_captured() -> None:
 
 def test_attention_within_windows_is_attention_of_each_window() -> None:
     torch.manual_seed(0)
-    windowed, full = Attention(32, window=8), Attention(32)
+    windowed, full = MapAttention(32, window=8), MapAttention(32)
     full.load_state_dict(windowed.state_dict())
     x = torch.randn(2, 32, 16, 8)
     torch.testing.assert_close(windowed(x), torch.cat([full(half) for half in x.split(8, 2)], 2))

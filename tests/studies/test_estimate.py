@@ -5,7 +5,7 @@ import torch
 
 from chasm.studies import estimate as module
 from chasm.studies import make_plan
-from chasm.studies.estimate import Probe, estimate, probe
+from chasm.studies.estimate import Probe, estimate, time_batch
 from chasm.tasks import Reconstruction
 
 
@@ -18,7 +18,7 @@ def known_times(monkeypatch):
         asked.append((config.name, modalities, size))
         return Probe(72.0 if config.mixer.name == "chasm" else 36.0, 18.0, 10**6)
 
-    monkeypatch.setattr(module, "probe", fake)
+    monkeypatch.setattr(module, "time_batch", fake)
     return asked
 
 
@@ -69,7 +69,7 @@ def test_a_real_probe(study):
     import torch
 
     cell = make_plan(study).runs[-1]
-    found = probe(cell.config, {"brats": 4, "ade20k": 3, "evidence": 1}[study], 32, torch.device("cpu"), 0.0)
+    found = time_batch(cell.config, {"brats": 4, "ade20k": 3, "evidence": 1}[study], 32, torch.device("cpu"), 0.0)
     assert found.step > 0
     assert found.forward > 0
     assert found.parameters > 1000
@@ -80,7 +80,7 @@ def test_large_images_are_timed_small_on_a_cpu(monkeypatch):
     prepare = Reconstruction.prepare
     monkeypatch.setattr(module, "_time", lambda work, *_: work() or 1.0)
     monkeypatch.setattr(Reconstruction, "prepare", lambda task, x, label: sizes.append(x.shape) or prepare(task, x))
-    found = probe(cell.config, 1, 256, torch.device("cpu"), 2.0)
+    found = time_batch(cell.config, 1, 256, torch.device("cpu"), 2.0)
     assert set(sizes) == {(1, 1, 64, 64)}
     assert found.step == 4 * 16  # four images a batch, and sixteen times the pixels
 
@@ -93,7 +93,7 @@ def test_a_limit_is_kept_when_a_model_takes_long(monkeypatch):
         clock[0] += 25.0
         return Probe(1.0, 0.3, 10)
 
-    monkeypatch.setattr(module, "probe", slow)
+    monkeypatch.setattr(module, "time_batch", slow)
     found = estimate(make_plan("basis"), limit=60)
     assert sum(p.measured for p in found.probes.values()) == 2
     assert clock[0] <= 60
@@ -113,7 +113,7 @@ def test_a_slow_first_step_is_the_measurement(monkeypatch):
 
 def test_many_models_share_the_time(monkeypatch):
     given = []
-    monkeypatch.setattr(module, "probe", lambda *args: given.append(args[-1]) or Probe(1.0, 0.3, 10))
+    monkeypatch.setattr(module, "time_batch", lambda *args: given.append(args[-1]) or Probe(1.0, 0.3, 10))
     estimate(make_plan("cc359"), limit=27)
     assert given == [0.5] * 27
     given.clear()

@@ -1,6 +1,7 @@
 """One protocol for every mixer by construction: runs of a setting in a host differ in the declared factors only."""
 
 import itertools
+import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from chasm.common import extensions
-from chasm.common.extensions import load
+from chasm.common.extensions import load_extensions
 from chasm.mixers import MIXERS
 from chasm.studies import STUDIES, Grid, collect, list_studies, load_plan, make_plan, register_study
 from chasm.studies.agreement import FACTORS
@@ -122,7 +123,7 @@ def test_options_of_mixers_are_set_where_a_mixer_has_them(tmp_path):
     assert [run.config.mixer.options["bins"] for run in bins.runs] == [16, 12, 256]
     with pytest.raises(ValueError, match=r"mixer\.options\.bin: no mixer of the study has this option"):
         make_plan("basis", overrides=["mixer.options.bin=12"])
-    with pytest.raises(ValueError, match="step_scale is what the runs of a study differ in"):
+    with pytest.raises(ValueError, match=r"the runs of a study differ in mixer\.options\.step_scale"):
         make_plan("basis", overrides=["mixer.options.step_scale=1"])
 
 
@@ -312,7 +313,7 @@ def test_a_study_of_ones_own_with_its_host_setting_and_arm(own_names, tmp_path):
         "    hosts={'small': Host('Small', 'unet', {'width': 8}, {'width': 8, 'depth': 2, 'levels': [1]})},\n"
         "    arms={'wide': Arm('Wide', Part(name='chasm', options={'bins': 99}))})\n"
     )
-    load([file])
+    load_extensions([file])
     plan = make_plan("mine")
     assert [run.key for run in plan.runs] == [
         "knee-x2.small.baseline.m1.s0", "knee-x2.small.wide.m30.s0", "knee-x2.small.chasm(bins=3).m30.s0",
@@ -349,3 +350,12 @@ def test_the_resolution_study_trains_small_and_declares_where_it_is_tested():
     assert {run.config.data.options["size"] for run in tiny.runs} == {32}
     assert tiny.setting_title("cc359-x8-128") == "CC359 ×8, 32 x 32"
     assert full.setting_title("cc359-x8-128") == "CC359 ×8, 128 x 128"
+
+
+@pytest.mark.parametrize("seeds", [{"a": 1}, "01", [0.5], [True], 3])
+def test_seeds_of_another_shape_in_a_saved_plan_are_one_line(seeds, tmp_path):
+    save_plan(make_plan("basis"), tmp_path)
+    (saved,) = tmp_path.rglob("basis.default.json")
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), "seeds": seeds}))
+    with pytest.raises(ValueError, match=r"basis\.default\.json: not a plan that chasm wrote"):
+        load_plan(tmp_path, "basis")

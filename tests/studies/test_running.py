@@ -27,7 +27,7 @@ TINY = make_plan("parameters").runs[0].config
 @pytest.fixture
 def in_process(monkeypatch):
     """Cells without the start of a process each, and nothing to count."""
-    monkeypatch.setattr(worker, "measure", lambda config, size: {"status": "done"})
+    monkeypatch.setattr(worker, "count_model", lambda config, size: {"status": "done"})
     monkeypatch.setattr(runner, "local", lambda jobs, at_once: ((j["key"], run_cell(j)) for j in jobs))
 
 
@@ -88,7 +88,7 @@ def test_an_arm_that_is_left_out_is_named(tmp_path, in_process):
     run(make_plan("parameters", arms=["chasm-signed"]), tmp_path, say=said.append)
     assert not any("report" in line for line in said)
     run(make_plan("parameters"), tmp_path, say=said.append)
-    assert [line for line in said if "leave the report: add --arm chasm-signed" in line]
+    assert [line for line in said if "leaves out the runs of chasm-signed: add --arm chasm-signed" in line]
 
 
 def test_a_folder_with_another_config_is_not_mistaken_for_this_run(tmp_path):
@@ -164,7 +164,7 @@ def test_costs_beside_those_of_the_paper(tmp_path):
     assert found.settings["cc359-x8"].metrics[0] == "gmacs_paper"
     json.dumps(found.to_json(), allow_nan=False)
     text = write_report(found, tmp_path / "report").with_suffix(".md").read_text()
-    assert "3 models counted, none trained." in text
+    assert "3 models counted; nothing was trained." in text
     for fact in ("hardware", "versions", "command"):
         assert f"| {fact} | " in text
 

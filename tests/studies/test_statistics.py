@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from chasm.studies.statistics import Interval, difference, drop, holm, interval, resampled, spread, two_sided
+from chasm.studies.statistics import Interval, central_interval, difference, drop, holm, resampled, spread, two_sided
 
 
 def named(values):
@@ -169,4 +169,4 @@ def test_many_cases_are_drawn_in_blocks():
 
 
 def test_interval_keeps_the_middle():
-    assert interval(np.arange(1001.0)) == (pytest.approx(25), pytest.approx(975))
+    assert central_interval(np.arange(1001.0)) == (pytest.approx(25), pytest.approx(975))

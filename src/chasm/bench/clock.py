@@ -23,7 +23,7 @@ Call = Callable[[int], dict[str, Tensor]]
 
 
 class Pace(NamedTuple):
-    """How long to measure one row: seconds, and the smallest and the largest number of calls."""
+    """The time to spend on one row: seconds, and the smallest and the largest number of calls."""
 
     seconds: float = 0.025
     min_calls: int = 5
@@ -40,7 +40,7 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
         call: called with the number of an input set.
         sets: number of input sets.
         device: device that the call runs on.
-        pace: how long to measure.
+        pace: time to spend on measuring.
         calls: number of calls that one invocation stands for, for a graph that holds several.
     """
     synchronize(device)
@@ -59,12 +59,12 @@ def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: 
             after.record()
         torch.cuda.synchronize(device)
         return statistics.median(before.elapsed_time(after) for before, after in events) / calls
-    found = []
+    seconds = []
     for i in range(repeats):
         start = time.perf_counter()
         call(i % sets)
-        found.append(time.perf_counter() - start)
-    return 1e3 * min(found) / calls
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * min(seconds) / calls
 
 
 def peak_mib(call: Callable[[], object], device: torch.device) -> float | None:
@@ -145,7 +145,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Switch garbage collection off: it could free tensors of other streams, which a capture does not allow."""
+    """Turn garbage collection off, which could free tensors of other streams; a capture does not allow that."""
     enabled = gc.isenabled()
     gc.disable()
     try:

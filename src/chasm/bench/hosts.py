@@ -39,7 +39,7 @@ BASES = {
     "peak_mib": "MiB",
     "error": "error",
 }
-HOSTS = {
+TITLES = {
     "what": "what",
     "batch": "batch",
     "mode": "mode",
@@ -50,7 +50,7 @@ HOSTS = {
     "peak_mib": "MiB",
     "error": "error",
 }
-COLUMNS = (*HOSTS, "times_literal", "grad_error", "worst_gradient", "note")
+COLUMNS = (*TITLES, "times_literal", "grad_error", "worst_gradient", "note")
 MAX_HOST_ERROR = 5e-2  # relative error of a whole network in bfloat16
 
 
@@ -102,11 +102,11 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
                         result.fill_(float("nan"))  # shows results that the replay does not write
                     captured.replay()
                 error, grad_error, worst = errors(captured.results if captured else call(0), exact)
-                found = {"error": error, "grad_error": grad_error, "worst_gradient": worst}
+                record = {"error": error, "grad_error": grad_error, "worst_gradient": worst}
                 if not (error <= 1e-4 and grad_error <= 1e-2):
-                    return found | {"note": f"wrong: error {error:.1e} of U, {grad_error:.1e} of its gradient"}
+                    return record | {"note": f"wrong: error {error:.1e} of U, {grad_error:.1e} of its gradient"}
                 run: Callable[[int], object] = call if captured is None else partial(_replay, captured.replay)
-                return found | {"time_ms": clock(run, 1, device, pace), "peak_mib": peak_of(run, captured, device)}
+                return record | {"time_ms": clock(run, 1, device, pace), "peak_mib": peak_of(run, captured, device)}
 
             row = guarded({"what": f"{count} bases, C = {channels}: {what}", "mode": mode}, measure)
             if literal is None:
@@ -166,7 +166,7 @@ def output_error(model: nn.Module, exact: nn.Module, batch: TaskBatch, dtype: to
     Args:
         model: model in eval mode.
         exact: the same network, which runs in float64.
-        batch: from `make_batch`.
+        batch: batch from `make_batch`.
         dtype: dtype of the model's input.
     """
     x, mask = batch.input[:1], batch.mask
@@ -238,7 +238,7 @@ def training_step(
 
     Args:
         model: backbone to train.
-        batch: from `make_batch`.
+        batch: batch from `make_batch`.
         graph: capture forward and backward in a CUDA graph.
         part: context around the parts of `add_gradients` and around "optimiser", for a profiler.
     """

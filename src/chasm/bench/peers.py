@@ -37,7 +37,7 @@ class ConvNeXt(nn.Module):
         return x + self.body(self.norm(self.depthwise(x).movedim(1, -1))).movedim(-1, 1)
 
 
-class Attention(nn.Module):
+class MapAttention(nn.Module):
     """(B, C, H, W) -> same, C a multiple of 32; within windows, with zeros beyond the map, or over all positions."""
 
     def __init__(self, channels: int, window: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 PEERS = {
     "depthwise-7x7": Depthwise7x7,
     "convnext": ConvNeXt,
-    "window-attention": lambda channels: Attention(channels, WINDOW),
-    "attention": Attention,
+    "window-attention": lambda channels: MapAttention(channels, WINDOW),
+    "attention": MapAttention,
 }
 DEFAULT_PEERS = ("depthwise-7x7", "convnext", "window-attention")  # attention over a whole large map takes minutes

@@ -1,4 +1,4 @@
-"""Where the time of a HiFi-Mamba training step goes, by part of the network and by kernel.
+"""Measure the parts and the kernels of a HiFi-Mamba training step.
 
 Parts are marked in the forward pass. A backward operation belongs to the part of the forward operation that it
 differentiates; torch's profiler links the two by number. The time of a part inside another part counts only once, for
@@ -108,17 +108,17 @@ def profile_step(device: torch.device, mixer: str = "chasm", steps: int = 3) -> 
         synchronize(device)
         wall = 1e3 * (time.perf_counter() - start) / steps
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
-        with profile(activities=kinds) as found:
+        with profile(activities=kinds) as profiler:
             for _ in range(steps):
                 step(0)
             synchronize(device)
-    by_part, by_kernel = summarise(list(found.events()), steps, gpu)
+    by_part, by_kernel = summarise(list(profiler.events()), steps, gpu)
     busy = sum(row["time_ms"] for row in by_part)
     return {"batch": batch, "size": size, "wall_ms": wall, "busy_ms": busy, "parts": by_part, "kernels": by_kernel}
 
 
 def _mark_part(part: str) -> record_function:
-    """Mark a part of the training step; what no inner part claims of the model is the rest of the host."""
+    """Mark a part of the training step. The part of the model without an inner mark is the rest of the host."""
     return record_function(MARK + (REST if part == "model" else part))
 
 
@@ -126,7 +126,7 @@ def summarise(events: list[Any], steps: int, gpu: bool) -> tuple[list[Row], list
     """Add up the times of profiled events.
 
     Args:
-        events: from torch's profiler.
+        events: events from torch's profiler.
         steps: number of steps that were profiled.
         gpu: count the times of kernels; on a CPU those of operations.
 

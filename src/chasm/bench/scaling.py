@@ -1,4 +1,4 @@
-"""How time grows with H = W at fixed C, with C at fixed size, and with the batch; slopes and a picture.
+"""Measure how time grows with H = W at fixed C, with C at fixed size, and with the batch; fit slopes, draw a picture.
 
 The sweep of a mixer ends when memory runs out, or when one call would take over a second. Each row is compared with
 float64 before it is timed. If the float64 oracle does not fit, the row names the largest size that was compared.
@@ -70,7 +70,7 @@ def run(
 
     Args:
         config: mixers, dtypes and modes to measure.
-        sweeps: from `SWEEPS`.
+        sweeps: sweeps from `SWEEPS`.
         tick: called with the name of each row before it is measured.
     """
     for sweep in sweeps:
@@ -95,12 +95,12 @@ def _line(config: table.BenchConfig, sweep: str, name: str, tick: Callable[[str]
         make = _maker(name, shape, config.device)
         kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in config.modes))
         exact: dict[str, Any] = {}
-        found: dict[str, Any] = {}
+        reference: dict[str, Any] = {}
         if torch.Size(shape).numel() <= MAX_ORACLE_ELEMENTS:
             oracle = partial(subjects.literal, shape, config.device) if name == "chasm" else make
-            found = table.exact_or_reason(oracle, kinds, shape, config.device)
+            reference = table.exact_or_reason(oracle, kinds, shape, config.device)
             exact = {
-                kind: values for kind, values in found.items() if not isinstance(values, str)
+                kind: values for kind, values in reference.items() if not isinstance(values, str)
             }  # a string says why there is none
         for dtype in config.dtypes:
             for mode in config.modes:
@@ -132,13 +132,13 @@ def _line(config: table.BenchConfig, sweep: str, name: str, tick: Callable[[str]
                 if "time_ms" in row:
                     last[dtype, mode] = n, row["time_ms"], row["layout"]
                 rows.append(row)
-        del exact, found  # free their memory for the other mixers
+        del exact, reference  # free their memory for the other mixers
         table.free(config.device)
         yield rows
 
 
 def expected_ms(sweep: str, n: int, before: int, time_ms: float) -> float:
-    """Extrapolate the time of a call: it grows with the pixels, with C, or with the batch.
+    """Return an estimate of the time of a call, which grows with the pixels, with C, or with the batch.
 
     Args:
         sweep: one of `SWEEPS`.
@@ -179,7 +179,7 @@ def slopes(rows: Sequence[Row]) -> list[Row]:
     Returns:
         One row per fit. It uses the larger half of the powers of two, and at least three of them.
     """
-    found = []
+    fits = []
     for key in dict.fromkeys(_key(r) for r in rows):
         points = sorted((r["n"], r["time_ms"]) for r in rows if _key(r) == key and r.get("time_ms") is not None)
         doublings = [(n, t) for n, t in points if n & (n - 1) == 0]
@@ -188,8 +188,8 @@ def slopes(rows: Sequence[Row]) -> list[Row]:
             continue
         p = _fit([math.log(n) for n, _ in used], [math.log(t) for _, t in used])
         row = dict(zip(("sweep", "dtype", "mode", "mixer"), key, strict=True))
-        found.append(row | {"slope": p, "range": f"{used[0][0]} to {used[-1][0]}", "largest": points[-1][0]})
-    return found
+        fits.append(row | {"slope": p, "range": f"{used[0][0]} to {used[-1][0]}", "largest": points[-1][0]})
+    return fits
 
 
 def _key(row: Row) -> tuple[str, str, str, str]:

@@ -33,12 +33,12 @@ class Subject:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by their names in the mixer, without the prefixes of wrappers."""
         wrappers = ("_orig_mod.", "mixer.")
-        found = {}
+        named = {}
         for name, p in self.module.named_parameters():
             for wrapper in wrappers:
                 name = name.removeprefix(wrapper)
-            found[name] = p
-        return found
+            named[name] = p
+        return named
 
 
 def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
@@ -47,7 +47,7 @@ def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
     Its branch is about as large as x, so that the residual does not hide an error.
 
     Args:
-        shape: of the input.
+        shape: shape of the input.
         form: form of the mixer.
         device: device of the mixer.
     """
@@ -79,7 +79,7 @@ def chasm_subject(shape: Shape, form: str, device: torch.device) -> Subject:
     """Return CHASM in one of its forms.
 
     Args:
-        shape: of the input.
+        shape: shape of the input.
         form: "auto" or one of `chasm.ops.FORMS`.
         device: device of the block.
     """
@@ -92,7 +92,7 @@ def rival(name: str, shape: Shape, device: torch.device) -> Subject:
 
     Args:
         name: name of the mixer or peer.
-        shape: of the input.
+        shape: shape of the input.
         device: device of the block.
     """
     torch.manual_seed(0)
@@ -136,8 +136,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device
     """Return x and the gradient of the output for every set: random numbers that bfloat16 represents exactly.
 
     Args:
-        shape: of the input.
-        dtype: of the input.
+        shape: shape of the input.
+        dtype: dtype of the input.
         layout: a key of `LAYOUTS`.
         sets: number of input sets.
         device: device of the inputs.
@@ -163,7 +163,7 @@ def call_of(subject: Subject, kind: str, inputs: Inputs, dtype: torch.dtype) -> 
         subject: the block; its mode is set to training or eval.
         kind: "core" (spectral core in eval, with cached constants), "eval" (block without gradient) or "step" (forward
             and backward in training, including the bases).
-        inputs: from `make_inputs`.
+        inputs: inputs from `make_inputs`.
         dtype: dtype of the inputs.
 
     Returns:
@@ -247,11 +247,11 @@ def exact_results(subject: Subject, kinds: Iterable[str], shape: Shape, device: 
 
     Args:
         subject: the block; for CHASM, pass the paper-literal block.
-        kinds: from "core", "eval" and "step".
-        shape: of the input.
+        kinds: kinds from "core", "eval" and "step".
+        shape: shape of the input.
         device: device to compute on.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind in kinds:
         if kind == "core" and subject.core is None:
             continue
@@ -259,5 +259,5 @@ def exact_results(subject: Subject, kinds: Iterable[str], shape: Shape, device: 
         double.module.double()
         if isinstance(double.core, nn.Module):
             double.core.double()
-        found[kind] = call_of(double, kind, make_inputs(shape, torch.float64, "NCHW", 1, device), torch.float64)(0)
-    return found
+        results[kind] = call_of(double, kind, make_inputs(shape, torch.float64, "NCHW", 1, device), torch.float64)(0)
+    return results

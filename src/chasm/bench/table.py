@@ -78,7 +78,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What to measure, as `make_config` checked it."""
+    """The rows to measure, as `make_config` checked them."""
 
     device: torch.device
     limits: Limits
@@ -114,18 +114,18 @@ def make_config(
     compiled: bool = False,
     pace: Pace | None = None,
 ) -> BenchConfig:
-    """Check the names of what to measure, and fill in defaults.
+    """Check the names of shapes, dtypes, modes, mixers and forms, and fill in defaults.
 
     Args:
         device: device to measure on.
         limits: peak rates of the device; measured if None.
-        shapes: of the inputs.
-        dtypes: from `DTYPES`, or other spellings of these.
-        modes: from `MODES`.
+        shapes: shapes of the inputs.
+        dtypes: dtypes from `DTYPES`, or other spellings of these.
+        modes: modes from `MODES`.
         mixers: names of mixers.
         forms: "auto" or names of `chasm.ops.FORMS`.
         compiled: also measure the paper-literal block under torch.compile.
-        pace: how long to measure each row.
+        pace: time to spend on each row.
 
     Returns:
         The config. An argument that is None or empty stands for everything that the device can run.
@@ -166,7 +166,7 @@ def run(config: BenchConfig, tick: Callable[[str], None] = lambda _: None) -> It
     """Measure, and yield the rows of each shape.
 
     Args:
-        config: what to measure.
+        config: the rows to measure.
         tick: called with the name of each row before it is measured.
     """
     for shape in config.shapes:
@@ -185,17 +185,17 @@ def _rows_of(config: BenchConfig, shape: Shape, tick: Callable[[str], None]) -> 
     def row(make: Callable[[], Subject], name: str, form: str, dtype: str, mode: str, exact: dict[str, Any]) -> Row:
         kind = MODES[mode][0]
         tick(f"{shape} {dtype} {mode} {name} {form}")
-        found = measure(make, shape, dtype, mode, exact[kind], config)
-        found = {"shape": shape, "dtype": dtype, "mode": mode, "mixer": name, "form": form, **found}
-        time = found.get("time_ms")
+        measured = measure(make, shape, dtype, mode, exact[kind], config)
+        measured = {"shape": shape, "dtype": dtype, "mode": mode, "mixer": name, "form": form, **measured}
+        time = measured.get("time_ms")
         if time is not None:
             if (name, form) == (LITERAL, "eager"):
                 of_literal[dtype, kind] = time
             base = of_literal.get((dtype, kind))
             moved = MOVED_MAPS[kind] * torch.Size(shape).numel() * DTYPES[dtype].itemsize
-            found["times_literal"] = base / time if base is not None else None
-            found["times_floor"] = time / config.limits.floor_ms(moved)
-        return found
+            measured["times_literal"] = base / time if base is not None else None
+            measured["times_floor"] = time / config.limits.floor_ms(moved)
+        return measured
 
     literal = partial(subjects.literal, shape, config.device)
     compiled = partial(subjects.compiled_literal, shape, config.device)
@@ -228,8 +228,8 @@ def exact_or_reason(
 
     Args:
         make: creates the block.
-        kinds: from "core", "eval" and "step".
-        shape: of the input.
+        kinds: kinds from "core", "eval" and "step".
+        shape: shape of the input.
         device: device to compute on.
     """
     try:
@@ -252,11 +252,11 @@ def measure(
 
     Args:
         make: creates the block.
-        shape: of the input.
+        shape: shape of the input.
         dtype: a key of `DTYPES`.
         mode: a key of `MODES`.
-        exact: float64 results, or why there are none. Empty skips the comparison, for callers that compared at another
-            size.
+        exact: float64 results, or the reason why there are none. Empty skips the comparison, for callers that compared
+            at another size.
         config: device and pace.
         layouts: memory formats to try, from `subjects.LAYOUTS`.
 
@@ -270,11 +270,11 @@ def measure(
     try:
         subject = make()
         for layout in layouts:
-            found = _in_layout(subjects.fresh(subject), shape, dtype, kind, graph, layout, exact, config)
-            if found.get("time_ms") is None:
-                return found
-            if not best or found["time_ms"] < best["time_ms"]:
-                best = found
+            measured = _in_layout(subjects.fresh(subject), shape, dtype, kind, graph, layout, exact, config)
+            if measured.get("time_ms") is None:
+                return measured
+            if not best or measured["time_ms"] < best["time_ms"]:
+                best = measured
     except Exception as e:  # this row says why it cannot run; the others are still measured
         best = {"note": reason(e)}
     if graph or "note" in best:
@@ -309,23 +309,23 @@ def _in_layout(
     else:
         results = call(0)
         peak = None
-    found: Row = {"form": form, "layout": layout}
+    row: Row = {"form": form, "layout": layout}
     error = grad_error = 0.0
     if exact:
         error, grad_error, worst = subjects.errors(results, exact)
-        found |= {"error": error, "grad_error": grad_error, "worst_gradient": worst}
+        row |= {"error": error, "grad_error": grad_error, "worst_gradient": worst}
     del results
     allowed, allowed_grad = (MAX_CHASM_ERRORS if subject.mixer == "chasm" else MAX_RIVAL_ERRORS)[dtype]
     if not (error <= allowed and grad_error <= allowed_grad):
         of_gradient = f", {grad_error:.1e} of the gradient of {worst}" if worst else ""
         limits = f"allowed {allowed:.0e} and {allowed_grad:.0e}"
-        return {**found, "note": f"wrong: error {error:.1e} of y{of_gradient}, {limits}"}
+        return {**row, "note": f"wrong: error {error:.1e} of y{of_gradient}, {limits}"}
     if graph:
         time = clock(lambda _: captured.replay(), 1, device, pace, calls=sets)
     else:
         time = clock(call, sets, device, pace)
         peak = peak_mib(lambda: call(0), device)
-    return {**found, "time_ms": time, "peak_mib": peak}
+    return {**row, "time_ms": time, "peak_mib": peak}
 
 
 def reason(e: Exception) -> str:

@@ -9,8 +9,8 @@ from chasm.studies import paper
 from chasm.studies.factors import (
     ARMS,
     DATASETS,
-    DRAWS,
     HOSTS,
+    MASK_DRAWS,
     PATTERNS,
     RIVALS,
     SETTINGS,
@@ -58,10 +58,10 @@ def _quotes(setting: str, host: str, arms: dict[str, dict[str, Quote]]) -> Quote
 
 
 def _cc359(r: int, hosts: tuple[str, ...] = paper.HOSTS) -> Quotes:
-    found: Quotes = {}
+    quotes: Quotes = {}
     for host in hosts:
-        found |= _quotes(f"cc359-x{r}", host, paper.CC359[r][host])
-    return found
+        quotes |= _quotes(f"cc359-x{r}", host, paper.CC359[r][host])
+    return quotes
 
 
 def _cross(setting: str, host: str) -> Quotes:
@@ -121,7 +121,7 @@ _LIST = [
     Study(
         "random-mask", "Random-mask falsification, three draws", "Table 3 (a)",
         "Does CHASM's lead over the strongest rival shrink under random masks, whichever lines are drawn?",
-        (Grid((*_MRI, *(f"{s}-random-{draw}" for s in _MRI for draw in DRAWS)), HIFI, (*RIVALS, "chasm")),),
+        (Grid((*_MRI, *(f"{s}-random-{draw}" for s in _MRI for draw in MASK_DRAWS)), HIFI, (*RIVALS, "chasm")),),
         {k: v for s in _MRI for k, v in (_cc359(int(s[-1]), HIFI) if s[0] == "c" else _cross(s, "hifi-mamba")).items()},
     ),
     Study(
@@ -169,7 +169,7 @@ _LIST = [
     Study(
         "hifi-random", "Every mixer and variant in HiFi-Mamba, three draws of a random mask", _OURS,
         "Does CHASM's lead shrink when the mask loses its structure, whichever lines are drawn?",
-        (Grid(("cc359-x8", *(f"cc359-x8-random-{draw}" for draw in DRAWS)), HIFI, _EVERY),), {},
+        (Grid(("cc359-x8", *(f"cc359-x8-random-{draw}" for draw in MASK_DRAWS)), HIFI, _EVERY),), {},
     ),
     Study(
         "bins", "Number of bins of the gain tables", _OURS,
@@ -180,7 +180,7 @@ _LIST = [
         "sampling", "CHASM's gain over sampling patterns", _OURS,
         "Does CHASM's lead grow with the coherence of the mask?",
         (Grid(("cc359-x8", *(f"cc359-x8-{mask}" for mask in PATTERNS),
-               *(f"cc359-x8-random-{draw}" for draw in DRAWS)), HIFI, (*RIVALS, "chasm")),), {},
+               *(f"cc359-x8-random-{draw}" for draw in MASK_DRAWS)), HIFI, (*RIVALS, "chasm")),), {},
     ),
     Study(
         "noise", "Noise on the k-space", _OURS, "Does the order of the mixers hold when the measurements are noisy?",

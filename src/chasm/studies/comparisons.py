@@ -1,7 +1,8 @@
-"""Arms of a study against each other, on the cases and seeds they share."""
+"""Compare the arms of a study with each other, on the cases and seeds that they share."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
+from statistics import fmean
 
 import numpy as np
 
@@ -44,14 +45,14 @@ def compare(
         pairs = [(arm, BASE) for arm in arms if BASE in arms and arm != BASE]
         pairs += [(FOCUS, arm) for arm in arms if FOCUS in arms and arm not in (FOCUS, BASE)]
         for metric in metrics[place[0]]:
-            found = {}
+            differences = {}
             for arm, against in pairs:
                 ours, theirs = paired_scores(members[*place, arm], members[*place, against], metric)
                 if ours and all(set(a) == set(b) for a, b in zip(ours, theirs, strict=True)):
-                    found[arm, against] = difference(ours, theirs, metric)
+                    differences[arm, against] = difference(ours, theirs, metric)
                 # otherwise no seed in common, or tested on other cases
-            corrected = holm([d.p for d in found.values()])  # over all comparisons of one table
-            for ((arm, against), d), p in zip(found.items(), corrected, strict=True):
+            corrected = holm([d.p for d in differences.values()])  # over all comparisons of one table
+            for ((arm, against), d), p in zip(differences.items(), corrected, strict=True):
                 printed = [(quotes or {}).get((*place, a), {}).get(metric) for a in (arm, against)]
                 paper = round(printed[0].mean - printed[1].mean, 4) if printed[0] and printed[1] else None
                 comparisons.append(
@@ -86,7 +87,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: boo
     """
     by_key = {run.key: run for run in runs}
     members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
-    found = []
+    results = []
     for setting, host in dict.fromkeys(row.place for row in rows):
         metric = SETTINGS[setting].metrics[0]
         sides = [
@@ -102,8 +103,16 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: boo
         gain, gain_random = (Gain(d.mean, d.low, d.high, d.verdict) for d in gains)
         lost = Drop(*drop(structured[0], random, digits=DECIMALS.get(metric, 2)))
         names = (setting, host, metric, rival, rival_random)
-        found.append(Falsification(*names, gain, gain_random, lost, paper, draws=len(random)))
-    return found
+        results.append(Falsification(*names, gain, gain_random, lost, paper, draws=len(random)))
+    return results
+
+
+def mean_falsification(settings: Sequence[Falsification]) -> tuple[float, float, float]:
+    """Return the mean structured gain, random gain and drop over settings, as in the last row of the paper's table."""
+    structured, random, lost = (
+        fmean(getattr(f, name).mean for f in settings) for name in ("structured", "random", "drop")
+    )
+    return structured, random, lost
 
 
 def _gain_over_the_strongest(

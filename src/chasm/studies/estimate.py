@@ -50,7 +50,7 @@ class Estimate:
     notes: list[str]  # lines that say what was assumed
 
 
-def probe(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float) -> Probe:
+def time_batch(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float) -> Probe:
     """Return the seconds of a full batch of the model of a config, timed on random images.
 
     Args:
@@ -108,7 +108,7 @@ def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
     Args:
         plan: the study's runs.
         gpus: number of devices that will run it.
-        limit: seconds to probe all models.
+        limit: seconds to time all models.
     """
     plan = assume_choices(plan)
     runs = [*plan.selection_runs, *plan.runs]
@@ -119,16 +119,16 @@ def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
     slices = {s: _slices(plan, s, notes) for s in dict.fromkeys(run.setting for run in runs)}
     steps, hours, disk = [], [], 0
     for run in runs:
-        found = probes[run.setting, run.host, run.arm]
+        probe = probes[run.setting, run.host, run.arm]
         t, counts = run.config.train, slices[run.setting]
         n = t.steps if t.steps is not None else None if counts is None else round((t.epochs or 0) * counts[0] / t.batch)
         steps.append(n)
         if n is not None:
             validations = n // t.val_every if t.val_every else min(DEFAULT_VALIDATIONS, n)
             scored = validations * counts[1] + counts[2] if counts else 0
-            hours.append((n * found.step + scored / t.batch * found.forward) / 3600)
+            hours.append((n * probe.step + scored / t.batch * probe.forward) / 3600)
         copies = 3 + bool(t.ema)  # weights, two moments, and the average
-        disk += found.parameters * 4 * (2 * copies + 1) + 2**21  # two checkpoints, the best weights, logs and examples
+        disk += probe.parameters * 4 * (2 * copies + 1) + 2**21  # two checkpoints, the best weights, logs and examples
     known = None not in steps
     total = sum(hours) if known else None
     wall = None if total is None else max(total / gpus, max(hours, default=0.0))
@@ -143,35 +143,35 @@ def _probes(plan: Plan, device: torch.device, limit: float, notes: list[str]) ->
     by_model: dict[tuple[str, str, str, int, int], Probe] = {}  # settings that differ only in their mask share a model
     models = {_model(cell, plan.scale) for cell in wanted.values()}
     seconds = min(MAX_PROBE_SECONDS, max(limit, 0) / (2 * len(models)))  # half of the time is set-up
-    found: dict[tuple[str, str, str], Probe] = {}
+    by_place: dict[tuple[str, str, str], Probe] = {}
     late, started, longest = [], time.monotonic(), 0.0
     # CHASM and the baseline of each host come first: when time runs out, the others get their mean.
     for place, cell in sorted(wanted.items(), key=lambda item: item[0][2] not in ("chasm", "baseline")):
         model = _model(cell, plan.scale)
         if model not in by_model:
-            first_of_host = not any(k[1] == cell.host and k[0] == cell.setting for k in found)
+            first_of_host = not any(k[1] == cell.host and k[0] == cell.setting for k in by_place)
             before = time.monotonic()
             if before - started + longest > limit and not first_of_host:
                 late.append((place, cell))
                 continue
             *_, modalities, size = model
-            by_model[model] = probe(cell.config, modalities, size, device, seconds)
+            by_model[model] = time_batch(cell.config, modalities, size, device, seconds)
             longest = max(longest, time.monotonic() - before)
-        found[place] = by_model[model]
+        by_place[place] = by_model[model]
     for place, _ in late:
-        measured = [p for k, p in found.items() if k[:2] == place[:2] and p.measured]
+        measured = [p for k, p in by_place.items() if k[:2] == place[:2] and p.measured]
         mean = [sum(getattr(p, f) for p in measured) / len(measured) for f in ("step", "forward", "parameters")]
-        found[place] = Probe(mean[0], mean[1], round(mean[2]), measured=False)
+        by_place[place] = Probe(mean[0], mean[1], round(mean[2]), measured=False)
     if late:
         notes.append(
-            f"{len(late)} of {len(wanted)} models not timed within {limit:g} s: the mean of their host is taken"
+            f"{len(late)} of {len(wanted)} models were not timed within {limit:g} s and get the mean of their host"
         )
     if device.type == "cpu" and plan.scale != "tiny":
         notes.append(
             f"timed with one image of {MAX_CPU_SIZE} x {MAX_CPU_SIZE} on a CPU, multiplied by batch and pixels: "
-            "for a GPU, ask there"
+            "run this command on the GPU machine to learn its cost"
         )
-    return found
+    return by_place
 
 
 def _model(cell: PlannedRun, scale: str) -> tuple[str, str, str, int, int]:

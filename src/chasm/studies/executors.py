@@ -1,4 +1,4 @@
-"""Where the cells of a study run: on this machine, several at once, or over a Ray cluster.
+"""Run the cells of a study on this machine, several at once, or over a Ray cluster.
 
 An executor takes jobs and yields (key, outcome) as each ends: "done", "failed", "running" (another process works on the
 cell) or "interrupted". Closing the generator stops the cells that are running; each saves a checkpoint first.
@@ -46,10 +46,10 @@ def environment_of(slot: int, at_once: int, gpus: Sequence[str], threads: int | 
         threads: threads of the worker; None for its share of the cores.
     """
     count = str(threads or max(1, (os.cpu_count() or 1) // at_once))
-    found = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+    variables = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
     if gpus:
-        found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return variables
 
 
 def local(
@@ -171,7 +171,7 @@ def on_ray(
     Raises:
         ValueError: if Ray is not installed.
     """
-    # Under `uv run` Ray would copy the current folder to its workers. They run this Python, and need nothing of it.
+    # Under `uv run` Ray would copy the current folder to its workers, which do not need it.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         import ray
@@ -181,7 +181,7 @@ def on_ray(
     if started:
         # Ray's own processes belong to the process group of this one. SIGHUP or SIGUSR1 to the group would end them,
         # and then nothing could tell the cells to save. SIGTERM stays: ray.shutdown ends them with it.
-        # Its workers import from the folder that is current now: that of this Python, not one that may hold anything.
+        # Ray's workers import from the folder that is current now: choose that of this Python, which is trusted.
         delayed = set(STOP_SIGNALS) - {signal.SIGTERM, signal.SIGINT}
         with _same_handlers(), delayed_signals(delayed), chdir(sys.prefix):
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -215,8 +215,8 @@ def _run_in_task(job: Job, threads: int, folder: str) -> str:
 
     Args:
         job: the cell.
-        threads: of its process.
-        folder: where the study was started: relative paths of data begin there, if this machine has it.
+        threads: number of threads of its process.
+        folder: where the study was started. Relative paths of data begin there if this machine has the folder.
     """
     try:
         with suppress(OSError):
@@ -228,7 +228,7 @@ def _run_in_task(job: Job, threads: int, folder: str) -> str:
 
 @contextmanager
 def _same_handlers() -> Iterator[None]:
-    """Put the handlers of the stop signals back after the block: Ray installs its own, which end this process."""
+    """Restore the handlers of the stop signals after the block. Ray installs its own, which end this process."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield

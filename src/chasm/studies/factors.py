@@ -29,10 +29,10 @@ class Setting:
     metrics: tuple[str, str]
     acceleration: int | None = None
     mask: str = "equispaced"
-    draw: int | None = None  # seed of a random mask; None: the mask's own default
-    snr_db: float | None = None  # of noise on the k-space; None: none
-    depth: int | None = None  # slices of a volume; None: single slices
-    size: int | None = None  # of the images at proxy and full scale, cropped in k-space; None: as they are
+    draw: int | None = None  # seed of a random mask; None for the mask's default
+    snr_db: float | None = None  # signal-to-noise ratio of noisy k-space; None for no added noise
+    depth: int | None = None  # slices of a volume; None for single slices
+    size: int | None = None  # crop images in k-space to this size at proxy and full scale; None to keep their size
 
     @property
     def selection_metric(self) -> str:
@@ -45,11 +45,11 @@ class Dataset:
     """A dataset of the paper: its reader at full scale, and what replaces it at the other scales."""
 
     title: str
-    reader: str  # of `chasm.open_dataset`, at full scale
+    reader: str  # name of the reader at full scale
     proxy: str  # part of the proxy bundle
     tiny: str  # content of the embedded data
-    size: int  # of its images, at full scale
-    slices: int  # for training, at full scale, when the folder is not at hand to count them
+    size: int  # height and width of its images at full scale
+    slices: int  # number of training slices at full scale, used if the folder is not there to count them
 
 
 DATASETS = {
@@ -63,48 +63,48 @@ DATASETS = {
 }
 
 
-DRAWS = (1, 2, 3)  # of the random mask, by seed: one draw may happen to be a good or a bad mask
+MASK_DRAWS = (1, 2, 3)  # seeds of the random mask: a single draw may happen to be a good or a bad mask
 PATTERNS = ("equispaced-plain", "gaussian", "poisson-2d", "gaussian-2d", "radial-2d")  # beside equispaced and random
 
 
 def _settings() -> list[Setting]:
     image, overlap = ("psnr", "ssim"), ("iou", "dice")
-    found = []
+    settings = []
     for name in ("cc359", "fastmri"):
         for r in (4, 8):
             plain, title = f"{name}-x{r}", f"{DATASETS[name].title} ×{r}"
-            found.append(Setting(plain, title, name, "reconstruction", image, r))
-            for draw in (None, *DRAWS):
+            settings.append(Setting(plain, title, name, "reconstruction", image, r))
+            for draw in (None, *MASK_DRAWS):
                 tail, words = ("", "") if draw is None else (f"-{draw}", f" {draw}")
                 drawn = Setting(
                     f"{plain}-random{tail}", f"{title}, random mask{words}", name, "reconstruction", image, r
                 )
-                found.append(replace(drawn, mask="random", draw=draw))
+                settings.append(replace(drawn, mask="random", draw=draw))
     for mask in PATTERNS:
         title = f"CC359 ×8, {mask} mask"
-        found.append(Setting(f"cc359-x8-{mask}", title, "cc359", "reconstruction", image, 8, mask))
+        settings.append(Setting(f"cc359-x8-{mask}", title, "cc359", "reconstruction", image, 8, mask))
     for snr_db in (30, 20):
         title = f"CC359 ×8, SNR {snr_db} dB"
         noisy = Setting(f"cc359-x8-snr{snr_db}", title, "cc359", "reconstruction", image, 8, snr_db=float(snr_db))
-        found.append(noisy)
+        settings.append(noisy)
     for name in ("cc359", "fastmri"):
         title = f"{DATASETS[name].title} ×8, 128 x 128"
-        found.append(Setting(f"{name}-x8-128", title, name, "reconstruction", image, 8, size=128))
+        settings.append(Setting(f"{name}-x8-128", title, name, "reconstruction", image, 8, size=128))
     for mask in ("equispaced", "poisson-2d"):
         title = f"CC359 volumes ×4, {mask} mask"
-        found.append(Setting(f"cc359-volume-x4-{mask}", title, "cc359", "volume", image, 4, mask, depth=8))
+        settings.append(Setting(f"cc359-volume-x4-{mask}", title, "cc359", "volume", image, 4, mask, depth=8))
     for name in ("ade20k", "imagenet"):
-        found.append(Setting(name, f"{DATASETS[name].title} ×4 bicubic", name, "superres", image))
+        settings.append(Setting(name, f"{DATASETS[name].title} ×4 bicubic", name, "superres", image))
     for r in (4, 8):
-        found.append(Setting(f"brats-x{r}", f"BraTS ×{r}", "brats", "segmentation", overlap, r))
-    return found
+        settings.append(Setting(f"brats-x{r}", f"BraTS ×{r}", "brats", "segmentation", overlap, r))
+    return settings
 
 
 SETTINGS = {s.name: s for s in _settings()}
 
 
 def random_draws(setting: str) -> list[str]:
-    """Return the settings that differ from a structured one in a random mask only, one for every draw.
+    """Return the settings that differ from a structured one only in a random mask, one for every draw.
 
     >>> random_draws("fastmri-x4")
     ['fastmri-x4-random', 'fastmri-x4-random-1', 'fastmri-x4-random-2', 'fastmri-x4-random-3']
@@ -198,7 +198,7 @@ def get_arm(name: str) -> Arm:
     """Return an arm of the studies, or a registered mixer, with its default options or with others.
 
     Args:
-        name: of the arm or mixer; options may follow in brackets: "chasm(bins=256)".
+        name: the arm or mixer; options may follow in brackets, as in "chasm(bins=256)".
 
     Raises:
         ValueError: if the name or an option is unknown; the message suggests near ones.

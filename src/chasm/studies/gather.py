@@ -14,7 +14,7 @@ from chasm.studies.statistics import Interval, difference
 
 
 @dataclass(frozen=True)
-class FoundRow:
+class FinishedRow:
     """One arm in a setting and host, and where its runs are."""
 
     study: str
@@ -28,7 +28,7 @@ class FoundRow:
         return self.root / self.runs[0].folder
 
 
-class FoundRows:
+class FinishedRows:
     """Rows of several studies by setting, host and arm.
 
     Args:
@@ -36,10 +36,10 @@ class FoundRows:
         left_out: studies that could not be read or do not belong in the paper's tables, and why.
     """
 
-    def __init__(self, rows: Sequence[FoundRow], left_out: Sequence[str] = ()) -> None:
+    def __init__(self, rows: Sequence[FinishedRow], left_out: Sequence[str] = ()) -> None:
         self.rows, self.left_out = list(rows), list(left_out)
 
-    def get(self, study: str, setting: str, host: str, arm: str) -> FoundRow | None:
+    def get(self, study: str, setting: str, host: str, arm: str) -> FinishedRow | None:
         """Return a row of the study, else the first of another one that ran the same; None if no run is finished.
 
         Args:
@@ -53,7 +53,7 @@ class FoundRows:
         return next((r for r in here if r.study == study), here[0] if here else None)
 
 
-def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRows:
+def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FinishedRows:
     """Read the finished runs of all studies in some folders.
 
     Studies that ran with other data, tasks, hosts or mixers (--set) are not what the paper's tables are about. They are
@@ -61,8 +61,8 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
 
     Args:
         folders: as given to `chasm study run --out`. Where two have the same run, the first one counts.
-        scale: of the studies.
-        protocol: of the studies.
+        scale: scale of the studies.
+        protocol: protocol of the studies.
 
     Raises:
         FileNotFoundError: if a folder is not there.
@@ -81,13 +81,13 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FoundRow
                 continue
             results = collect(plan, root)
             if not plan.own_parts:
-                rows += [FoundRow(name, row, results.runs_of(row), root) for row in results.rows]
+                rows += [FinishedRow(name, row, results.runs_of(row), root) for row in results.rows]
             elif results.rows:
                 left_out.append(f"{name} in {root}, which ran with --set {' --set '.join(plan.own_parts)}")
-    return FoundRows(rows, left_out)
+    return FinishedRows(rows, left_out)
 
 
-def paired_difference(ours: FoundRow | None, theirs: FoundRow | None, metric: str) -> Interval | None:
+def paired_difference(ours: FinishedRow | None, theirs: FinishedRow | None, metric: str) -> Interval | None:
     """Return the mean paired difference of two rows, None unless they share seeds and test cases.
 
     Args:

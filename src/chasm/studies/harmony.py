@@ -3,10 +3,10 @@
 The operators M(k), complex or real C x C matrices, one per frequency k:
 
 CHASM  U_k diag(lambda_k) U_k^T at the bins of each axis. A shared basis is one U for all k: every measure is zero.
-FNO-D  The dense complex matrix of the mode (k, 0) along height and (0, k) along width. On real maps (k, 0) acts as the
-       mean of its own matrix and the conjugate of that of (-k, 0), so that is taken. Modes off the two axes are not
-       looked at, nor those that maps of its size do not have, nor what acts on no single frequency: the deformation
-       before the layer, and the convolutions around it.
+FNO-D  The dense complex matrix of the mode (k, 0) along height and (0, k) along width. On real maps the mode (k, 0)
+       acts as the mean of its own matrix and the conjugate of the matrix of (-k, 0), so this mean is measured. Modes
+       off the two axes, modes that maps of its size do not have, the deformation before the layer and the
+       convolutions around it are not measured.
 
 A matrix near the identity commutes with anything, so a core that has hardly moved looks harmonious. Two of the measures
 are therefore also taken of the mixing part M(k) - tr(M(k)) / C: the operator without its mean gain.
@@ -21,23 +21,23 @@ from chasm.mixers.chasm import CHASM
 from chasm.mixers.fno_d import FNOD
 from chasm.surgery.harmonise import FrequencyOperators, frequency_operators, joint_basis, multiplicities
 
-# More sweeps lower the energy off the diagonals by a few per cent of it, and many channels take minutes for each: so
-# no more than this many, and of complex matrices of 512 channels one.
+# More sweeps lower the energy off the diagonals by only a few per cent, and each takes minutes with many channels. The
+# second limit leaves one sweep for complex matrices of 512 channels.
 MAX_SWEEPS, MAX_PRODUCTS = 12, 1.5e10
 
 
 @dataclass(frozen=True)
 class Harmony:
-    """One axis of one mixer."""
+    """How far the operators of one axis of one mixer share a basis."""
 
     commutators: Tensor  # (B, B): of every pair of frequencies
     commutator: float  # mean over pairs of different frequencies
-    mixing_commutator: float  # the same for the mixing parts
+    mixing_commutator: float  # mean over pairs, for the mixing parts
     neighbour_angle: float  # degrees, mean over pairs k, k + 1
     distant_angle: float  # degrees, mean over pairs half the band apart
     unrelated_angle: float  # degrees, between two random bases
     off_diagonal: float  # share of the energy of all M(k) that the best shared basis leaves off the diagonals
-    mixing_off_diagonal: float  # the same as a share of the energy of the mixing parts
+    mixing_off_diagonal: float  # that energy as a share of the energy of the mixing parts
 
 
 def measure_harmony(mixer: nn.Module) -> dict[str, Harmony]:
@@ -72,8 +72,8 @@ def axis_operators(mixer: nn.Module) -> dict[str, FrequencyOperators]:
             return frequency_operators(module)
         if isinstance(module, FNOD):
             return _mode_operators(module)
-    name = type(getattr(mixer, "mixer", mixer)).__name__  # what a slot holds, where it adds a residual
-    raise ValueError(f"expected CHASM or FNO-D, which have a channel operator per frequency, got {name}: it has none")
+    name = type(getattr(mixer, "mixer", mixer)).__name__  # a slot that adds a residual holds its mixer
+    raise ValueError(f"expected CHASM or FNO-D, which have a channel operator per frequency, got {name}, without one")
 
 
 def commutators(operators: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def off_diagonal_energy(operators: Tensor, basis: Tensor, weights: Tensor) -> fl
 def _measure(operators: FrequencyOperators) -> Harmony:
     M, bases = operators
     mixing, weights = mixing_parts(M), multiplicities(len(M))
-    norms, angles = _commutator_norms(M), basis_angles(bases)  # the commutator of the mixing parts is the same
+    norms, angles = _commutator_norms(M), basis_angles(bases)  # the mixing parts have the same commutators
     pairs = _relative(norms, M)
     is_shared = torch.equal(bases, bases[:1].expand_as(bases))
     V = bases[0] if is_shared else joint_basis(M, weights, _sweeps(M))

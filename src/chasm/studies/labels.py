@@ -1,4 +1,4 @@
-"""Names of settings and hosts in reports. Where `--set` put other data or another host in place, they say so."""
+"""Names of settings and hosts in reports. They name other data or another host that `--set` put in place."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from chasm.train.config import flat
 from chasm.train.yaml_text import parse_yaml
 
 # Keys of a recipe that read better in words than as "key value".
-WORDS = {
+KEY_PHRASES = {
     "data.depth": "{} slices a volume",
     "data.options.crop": "{0} x {0}",
     "data.options.size": "{0} x {0}",
@@ -25,7 +25,7 @@ def setting_title(name: str, overrides: Sequence[str]) -> str:
     """Return the title of a setting.
 
     Args:
-        name: of the setting.
+        name: name of the setting.
         overrides: ``a.b=c``, those of data and task among them.
 
     >>> setting_title("cc359-x8", ["data.options.part=tumour_lgg_flair", "data.options.crop=128"])
@@ -51,7 +51,7 @@ def host_label(name: str, overrides: Sequence[str]) -> str:
     """Return the label of a host.
 
     Args:
-        name: of the host.
+        name: name of the host.
         overrides: ``a.b=c``, those of the backbone among them.
 
     >>> host_label("hifi-mamba", ["backbone.name=unet", "backbone.options={width: 8, levels: [0, 1]}"])
@@ -63,22 +63,22 @@ def host_label(name: str, overrides: Sequence[str]) -> str:
 
 
 def _changes(overrides: Sequence[str], parts: Sequence[str]) -> dict[str, object]:
-    """Return the changes of some parts of a recipe: dotted key to value; of several changes of a key the last."""
-    found: dict[str, object] = {}
+    """Return the changes of some parts of a recipe: dotted key to value. The last change of a key counts."""
+    changes: dict[str, object] = {}
     for override in overrides:
         key, _, text = override.partition("=")
         if key.partition(".")[0] in parts and key != "data.path":
             value = parse_yaml(text, override)
-            found |= flat(value, key)
-    return found
+            changes |= flat(value, key)
+    return changes
 
 
 def _in_words(changes: dict[str, object]) -> list[str]:
-    found = []
+    phrases = []
     for key, value in changes.items():
         name = key.rpartition(".")[2].replace("_", " ")
-        found.append(WORDS[key].format(_value(value)) if key in WORDS else f"{name} {_value(value)}")
-    return found
+        phrases.append(KEY_PHRASES[key].format(_value(value)) if key in KEY_PHRASES else f"{name} {_value(value)}")
+    return phrases
 
 
 def _value(value: object) -> str:

@@ -19,14 +19,14 @@ class Quote(NamedTuple):
 
 def _table(text: str, columns: list[tuple[str, str]], over: str = "cases") -> dict[str, dict[str, dict[str, Quote]]]:
     """Lines of a mixer and one value (or value±spread) per (column group, metric) -> group -> mixer -> metric."""
-    found: dict[str, dict[str, dict[str, Quote]]] = {}
+    quotes: dict[str, dict[str, dict[str, Quote]]] = {}
     for line in text.strip().splitlines():
         mixer, *values = line.split()
         for (group, metric), value in zip(columns, values, strict=True):
             mean, _, spread = value.partition("±")
             quote = Quote(float(mean), float(spread) if spread else None, over)
-            found.setdefault(group, {}).setdefault(mixer, {})[metric] = quote
-    return found
+            quotes.setdefault(group, {}).setdefault(mixer, {})[metric] = quote
+    return quotes
 
 
 def _columns(groups: tuple[str, ...], metrics: tuple[str, str]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from chasm.common.files import read_json, write_json
+from chasm.common.files import expanded, read_json, write_json
 from chasm.common.registry import suggest
 from chasm.mixers import MIXERS
 from chasm.studies import labels
@@ -59,7 +59,7 @@ class PlannedRun:
 
     @property
     def key(self) -> str:
-        """The name of the run, and of its folder."""
+        """Name of the run and of its folder."""
         return self.config.name
 
 
@@ -77,7 +77,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study with everything decided that its declaration leaves open.
+    """A study with the choices that its declaration leaves open: scale, protocol, seeds, paths and overrides.
 
     Protocols: `default` takes every mixer as shipped, `matched` one step size for all parameters, and `tuned` a step
     size of the spectral parameters that validation chooses among short runs (see `chasm.studies.tuning`).
@@ -96,17 +96,17 @@ class Plan:
 
     @property
     def own_parts(self) -> list[str]:
-        """The overrides that change data, task, host or mixers, so that the paper's numbers do not apply."""
+        """Overrides that change data, task, host or mixers, so that the paper's numbers do not apply."""
         own = [o for o in self.overrides if o.partition(".")[0] in ("data", "task", "backbone", "mixer")]
         return [o for o in own if o.partition("=")[0] != "data.path"]
 
     @property
     def quotes(self) -> Quotes:
-        """The numbers that the paper prints for the runs; none where these are on other data or in another host."""
+        """Numbers that the paper prints for the runs; none if the runs are on other data or in another host."""
         return {} if self.own_parts else self.study.quotes
 
     def setting_title(self, setting: str) -> str:
-        """Return the title of a setting in reports. Where overrides put other data in its place, it names these.
+        """Return the title of a setting in reports. It names other data that overrides put in place.
 
         Args:
             setting: name of the setting.
@@ -115,7 +115,7 @@ class Plan:
         return title.replace(f"{size} x {size}", f"{TINY_SIZE} x {TINY_SIZE}") if self.scale == "tiny" else title
 
     def host_label(self, host: str) -> str:
-        """Return the label of a host in reports. Where overrides put another host in its place, it names that.
+        """Return the label of a host in reports. It names another host that overrides put in place.
 
         Args:
             host: name of the host.
@@ -123,10 +123,10 @@ class Plan:
         return labels.host_label(host, self.overrides)
 
     def arm(self, name: str) -> Arm:
-        """Return an arm, with the options that overrides set, its mixer has and the arm itself leaves open.
+        """Return an arm, with those options of overrides that its mixer has and the arm itself does not set.
 
         Args:
-            name: of the arm.
+            name: name of the arm.
         """
         arm = get_arm(name)
         known = MIXERS.options(arm.mixer.name).keys() - arm.mixer.options.keys()
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def points(self) -> list[tuple[str, str, str, float | None, int]]:
-        """Setting, host, arm, multiplier (None: not yet chosen) and seed of every run, once where grids share it."""
+        """Setting, host, arm, multiplier (None if not yet chosen) and seed of every run. Grids may share a run."""
         points = (
             (setting, host, arm, self._multiplier(setting, host, arm), seed)
             for grid in self.study.grids
@@ -148,18 +148,18 @@ class Plan:
 
     @cached_property
     def runs(self) -> list[PlannedRun]:
-        """The runs that give results; those whose multiplier is not chosen yet are left out."""
+        """The runs that give results, without those whose multiplier is not chosen yet."""
         runs = (self._run(s, h, a, m, seed) for s, h, a, m, seed in self.points if m is not None)
         return list({run.key: run for run in runs}.values())
 
     @cached_property
     def selection_runs(self) -> list[PlannedRun]:
-        """The short runs among which validation chooses; none unless the protocol is `tuned`."""
+        """The short runs among which validation chooses. Only the protocol `tuned` has any."""
         return [self.selection_run(selection, m) for selection in self.open_selections for m in selection.grid]
 
     @property
     def open_selections(self) -> list[Selection]:
-        """The selection of every arm with spectral parameters under `tuned`, decided or not."""
+        """The selection, decided or not, of every arm with spectral parameters under `tuned`."""
         known = {(s.setting, s.host, s.arm): s for s in self.selections}
         places = dict.fromkeys(point[:3] for point in self.points)
         return [known.get(place, Selection(*place)) for place in places if self._is_tuned(place[2])]
@@ -169,7 +169,7 @@ class Plan:
         return self._run(selection.setting, selection.host, selection.arm, multiplier, SELECTION_SEED, True)
 
     def folder(self, root: str | Path, run: PlannedRun) -> Path:
-        """Return the folder of a run. It does not depend on the study: a run that two studies share is made once."""
+        """Return the folder of a run. It does not depend on the study, so that studies share equal runs."""
         return Path(root) / self.scale / run.key
 
     def _is_tuned(self, arm: str) -> bool:
@@ -205,9 +205,9 @@ class Plan:
         if is_selection:
             tail += ".select"
             training = _shortened(training, self.selection_steps)
-        if _default_step_scale(arm) is None:  # the multiplier belongs to the optimiser
+        if _default_step_scale(arm) is None:  # the optimiser applies the multiplier
             training = training.model_copy(update={"spectral_multiplier": float(multiplier)})
-        elif kind == "train" and get_arm(arm).spectral:  # the mixer has it built in
+        elif kind == "train" and get_arm(arm).spectral:  # the mixer applies it
             mixer = mixer.model_copy(update={"options": mixer.options | {"step_scale": float(multiplier)}})
         changes = {"name": f"{setting}.{host}.{arm}{tail}", "seed": seed, "mixer": mixer, "train": training}
         config = base.model_copy(update=changes)
@@ -215,19 +215,19 @@ class Plan:
 
 
 def _mixer_options(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the options of mixers that overrides set: option to value."""
+    """Return the mixer options that overrides set: option to value."""
     parts = (o.removeprefix(MIXER_OPTIONS).partition("=") for o in overrides if o.startswith(MIXER_OPTIONS))
     return {key: parse_yaml(value, f"--set {MIXER_OPTIONS}{key}={value}") for key, _, value in parts}
 
 
 def _from_here(override: str) -> str:
-    """Return an override with a path that means the same in every folder."""
+    """Return an override with an absolute path, which means the same in every folder."""
     key, _, value = override.partition("=")
-    return f"{key}={Path(value).expanduser().absolute()}" if key == "data.path" and value else override
+    return f"{key}={expanded(value).absolute()}" if key == "data.path" and value else override
 
 
 def factor_text(value: str | float | None) -> str:
-    """Return the value of a factor as it is written after --only: 30 and 30.0 are the same multiplier."""
+    """Return the value of a factor as text for --only, where 30 and 30.0 are the same multiplier."""
     return value if isinstance(value, str) else "" if value is None else f"{value:g}"
 
 
@@ -239,7 +239,7 @@ def _shortened(training: Training, steps: int) -> Training:
 
 
 def _default_step_scale(arm: str) -> float | None:
-    """Return the step scale that the mixer of an arm has built in, None where it has none."""
+    """Return the default step scale of the mixer of an arm, None if the mixer has no step scale."""
     scale: float | None = MIXERS.get(get_arm(arm).mixer.name).default_step_scale  # type: ignore[attr-defined]
     return scale
 
@@ -260,14 +260,14 @@ def make_plan(
         study: a name of `chasm.studies.STUDIES`.
         scale: "tiny", "proxy" or "full".
         protocol: "default", "matched" or "tuned"; see `Plan`.
-        seeds: instead of those the study declares.
-        paths: "proxy" to the folder of the bundle, or dataset to folder. Needed to run, not to look.
-        overrides: ``a.b=c``, changes of the config of every run; ``mixer.options.a=c`` of every arm whose mixer has
-            the option.
-        arms: arms of another study, or any registered mixers, that stand in every grid beside the study's own, with
-            options or without: "chasm(bins=256)".
-        selection_steps: steps of a selection run under `tuned`; at most those of a run of the study. A study whose
-            length is given in epochs takes them as they are.
+        seeds: replace the seeds that the study declares.
+        paths: "proxy" to the folder of the bundle, or dataset to folder. Needed only to run the plan.
+        overrides: ``a.b=c`` changes the config of every run, and ``mixer.options.a=c`` every arm whose mixer has the
+            option.
+        arms: arms of another study, or any registered mixers, to add to every grid. Options may follow in brackets, as
+            in "chasm(bins=256)".
+        selection_steps: steps of a selection run under `tuned`, at most those of a run of the study. A study whose
+            length is given in epochs does not limit them.
 
     Raises:
         ValueError: if a name is unknown, or an override sets what the runs of a study differ in.
@@ -282,8 +282,8 @@ def make_plan(
         if key.startswith(MIXER_OPTIONS) and key != f"{MIXER_OPTIONS}step_scale":
             continue
         if any(key == f or key.startswith(f"{f}.") or f.startswith(f"{key}.") for f in FACTORS):
-            raise ValueError(f"--set {override}: {key} is what the runs of a study differ in: it cannot be set for all")
-    arms = ["".join(arm.split()) for arm in arms]  # one spelling of options, since runs are named after it
+            raise ValueError(f"--set {override}: the runs of a study differ in {key}, so it cannot be set for all")
+    arms = ["".join(arm.split()) for arm in arms]  # without spaces, since the names of runs contain the options
     for arm in arms:
         get_arm(arm)
     plan = Plan(
@@ -351,14 +351,14 @@ def _record(root: str | Path, study: str, scale: str, protocol: str) -> Path:
 
 
 def save_plan(plan: Plan, root: str | Path) -> None:
-    """Write what the study was started with beside its runs, for `status` and `report`."""
+    """Write the arguments of the study beside its runs, for `status` and `report`."""
     saved = ("scale", "protocol", "seeds", "paths", "overrides", "arms", "selection_steps")
     record = {"study": plan.study.name} | {name: getattr(plan, name) for name in saved}
     write_json(_record(root, plan.study.name, plan.scale, plan.protocol), record)
 
 
 def arms_left_out(plan: Plan, root: str | Path) -> list[str]:
-    """Return the arms that the study was last started with in this folder and that this plan does not have."""
+    """Return the arms that this plan lacks and that the study was last started with in this folder."""
     path = _record(root, plan.study.name, plan.scale, plan.protocol)
     previous = read_json(path).get("arms", []) if path.is_file() else []
     return [arm for arm in previous if arm not in plan.arms]
@@ -370,8 +370,8 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
     Args:
         root: folder of the runs.
         study: name of the study.
-        scale: as it was started.
-        protocol: as it was started.
+        scale: the scale it was started with.
+        protocol: the protocol it was started with.
 
     Raises:
         FileNotFoundError: if it was not started there.
@@ -386,6 +386,8 @@ def load_plan(root: str | Path, study: str, scale: str = "tiny", protocol: str =
         )
     content = read_json(path)
     try:
+        if any(type(seed) is not int for seed in content.get("seeds") or ()):
+            raise ValueError("seeds: expected whole numbers")
         return make_plan(**content)
     except UnknownArmError as e:
         raise UnknownArmError(f"{path}: {e}") from None

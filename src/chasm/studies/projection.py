@@ -1,4 +1,4 @@
-"""What a run loses when its untied mixers get the best shared basis, scored on its test split."""
+"""Give the untied mixers of a run the best shared basis, and score on its test split what the run loses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from chasm.common.precision import tf32
 from chasm.mixers.chasm import CHASM
 from chasm.studies.statistics import Interval, difference
 from chasm.surgery.harmonise import harmonise
-from chasm.train.checkpoints import holds_work, refuse_other_files
+from chasm.train.checkpoints import holds_work, refuse_foreign_files
 from chasm.train.config import Part, RunConfig, differences, dump, load_recipe
-from chasm.train.evaluation import measure, save_examples, split_of
+from chasm.train.evaluation import save_examples, score_split, split_of
 from chasm.train.run import Run, environment, load_run, score
 from chasm.train.weights import WEIGHTS, save_weights
 
@@ -27,7 +27,7 @@ class Projection:
     after: dict[str, dict[str, float]]
 
     def difference(self, metric: str) -> Interval:
-        """After minus before, paired by case."""
+        """Return the score after minus the score before, paired by case."""
         sides = [{case: scores[metric] for case, scores in cases.items()} for cases in (self.after, self.before)]
         return difference(sides[:1], sides[1:], metric)
 
@@ -38,7 +38,7 @@ def has_untied(model: nn.Module) -> bool:
 
 
 def harmonised_folder(folder: Path) -> Path:
-    """Return where the harmonised run of a run is kept, so that a report finds it."""
+    """Return the folder of the harmonised run, where a report looks for it."""
     return folder / "harmonised"
 
 
@@ -63,7 +63,7 @@ def project_run(
     config, out, device = _shared_config(run.config), out or harmonised_folder(run.folder), torch.device(device)
     if holds_work(out) and (other := differences(load_recipe(out / "config.yaml"), config)):
         raise ValueError(f"{out} holds a run with another config: {other}: choose another folder, or remove it")
-    refuse_other_files(out)
+    refuse_foreign_files(out)
     with tf32(config.train.tf32):
         data = split_of(run, "test", device, data_path)
         before = score(run.model, run.task, data, device, config.train.batch, config.train.workers)
@@ -73,9 +73,9 @@ def project_run(
         write_json(out / "environment.json", facts)
         write_text(out / "config.yaml", dump(config))
         save_weights(out / WEIGHTS, run.model.state_dict(), run.images)
-        harmonised = load_run(out, device)  # as everyone else will read it
+        harmonised = load_run(out, device)  # score what was written, not what is in memory
         save_examples(harmonised, data, device)
-        metrics = measure(harmonised, data, device)
+        metrics = score_split(harmonised, data, device)
     write_json(out / "metrics.json", metrics)
     return Projection(out, before.per_case, metrics["cases"])
 
@@ -84,8 +84,7 @@ def harmonise_slots(model: nn.Module) -> None:
     """Replace every untied CHASM in a model by its harmonised mixer, in place."""
     untied = [(name, m) for name, m in model.named_modules() if isinstance(m, CHASM) and m.basis == "untied"]
     for name, mixer in untied:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, harmonise(mixer))
+        model.set_submodule(name, harmonise(mixer))
 
 
 def _shared_config(config: RunConfig) -> RunConfig:

@@ -11,13 +11,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from chasm.common.files import json_safe, read_json
+from chasm.common.files import MAKE_AGAIN, json_safe, read_json
 from chasm.studies.paper import Quote
 from chasm.train.config import RunConfig
 
 FORMAT = 2  # of report.json; 1 had "cells" instead of "runs", and no "selections"
-MAKE_AGAIN = "remove it, and the command that made it makes it again"
-
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null: not finite
 
 
@@ -32,7 +30,7 @@ class _FromFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the record. Keys that are no fields are left out, and a null stands for the default.
+        """Read the record. Keys that are not fields are ignored, and a null stands for the default.
 
         Raises:
             ValueError: with one line that names the file and the key, if a value has another type than it should.
@@ -51,7 +49,7 @@ class _FromFile:
 class Reference:
     """Scores of the method that needs no training (zero-filled, bicubic) in a setting."""
 
-    name: str
+    name: Annotated[str, BeforeValidator(lambda name: name or "reference")]  # a user's own task may leave it out
     mean: dict[str, Number]
     std: dict[str, Number]
     setting: str = ""
@@ -59,7 +57,7 @@ class Reference:
 
 @dataclass
 class Metrics(_FromFile):
-    """What metrics.json of a run holds, as far as studies use it. Scores that are null there are nan."""
+    """The part of a run's metrics.json that studies use. Scores that are null there are nan."""
 
     # Test case to metric to score.
     cases: Annotated[dict[str, dict[str, Number]], AfterValidator(_same_metrics)] = field(default_factory=dict)
@@ -87,8 +85,17 @@ class Metrics(_FromFile):
 
 
 @dataclass
+class Start:
+    """The weights that a run began with: from `train.start`."""
+
+    name: str
+    sha256: str
+    steps: int | None = None
+
+
+@dataclass
 class Environment(_FromFile):
-    """What environment.json of a run says about where it ran."""
+    """The part of a run's environment.json that says where it ran."""
 
     device: str = ""
     python: str = ""
@@ -99,6 +106,7 @@ class Environment(_FromFile):
     seed: int | None = None
     with_files: Annotated[dict[str, str], Field(validation_alias="with")] = field(default_factory=dict)  # to SHA-256
     plugins: dict[str, str] = field(default_factory=dict)  # "group: name" to package and version
+    start: Start | None = None
 
 
 @dataclass
@@ -229,7 +237,7 @@ class Falsification:
 
 
 def data_kind(runs: Iterable[RunRecord]) -> str:
-    """Return "proxy data" or "embedded data" where runs were tested on other data than their settings name."""
+    """Return "proxy data" or "embedded data" if runs were tested on other data than their settings name."""
     sources = {run.metrics.source for run in runs if run.metrics and run.metrics.cases}
     if any("proxy" in source for source in sources):
         return "proxy data"
@@ -329,11 +337,11 @@ class Results:
         return [m for m in wanted if m in rows[0].scores] or list(rows[0].scores)
 
     def data_kind(self, setting: str | None = None) -> str:
-        """Return "proxy data" or "embedded data" where the numbers are not on the dataset that the setting names."""
+        """Return "proxy data" or "embedded data" if the numbers are not on the dataset that the setting names."""
         return data_kind([run for run in self.runs if setting in (None, run.setting)])
 
     def place_name(self, setting: str, host: str) -> str:
-        """Return the title of a setting in a host, with the kind of data where that needs to be said."""
+        """Return the title of a setting in a host, with the kind of data if it is not the setting's own."""
         kind, title = self.data_kind(setting), self.settings[setting].title
         parts = (title, "" if kind.partition(" ")[0] in title else kind, self.hosts[host])
         return ", ".join(part for part in parts if part)

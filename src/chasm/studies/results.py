@@ -1,15 +1,15 @@
-"""From the run folders of a study to its results."""
+"""Read the results of a study from its run folders."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from chasm.common.files import MAKE_AGAIN
 from chasm.studies.catalogue import paper_extras
 from chasm.studies.comparisons import compare, falsify, per_seed
 from chasm.studies.factors import SETTINGS
 from chasm.studies.plan import Plan, PlannedRun, Selection
 from chasm.studies.records import (
-    MAKE_AGAIN,
     ArmInfo,
     ArmResult,
     Environment,
@@ -65,7 +65,7 @@ def collect(plan: Plan, root: str | Path) -> Results:
 
 
 def read_environment(path: Path) -> Environment | None:
-    """Read environment.json of a run; None where there is none that can be read."""
+    """Read environment.json of a run; None if it is not there or cannot be read."""
     try:
         return Environment.read(path)
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def score_over(seeds: Sequence[dict[str, float]]) -> Score:
 
 
 def references_of(runs: Sequence[RunRecord]) -> list[Reference]:
-    """Return the reference of every setting: that of its first finished run, since all runs have the same."""
+    """Return the reference of every setting. All runs of a setting have the same, so the first one is taken."""
     references: dict[str, Reference] = {}
     for run in runs:
         if run.metrics and run.metrics.reference and run.setting not in references:

@@ -1,4 +1,4 @@
-"""Run what is missing of a study. Interrupt it at any time and start it again: it goes on where it was."""
+"""Run what is missing of a study. An interrupted study goes on from where it was when it is started again."""
 
 import inspect
 import signal
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chasm.common.files import expanded
 from chasm.common.signals import heeded_signals
 from chasm.common.text import counted
 from chasm.data.base import DATASETS, FileDataset, existing
@@ -60,7 +61,7 @@ def run(
         root: folder of the runs.
         executor: "local", "ray" or "slurm".
         at_once: runs at a time on this machine, or tasks at a time under SLURM.
-        address: of the Ray cluster; None for one on this machine.
+        address: address of the Ray cluster; None for one on this machine.
         cpus: CPUs of a run under Ray or SLURM.
         gpus: GPUs of a run under Ray or SLURM.
         minutes: time limit of a task under SLURM.
@@ -68,17 +69,17 @@ def run(
         say: where messages go.
 
     Raises:
-        ValueError: if a folder of data is missing, or the folders of the runs hold others.
+        ValueError: if a folder of data is missing, or a folder of a run holds another run.
     """
     if missing := missing_paths(plan):
         options = " ".join(f"--path {key}=FOLDER" for key in missing)
         raise ValueError(f"study {plan.study.name!r} at scale {plan.scale} reads files: give {options}")
-    root = Path(root).expanduser()
+    root = expanded(root)
     plan = with_selections(plan, root)
     _check_configs(plan, root)
     if left_out := arms_left_out(plan, root):
         options = " ".join(f"--arm {arm}" for arm in left_out)
-        say(f"note: runs of {', '.join(left_out)} stay, but leave the report: add {options} to keep them in it")
+        say(f"note: the report leaves out the runs of {', '.join(left_out)}: add {options} to keep them in it")
     _check_data(plan)
     save_plan(plan, root)
     outcomes: dict[str, str] = {}
@@ -86,7 +87,8 @@ def run(
         while True:
             jobs = [job for job in jobs_of(plan, root) if job["key"] not in outcomes]
             if jobs or not outcomes:
-                say(f"{plan.study.name}: {counted(len(plan.points), 'run')}, {len(jobs)} to do{_selecting(plan)}")
+                chosen = f" ({text})" if (text := stage(plan)) else ""
+                say(f"{plan.study.name}: {counted(len(plan.points), 'run')}, {len(jobs)} to do{chosen}")
             if not jobs:
                 return outcomes
             if executor == "ray":
@@ -109,13 +111,8 @@ def run(
             plan = with_selections(plan, root)
 
 
-def _selecting(plan: Plan) -> str:
-    """Say how far the choice of step sizes is, to be put behind the number of runs."""
-    return f" ({text})" if (text := stage(plan)) else ""
-
-
 def _check_data(plan: Plan) -> None:
-    """Refuse folders without the cases that the runs read: one line, before every run says the same.
+    """Refuse folders without the cases that the runs read, in one line instead of one for every run.
 
     Raises:
         ValueError: if a folder is not there, is no dataset of its kind, or has no case in a split.
@@ -133,7 +130,7 @@ def _check_data(plan: Plan) -> None:
 
 
 def _check_configs(plan: Plan, root: Path) -> None:
-    """Refuse folders with another config: a forgotten --set must not mix two studies.
+    """Refuse folders with another config, so that a forgotten --set does not mix two studies.
 
     Raises:
         ValueError: if a run on disk has another config than the plan.
@@ -151,7 +148,7 @@ def _check_configs(plan: Plan, root: Path) -> None:
 
 @contextmanager
 def _term_as_interrupt() -> Iterator[None]:
-    """SIGTERM, SIGUSR1 and SIGHUP, as schedulers send them, stop the runs in order just as Ctrl-C does.
+    """Let SIGTERM, SIGUSR1 and SIGHUP, which schedulers send, stop the runs in the same way as Ctrl-C.
 
     Raises:
         KeyboardInterrupt: with the number of the signal.

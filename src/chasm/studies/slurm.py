@@ -17,8 +17,8 @@ from chasm.studies.state import failed, state
 from chasm.studies.worker import Job
 from chasm.train.config import RunConfig
 
-MAX_REQUEUES = 1000  # after time limits; a cell goes on where it was, so only a cell that never saves meets this
-MIN_MINUTES = 5  # a task is told to save 90 to 150 seconds before its limit, and needs some to start
+MAX_REQUEUES = 1000  # after time limits; only a cell that never saves can need so many
+MIN_MINUTES = 5  # a task is told to save 90 to 150 seconds before its limit, and needs some time to start
 POLL_SECONDS = 5.0
 
 
@@ -45,12 +45,11 @@ def on_slurm(
         cpus: CPUs of a task, and the number of its threads.
         gpus: GPUs of a task.
         minutes: time limit of a task, 5 or more.
-        partition: of the cluster; None for its default.
+        partition: partition of the cluster; None for its default.
         cluster: "slurm"; "local" runs the tasks on this machine, for tests.
 
     Raises:
-        ValueError: if submitit or SLURM is not installed, GPUs are not a whole number, or the time limit leaves none to
-            work in.
+        ValueError: if submitit or SLURM is not installed, GPUs are not a whole number, or the time limit is too short.
     """
     try:
         import submitit
@@ -83,7 +82,7 @@ def on_slurm(
     try:
         while waiting:
             gone = _not_in_the_queue(waiting) if cluster == "slurm" else {task for task in waiting if task.done()}
-            # A task that ends now may have left the queue before its result can be seen: it is looked for twice.
+            # A task may leave the queue before its result is visible, so it must be absent twice.
             ended = [task for task in waiting if task.paths.result_pickle.exists() or task in gone & absent]
             absent = gone
             for task in ended:
@@ -96,7 +95,7 @@ def on_slurm(
 
 
 class Cell:
-    """A task: it runs one cell in a process of its own. submitit calls `checkpoint` shortly before the time limit."""
+    """A task that runs one cell in its own process. submitit calls `checkpoint` shortly before the time limit."""
 
     process: WorkerProcess | None = None
 
@@ -118,7 +117,7 @@ class Cell:
 
 
 def _not_in_the_queue(tasks: Iterable[Any]) -> set[Any]:
-    """Return the tasks that neither wait nor run. squeue tells them, which needs no accounting."""
+    """Return the tasks that neither wait nor run, according to squeue, which needs no accounting."""
     command = ["squeue", "--noheader", "--all", "--array", "--format=%i", f"--user={getpass.getuser()}"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
@@ -130,8 +129,8 @@ def _not_in_the_queue(tasks: Iterable[Any]) -> set[Any]:
 def _outcome(job: Job, task: Any) -> str:
     """Return the outcome of a task that has ended, read from the folder of its cell."""
     folder = Path(job["folder"])
-    found = state(folder, RunConfig.model_validate(job["config"]))[0]
-    if found in ("done", "failed", "running"):
-        return found
+    outcome = state(folder, RunConfig.model_validate(job["config"]))[0]
+    if outcome in ("done", "failed", "running"):
+        return outcome
     failed(folder, f"SLURM job {task.job_id} ended as {task.state}; its log is {task.paths.stderr}")
     return "failed"

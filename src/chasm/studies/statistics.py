@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DRAWS = 4000
+RESAMPLES = 4000
 # Digits of a printed score. A difference has one digit more, and counts as zero if it prints as zero.
 DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3}
 MAX_ERROR = 0.05  # the chance of a false win or loss: in one comparison, or after Holm's correction in a table
@@ -68,7 +68,7 @@ def difference(
     theirs: Sequence[Mapping[str, float]],
     metric: str | None = None,
     *,
-    draws: int = DRAWS,
+    draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
     """Return the mean of ours - theirs, case by case, with its interval.
@@ -78,7 +78,7 @@ def difference(
         theirs: scores of the other mixer for the same seeds and cases.
         metric: name of the score; a difference that prints as zero is then "level".
         draws: number of bootstrap draws.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ValueError: if seeds or cases differ.
@@ -96,18 +96,18 @@ def difference(
     return mean_difference(d, metric, draws=draws, seed=seed)
 
 
-def mean_difference(d: np.ndarray, metric: str | None = None, *, draws: int = DRAWS, seed: int = 0) -> Interval:
+def mean_difference(d: np.ndarray, metric: str | None = None, *, draws: int = RESAMPLES, seed: int = 0) -> Interval:
     """Return the mean of paired differences, with its interval.
 
     Args:
         d: differences, (seeds, cases) or (masks, seeds, cases).
         metric: name of the score; a difference that prints as zero is then "level".
         draws: number of bootstrap draws.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     means = resampled(d, draws=draws, seed=seed)
     digits = None if metric is None else printed_digits(metric)
-    return Interval(float(d.mean()), *interval(means), d.shape[-1], d.shape[-2], digits, two_sided(means))
+    return Interval(float(d.mean()), *central_interval(means), d.shape[-1], d.shape[-2], digits, two_sided(means))
 
 
 def two_sided(means: np.ndarray) -> float:
@@ -131,14 +131,14 @@ def holm(p: Sequence[float]) -> list[float]:
     [0.03, 0.06, 0.06]
     """
     order = np.argsort(p, kind="stable")
-    found, largest = [0.0] * len(p), 0.0
+    corrected, largest = [0.0] * len(p), 0.0
     for rank, i in enumerate(order):
         largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
-        found[i] = largest
-    return found
+        corrected[i] = largest
+    return corrected
 
 
-def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
+def resampled(d: np.ndarray, *, draws: int = RESAMPLES, seed: int = 0) -> np.ndarray:
     """Return bootstrap means, one a draw: seeds, cases and, where there are several, masks are drawn with replacement.
 
     The draws of seeds and cases do not depend on the number of masks.
@@ -146,7 +146,7 @@ def resampled(d: np.ndarray, *, draws: int = DRAWS, seed: int = 0) -> np.ndarray
     Args:
         d: differences, (seeds, cases) or (masks, seeds, cases).
         draws: number of draws.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     d = d[None] if d.ndim == 2 else d
     rng, mask_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
@@ -172,7 +172,7 @@ def _blocks(draws: int, cases: int) -> list[int]:
     return [size] * (draws // size) + [draws % size] * bool(draws % size)
 
 
-def interval(means: np.ndarray) -> tuple[float, float]:
+def central_interval(means: np.ndarray) -> tuple[float, float]:
     """Return the limits of the central 95 % of resampled values."""
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
@@ -193,6 +193,6 @@ def drop(structured: np.ndarray, random: np.ndarray, *, digits: int = 6) -> tupl
     is_gain = round(float(structured.mean()), digits) > 0
     value = 100 * (1 - float(random.mean() / structured.mean())) if is_gain else float("nan")
     below, above = resampled(structured), resampled(random)
-    if interval(below)[0] <= 0:
+    if central_interval(below)[0] <= 0:
         return value, -float("inf"), float("inf")
-    return value, *interval(100 * (1 - above / below))
+    return value, *central_interval(100 * (1 - above / below))

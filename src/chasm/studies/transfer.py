@@ -24,7 +24,7 @@ SIZE_OPTIONS = {
 
 @dataclass(frozen=True)
 class Transfer:
-    """What happened to one run at one size: its mean scores, or why there are none."""
+    """The mean scores of one run at one size, or the reason why there are none."""
 
     run: str
     size: int
@@ -33,21 +33,21 @@ class Transfer:
 
 
 def sizes_of(plan: Plan) -> list[int]:
-    """Return the sizes that a study declares; at tiny scale, as many times those of training as at full scale."""
+    """Return the sizes that a study declares. At tiny scale they have the same ratio to the size of training."""
     trained = image_size(SETTINGS[plan.study.grids[0].settings[0]], "full")
     return [size * TINY_SIZE // trained if plan.scale == "tiny" else size for size in plan.study.sizes]
 
 
 def transfer_file(folder: Path, size: int) -> Path:
-    """Return where the scores of a run at a size are kept, so that a report finds them."""
+    """Return the file with the scores of a run at a size, where a report looks for it."""
     return folder / "sizes" / f"{size}.json"
 
 
 def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return scores of the best weights of a run on test images of another size. What is already scored is read.
+    """Return scores of the best weights of a run on test images of another size. Stored scores are read.
 
     Args:
-        folder: of a finished run.
+        folder: folder of a finished run.
         size: height and width of the images.
         device: device to compute on.
 
@@ -71,9 +71,9 @@ def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") ->
     except RuntimeError as e:
         raise ValueError(f"{run.config.backbone.name} takes no {size} x {size} images: {e}") from e
     assert summary is not None
-    found = {"size": size, "cases": summary.per_case, "mean": {k: s.mean for k, s in summary.stats.items()}}
-    write_json(file, found)
-    return found
+    record = {"size": size, "cases": summary.per_case, "mean": {k: s.mean for k, s in summary.stats.items()}}
+    write_json(file, record)
+    return record
 
 
 def transfer(plan: Plan, root: str | Path, sizes: list[int], device: torch.device | str = "cpu") -> list[Transfer]:
@@ -85,14 +85,14 @@ def transfer(plan: Plan, root: str | Path, sizes: list[int], device: torch.devic
         sizes: heights and widths of the images.
         device: device to compute on.
     """
-    found = []
+    transfers = []
     for planned in plan.runs:
         folder = plan.folder(root, planned)
         if state(folder, planned.config)[0] != "done":
             continue
         for size in sizes:
             try:
-                found.append(Transfer(planned.key, size, transfer_run(folder, size, device)["mean"]))
+                transfers.append(Transfer(planned.key, size, transfer_run(folder, size, device)["mean"]))
             except ValueError as e:
-                found.append(Transfer(planned.key, size, None, str(e)))
-    return found
+                transfers.append(Transfer(planned.key, size, None, str(e)))
+    return transfers

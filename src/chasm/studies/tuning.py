@@ -4,7 +4,7 @@ Every arm with spectral parameters trains a short run per multiplier of a grid, 
 validation score is chosen. When that is the smallest or largest of the grid, the grid is extended by about a factor of
 three in that direction, at most three times. Then the chosen multiplier alone is trained at full length with all seeds.
 
-This is the only place where a plan depends on results: everything else asks `with_selections` for the present state.
+Only this file makes a plan depend on results; other files call `with_selections` for the present state.
 """
 
 import math
@@ -74,13 +74,13 @@ def _scores(plan: Plan, selection: Selection, root: Path) -> dict[float, float |
 
 
 def assume_choices(plan: Plan) -> Plan:
-    """Return the plan with a multiplier for every arm, so that runs which are still to come can be counted."""
+    """Return the plan with a multiplier for every arm, so that runs without a chosen multiplier can be counted."""
     selections = (replace(s, chosen=s.grid[0] if s.chosen is None else s.chosen) for s in plan.open_selections)
     return replace(plan, selections=tuple(selections))
 
 
 def stage(plan: Plan) -> str:
-    """Say how far the choice of step sizes is, in one line; empty where there is nothing to choose."""
+    """Say in one line how many step sizes are chosen; empty if there is nothing to choose."""
     selections = plan.open_selections
     if not selections:
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from chasm.common.extensions import load, loaded
+from chasm.common.extensions import load_extensions, loaded
 from chasm.common.files import write_json, write_text
 from chasm.common.locks import BusyError
 from chasm.studies.state import clear_failure, failed, working_on
@@ -59,12 +59,12 @@ def run_cell(job: Job) -> str:
         with working_on(folder):
             clear_failure(folder)
             try:
-                load(job["with"])
+                load_extensions(job["with"])
                 config = load_recipe(job["config"])
                 if job["kind"] == "cost":
                     write_text(folder / "config.yaml", dump(config))
                     write_json(folder / "environment.json", environment(config, torch.device("cpu"), (1, *job["size"])))
-                    write_json(folder / "metrics.json", measure(config, tuple(job["size"])))
+                    write_json(folder / "metrics.json", count_model(config, tuple(job["size"])))
                 else:
                     from chasm.train import train
 
@@ -77,7 +77,7 @@ def run_cell(job: Job) -> str:
         return "running"
 
 
-def measure(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
+def count_model(config: RunConfig, size: tuple[int, int]) -> dict[str, Any]:
     """Count multiply-adds of the model for one complex image, and parameters, from shapes alone.
 
     Returns:

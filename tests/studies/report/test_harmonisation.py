@@ -89,6 +89,7 @@ def test_the_figure_has_one_panel_per_method(report: Path) -> None:
     assert text.count('alt="commutators over pairs of frequencies"') == 1
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_without_weights_of_such_a_method_there_is_no_section(tmp_path: Path) -> None:
     plan = make_plan("seeds-basis", scale="tiny", seeds=[0])
     fill_plan(plan, tmp_path, "embedded brain", size=24)
@@ -97,6 +98,7 @@ def test_without_weights_of_such_a_method_there_is_no_section(tmp_path: Path) ->
     assert "Harmonisation" not in text
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_weights_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     plan = make_plan("seeds-basis", scale="tiny", seeds=[0], arms=["fno-d"])
     fill_plan(plan, tmp_path, "embedded brain", size=24)

@@ -119,7 +119,7 @@ def test_figures_are_files_and_their_gaps_are_named(out: Path) -> None:
 def test_a_folder_without_studies_gives_the_paper_alone(tmp_path: Path) -> None:
     page, runs = write_paper_page([tmp_path], tmp_path / "out")
     assert runs == 0
-    assert "No study with finished runs" in page.read_text()
+    assert "There are no finished runs" in page.read_text()
     assert not any(r["PSNR"] for r in read(tmp_path / "out", "table-3b") if r["source"] == "ours")
     assert not (tmp_path / "out" / "figure-2.png").exists()
 
@@ -141,10 +141,11 @@ def test_a_study_on_other_data_is_left_out_and_named(tmp_path: Path) -> None:
     page, runs = write_paper_page([tmp_path], tmp_path / "out")
     text = page.with_suffix(".md").read_text()
     assert runs == 0
-    assert "No study with finished runs for these tables" in text
+    assert "There are no finished runs for these tables" in text
     assert f"Left out: basis in {tmp_path}, which ran with --set data.options.content=photos" in text
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_runs_under_other_settings_are_said(tmp_path: Path) -> None:
     finish(tmp_path / "a", "basis", "arm=chasm")
     plan = part_of(make_plan("basis", "tiny", overrides=["train.lr=1e-3"]), ["arm=chasm-untied"])
@@ -160,6 +161,7 @@ def test_runs_under_other_settings_are_said(tmp_path: Path) -> None:
     assert f"Runs come from different commits of chasm: {'a' * 12} and {'b' * 12}." in text
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_code_that_changed_between_the_settings_of_a_table_is_said(tmp_path: Path) -> None:
     finish(tmp_path, "random-mask", "arm=gfnet,chasm,setting=cc359-x4,cc359-x4-random-1")
     for environment in tmp_path.glob("tiny/*random-1*/environment.json"):
@@ -199,6 +201,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         assert words in result.output + result.stderr
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_nothing_is_said_of_the_papers_numbers_where_none_are_shown(tmp_path: Path) -> None:
     part = ["data.options.part=knee_stanford_pdfs"]
     plan = make_plan("seeds-basis", scale="proxy", paths={"proxy": "bundle"}, seeds=[0], overrides=part)

@@ -164,6 +164,7 @@ def test_markdown_has_no_picture(basis: tuple[Path, Path, Results]) -> None:
     assert "data:image" not in basis[0].with_suffix(".md").read_text()
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_seeds_settings_and_falsification(tmp_path: Path) -> None:
     overrides = ["data.options.cases=12"]
     plan = make_plan("evidence", scale="tiny", seeds=[0, 1], overrides=overrides)
@@ -217,7 +218,7 @@ def test_report_of_run_folders(tmp_path: Path) -> None:
     page = report_runs(folders, tmp_path / "report.html", title="A <demo> & more", question="Which one?")
     text = page.read_text()
     for name in ("log.jsonl", "examples.npz", "weights.safetensors"):
-        assert re.search(rf"Not shown, since it cannot be read: \S*wrapper only/{name}", text)
+        assert re.search(rf"This file cannot be read and is not shown: \S*wrapper only/{name}", text)
     parsed = Page(text)
     pictures = [s for s in parsed.sources if s.startswith("data:")]
     assert len(pictures) == 5
@@ -316,6 +317,7 @@ def test_one_rival_is_named() -> None:
     assert point.endswith("CHASM against Untied basis: +1.000 dB [+0.500, +1.500], win.")
 
 
+@pytest.mark.usefixtures("numbers_only")
 def test_what_the_paper_prints_beside_the_arms_is_shown(tmp_path: Path) -> None:
     plan = make_plan("fastmri", scale="tiny")
     fill_plan(plan, tmp_path, "embedded brain", size=24)

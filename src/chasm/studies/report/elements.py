@@ -13,6 +13,11 @@ class TableCell:
     kind: str = ""  # best, paper, name, win or loss
 
 
+def verdict_cell(text: str, verdict: str) -> TableCell:
+    """Return a cell that is coloured if the verdict is a win or a loss."""
+    return TableCell(text, verdict if verdict in ("win", "loss") else "")
+
+
 @dataclass(frozen=True)
 class TableRow:
     """One line of a table."""

@@ -33,7 +33,7 @@ def read_example(folder: Path) -> Example | None:
     """Return the example of a run, None where it has saved none.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
 
     Raises:
         ValueError: with one line that names the file, if it cannot be read.
@@ -55,7 +55,7 @@ def slice_score(output: np.ndarray, target: np.ndarray) -> str:
 
     Args:
         output: an image or a label map.
-        target: of the same kind.
+        target: target of the same kind.
     """
     if target.dtype.kind in "ui":
         a, b = output > 0, target > 0

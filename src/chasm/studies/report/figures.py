@@ -34,7 +34,7 @@ STRIP = 7  # pictures side by side, at most
 
 
 def colours(arms: Sequence[str]) -> dict[str, str]:
-    """The same colour for a method in every chart of a report: `arms` are all methods of it."""
+    """Return a colour for each of the methods of a report, the same in every chart."""
     fixed = {"baseline": "#3c4654", "wrapper": GREY, "chasm": FOCUS}
     others = [a for a in arms if a not in fixed]
     return {a: fixed.get(a) or _PALETTE[others.index(a) % len(_PALETTE)] for a in arms}
@@ -51,18 +51,17 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def source(figure: "Figure", kind: str = "svg") -> str:
-    """The figure as a data URI: charts as vectors, pictures as PNG."""
-    mime = "image/svg+xml" if kind == "svg" else "image/png"
-    return f"data:{mime};base64,{base64.b64encode(encoded(figure, kind)).decode()}"
+    """Return the figure as a data URI: charts as vectors, pictures as PNG."""
+    return data_uri(encoded(figure, kind), kind)
 
 
-def png_source(content: bytes) -> str:
-    """Return the data URI of a PNG file."""
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+def data_uri(content: bytes, kind: str) -> str:
+    """Return the data URI of an SVG or PNG file."""
+    return f"data:image/{'svg+xml' if kind == 'svg' else kind};base64,{base64.b64encode(content).decode()}"
 
 
 def encoded(figure: "Figure", kind: str) -> bytes:
-    """The content of an SVG, PDF or PNG file; the same numbers give the same bytes."""
+    """Return the content of an SVG, PDF or PNG file. The same numbers give the same bytes."""
     show_dollars(figure)
     buffer = io.BytesIO()
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -71,7 +70,7 @@ def encoded(figure: "Figure", kind: str) -> bytes:
 
 
 def show_dollars(figure: "Figure") -> None:
-    """Show every text that is no formula as it is: the name of a method or case may have a $ in it."""
+    """Turn off math in every text that is no formula, because the name of a method or case may have a $ in it."""
     from matplotlib.mathtext import MathTextParser
     from matplotlib.text import Text
 
@@ -101,7 +100,7 @@ def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str)
     """Draw paired differences with their intervals, one line each; filled where the interval excludes zero.
 
     Args:
-        comparisons: of one arm against others.
+        comparisons: comparisons of one arm against others.
         labels: the names of all arms.
         unit: the metric with its unit.
     """
@@ -132,7 +131,7 @@ def _legend(figure: "Figure", entries: int) -> None:
 
 @dataclass
 class Curve:
-    """What a run logged."""
+    """The losses and validation scores that a run logged."""
 
     arm: str
     seed: int
@@ -146,7 +145,7 @@ def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> st
     """Draw validation score and training loss over steps; seeds of a method share its colour.
 
     Args:
-        curves: of the runs.
+        curves: curves of the runs.
         labels: the names of all arms of the report, which decide the colours.
         metric: the metric with its unit.
     """
@@ -176,7 +175,7 @@ def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> st
 
 
 def _smooth(values: Sequence[float]) -> np.ndarray:
-    """Running mean over about a twentieth of the run."""
+    """Return the running mean over about a twentieth of the run."""
     x, n = np.asarray(values, dtype=float), max(len(values) // 20, 1)
     if n == 1:
         return x
@@ -193,7 +192,7 @@ def panel(
 ) -> tuple[str, bool]:
     """Draw target, reference and each method, with a zoomed box and the error below.
 
-    The box is where the reference errs most: no method's output has a say in it.
+    The box is where the reference errs most, so that no method's output decides its place.
 
     Args:
         target: image (H, W) or (3, H, W) in [0, 1], or a label map of integers, which is shown over the reference.
@@ -218,17 +217,17 @@ def panel(
         own = [np.percentile(errors[label], 99.7) for label in outputs] or [np.percentile(errors[name], 99.7)]
         where, top = errors[name], max(float(max(own)), 1e-3)
     box = find_box(np.asarray(where, dtype=float))
-    wide = max(6, math.ceil(len(shown) / math.ceil(len(shown) / STRIP)))  # strips of nearly equal length
-    strips = [list(shown)[i : i + wide] for i in range(0, len(shown), wide)]
+    per_strip = max(6, math.ceil(len(shown) / math.ceil(len(shown) / STRIP)))  # strips of nearly equal length
+    strips = [list(shown)[i : i + per_strip] for i in range(0, len(shown), per_strip)]
     h, w = plain.shape[:2]
-    cell = 9.3 / wide
+    cell = 9.3 / per_strip
     titles = {label: fill(label, max(int(cell / 0.075), 8)) for label in shown}  # about 0.075 inches a letter
     lines = sum(max(titles[label].count("\n") for label in members) for members in strips)  # beyond the first
     figure = new_figure(9.4, len(strips) * cell * (2 * h / w + 1 + 0.30) + 0.16 * lines)
     parts: Any = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
     for part, members in zip(parts, strips, strict=True):
-        axes = part.subplots(3, wide, squeeze=False, height_ratios=[h / w, 1, h / w])
-        for column, label in zip(axes.T, [*members, *[None] * (wide - len(members))], strict=True):
+        axes = part.subplots(3, per_strip, squeeze=False, height_ratios=[h / w, 1, h / w])
+        for column, label in zip(axes.T, [*members, *[None] * (per_strip - len(members))], strict=True):
             for ax in column:
                 ax.set_axis_off()
             if label is not None:
@@ -258,7 +257,7 @@ def _column(axes: Any, image: np.ndarray, error: np.ndarray | None, box: tuple[i
 
 
 def _scale(ax: Any, top: float) -> None:
-    """The colours of the error, in the place the target leaves empty."""
+    """Draw the colours of the error, in the place that the target leaves empty."""
     bar = ax.inset_axes((0.1, 0.45, 0.8, 0.1))
     bar.imshow(np.linspace(0, 1, 128)[None], cmap="inferno", aspect="auto", extent=(0, top, 0, 1))
     bar.set_yticks([])
@@ -280,7 +279,7 @@ def _class_colour(value: int) -> str:
 
 
 def as_image(x: np.ndarray) -> np.ndarray:
-    """(H, W) or (3, H, W) -> what imshow takes, in [0, 1]."""
+    """Return an image (H, W) or (3, H, W) as imshow takes it, in [0, 1]."""
     x = np.clip(np.asarray(x, dtype=np.float32), 0, 1)
     return np.asarray(x.transpose(1, 2, 0)) if x.ndim == 3 else x
 
@@ -292,7 +291,7 @@ def error_map(image: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def _overlay(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Classes in colour over a grey image."""
+    """Return a grey image with the classes in colour over it."""
     from matplotlib.colors import to_rgb
 
     rgb = np.repeat(image[..., None], 3, axis=-1) if image.ndim == 2 else image.copy()
@@ -303,7 +302,7 @@ def _overlay(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def find_box(weight: np.ndarray) -> tuple[int, int, int]:
-    """Top, left and side of the square, 3/10 of the image, that holds the most weight."""
+    """Return top, left and side of the square, 3/10 of the image, that holds the most weight."""
     n = max(int(0.3 * min(weight.shape)), 1)
     total = np.pad(weight, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
     sums = total[n:, n:] - total[:-n, n:] - total[n:, :-n] + total[:-n, :-n]

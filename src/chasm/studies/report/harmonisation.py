@@ -1,4 +1,4 @@
-"""The section about harmonisation: do the operators of a run share a basis, and what is lost with a shared one?"""
+"""The section about harmonisation: whether the operators of a run share a basis, and what a shared one costs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,17 +20,18 @@ from chasm.studies.statistics import difference
 from chasm.train.run import load_run
 
 TEXT = (
-    "CHASM gives all frequencies of an axis one basis. An untied basis and FNO-D need not have one: here is how far "
-    "they do after training. An operator near the identity commutes with anything, so commutators and energy off the "
-    "diagonal are also given for the operators without their mean gain (mixing)."
+    "CHASM gives all frequencies of an axis one basis. Mixers with an untied basis and FNO-D need not share one. The "
+    "table shows how far they do after training. An operator near the identity commutes with any other, so commutators "
+    "and energy off the diagonal are also given for the operators without their mean gain (mixing)."
 )
 NOTE = (
-    "Means over all slots and axes, first seed. Commutator: ||[M(k), M(l)]|| / (||M(k)|| ||M(l)||) in the Frobenius "
-    "norm, mean over pairs of frequencies. Angle: of an eigenvector to the nearest one of another frequency; one bin "
-    "apart (near), half the band apart (far), and of two random bases. Off the diagonal: share of the energy of all "
-    "M(k) that the best shared basis leaves out. FNO-D: modes (k, 0) and (0, k); their matrices are not normal, so "
-    "that some energy stays off the diagonal even of a single one. Last column: every slot projected onto its best "
-    "shared basis, by 'chasm harmonise RUN', in the seeds for which that was done."
+    "Means are over all slots and axes of the first seed. The commutator is ||[M(k), M(l)]|| / (||M(k)|| ||M(l)||) in "
+    "the Frobenius norm, mean over pairs of frequencies. The angle is that of an eigenvector to the nearest one of "
+    "another frequency, one bin apart (near) or half the band apart (far), or of two random bases. Energy off the "
+    "diagonal is the share of the energy of all M(k) that the best shared basis leaves out. For FNO-D the modes (k, 0) "
+    "and (0, k) are measured; their matrices are not normal, so some energy stays off the diagonal even of a single "
+    "one. In the last column every slot is projected onto its best shared basis by 'chasm harmonise RUN', in the seeds "
+    "for which that was done."
 )
 
 
@@ -46,8 +47,8 @@ def harmonisation(results: Results, root: Path | None) -> Section | None:
         measured = {}
         for row in rows:
             try:
-                if found := _measured(results, row, root):
-                    measured[row.arm] = found
+                if measures := _measured(results, row, root):
+                    measured[row.arm] = measures
             except ValueError as e:  # weights that cannot be read: the other methods are shown
                 section.text.append(f"{results.label(row)} is missing here: {e}.")
         if not any(_may_differ(results, r) for r in rows if r.arm in measured):
@@ -58,15 +59,15 @@ def harmonisation(results: Results, root: Path | None) -> Section | None:
             f"{title}: commutators of the operators of every pair of frequencies, mean over slots and axes. 0 is DC, 1 "
             "is Nyquist or the highest mode that FNO-D keeps."
         )
-        picture = figure({labels[arm]: found for arm, found in measured.items()})
+        picture = figure({labels[arm]: measures for arm, measures in measured.items()})
         section.items.append(Picture(picture, "commutators over pairs of frequencies", caption))
         section.items.append(_table(results, title, [r for r in rows if r.arm in measured], measured, root))
     return section if section.items else None
 
 
 def figure(measured: Mapping[str, list[Harmony]]) -> str:
-    """One panel per method: its commutators, mean over the members of the list."""
-    means = {label: _mean_matrix([h.commutators for h in found]) for label, found in measured.items()}
+    """Draw the commutators of each method in a panel, as the mean over the members of its list."""
+    means = {label: _mean_matrix([h.commutators for h in measures]) for label, measures in measured.items()}
     fig = new_figure(2.6 * len(means) + 0.9, 2.9)
     axes = fig.subplots(1, len(means), squeeze=False, sharey=True)[0]
     top = max(max(float(m.max()) for m in means.values()), 1e-3)
@@ -84,20 +85,20 @@ def figure(measured: Mapping[str, list[Harmony]]) -> str:
 
 
 def _mean_matrix(matrices: list[Tensor]) -> np.ndarray:
-    """Slots at several resolutions have several numbers of bins: all are read at those of the largest."""
+    """Return the mean of matrices with different numbers of bins, each read at the bins of the largest."""
     bins = max(len(m) for m in matrices)
     at = [(torch.linspace(0, len(m) - 1, bins)).round().long() for m in matrices]
     return torch.stack([m[i][:, i] for m, i in zip(matrices, at, strict=True)]).mean(0).numpy()
 
 
 def _may_differ(results: Results, row: ArmResult) -> bool:
-    """True for methods whose operators need not share a basis."""
+    """Return True for methods whose operators need not share a basis."""
     arm = results.arms[row.arm]
     return arm.mixer == "fno-d" or (arm.mixer == "chasm" and arm.options.get("basis") == "untied")
 
 
 def _measured(results: Results, row: ArmResult, root: Path) -> list[Harmony]:
-    """All slots and axes of the first seed; nothing where its weights are not there."""
+    """Return the measures of all slots and axes of the first seed; none if its weights are not there."""
     folder = root / results.runs_of(row)[0].folder
     if not (folder / "weights.safetensors").is_file():
         return []
@@ -110,7 +111,7 @@ def _table(
 ) -> Table:
     metric = results.metrics_of(rows[0].setting, rows)[0]
     columns = ["Mixer", "commutator", "mixing", "angle, near", "far", "random", "off the diagonal", "of mixing"]
-    found = []
+    table_rows = []
     for row in rows:
         each = measured[row.arm]
         mean = {k: fmean(getattr(h, k) for h in each) for k in Harmony.__dataclass_fields__ if k != "commutators"}
@@ -118,12 +119,12 @@ def _table(
         values += [f"{mean[k]:.1f}°" for k in ("neighbour_angle", "distant_angle", "unrelated_angle")]
         values += [f"{100 * mean[k]:.2f} %" for k in ("off_diagonal", "mixing_off_diagonal")]
         cells = [TableCell(value) for value in (*values, _lost(results, row, metric, root))]
-        found.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
-    return Table(title, [*columns, f"{text.NAMES.get(metric, metric)}, harmonised − before"], found, NOTE)
+        table_rows.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
+    return Table(title, [*columns, f"{text.NAMES.get(metric, metric)}, harmonised − before"], table_rows, NOTE)
 
 
 def _lost(results: Results, row: ArmResult, metric: str, root: Path) -> str:
-    """What the projection costs, over the seeds it was scored for."""
+    """Return the cost of the projection over the seeds it was scored for."""
     before, after = [], []
     for run in results.runs_of(row):
         scored = harmonised_folder(root / run.folder) / "metrics.json"

@@ -1,4 +1,4 @@
-"""What CHASM learned in a run, from its weights alone: the bases U, the gains over frequency, and their spread."""
+"""Draw what CHASM learned in a run, from its weights: the bases U, the gains over frequency, and their spread."""
 
 import re
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Learned:
 
 
 def read(weights: Path, gain: str = "positive") -> list[Learned]:
-    """Every slot and axis of the CHASM mixers in a run's weights, in the order of the slots.
+    """Return every slot and axis of the CHASM mixers in a run's weights, in the order of the slots.
 
     Raises:
         ValueError: with one line that names the file, if it cannot be read.
@@ -57,15 +57,15 @@ def read(weights: Path, gain: str = "positive") -> list[Learned]:
 def _read(weights: Path, gain: str) -> list[Learned]:
     from safetensors.torch import load_file
 
-    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    by_axis: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     stored = load_file(weights)
     for key, value in stored.items():
         if match := _KEY.match(key):
             slot, prefix, name, axis = match.groups()
             scale = stored[f"slots.{slot}.{prefix}stored_step_scale"]
-            found.setdefault((int(slot), axis), {})[name] = scale * value
+            by_axis.setdefault((int(slot), axis), {})[name] = scale * value
     learned = []
-    for (slot, axis), tensors in sorted(found.items()):
+    for (slot, axis), tensors in sorted(by_axis.items()):
         if "gain_table" not in tensors:
             continue
         offset, theta = tensors["gain_table"].float(), tensors.get("theta")
@@ -142,7 +142,7 @@ def _basis(ax: Any, x: Learned) -> None:
 
 
 def _gains(ax: Any, x: Learned, norm: Any) -> Any:
-    """Directions ordered by how their gain leans from low to high frequencies."""
+    """Draw the gains, with directions sorted by the gain at high frequencies minus that at low ones."""
     lean = x.gains[len(x.gains) // 2 :].mean(0) - x.gains[: max(len(x.gains) // 2, 1)].mean(0)
     image = ax.imshow(
         x.gains[:, np.argsort(lean)].T,

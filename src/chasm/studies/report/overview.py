@@ -5,7 +5,6 @@
 (c) The mixer block: height pass, width pass, local refinement, 1x1 fusion, residual.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,22 +29,6 @@ def overview_figure() -> "Figure":
     _shared(ax)
     _block(ax)
     return figure
-
-
-def write_overview(path: str | Path) -> Path:
-    """Draw the figure to `path` (PNG, PDF or SVG by suffix), 1800 pixels wide, and return the path."""
-    from matplotlib import rc_context
-
-    path = Path(path)
-    with rc_context({"font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans", "svg.hashsalt": "chasm"}):
-        overview_figure().savefig(path, dpi=150)
-    if path.suffix == ".png":  # flat colours: a palette is a third of the size and looks the same
-        from PIL import Image
-
-        with Image.open(path) as image:
-            small = image.convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE)
-        small.save(path, optimize=True)
-    return path
 
 
 # --- (a) and (b): operators over frequency ----------------------------------------------------------------------

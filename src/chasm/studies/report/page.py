@@ -1,7 +1,7 @@
 """A report of a study, or of a few runs: one HTML file that needs nothing else, the same in Markdown, and CSV.
 
-`write_report` takes what `chasm.studies.collect` returns; `report_runs` brings plain run folders into that form first.
-Whatever the numbers say is printed the same way; "win" and "loss" come from `statistics` alone.
+`write_report` takes what `chasm.studies.collect` returns, and `report_runs` first brings plain run folders into that
+form. "win" and "loss" come from `statistics` alone.
 """
 
 import shlex
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm import __version__
-from chasm.common.files import holds, require_replaceable, write_bytes, write_text
+from chasm.common.files import expanded, holds, require_replaceable, write_bytes, write_text
 from chasm.common.tables import code, csv_text, escaped, markdown_table
 from chasm.studies.records import Results
 from chasm.studies.report import sections
@@ -45,18 +45,18 @@ def write_report(
     """Write report.html, .md, .csv and figures.
 
     Args:
-        results: of a study.
-        folder: where to write; or the name of an .html file, beside which the others are written.
+        results: the results of a study.
+        folder: the folder to write to, or the name of an .html file, beside which the other files are written.
         root: folder of the runs that the results were collected from. Curves, pictures and what CHASM learned are read
-            there; without it the report has numbers only.
-        command: what the report says it was made by; by default the command of a study's report.
+            there. Without it the report has numbers only.
+        command: the command that the report names as its origin; by default that of a study's report.
 
     Returns:
         The HTML file.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     page = folder if folder.suffix == ".html" else folder / "report.html"
-    report = _report(results, None if root is None else Path(root).expanduser(), command)
+    report = _report(results, None if root is None else expanded(root), command)
     write_page(report, page, prefix=f"{page.stem}-")
     write_text(page.with_suffix(".csv"), _csv(sections.score_lines(results)))
     write_text(page.with_name(f"{page.stem}-differences.csv"), _csv([asdict(c) for c in results.comparisons]))
@@ -69,10 +69,10 @@ def write_page(report: ReportPage, page: Path, prefix: str = "") -> None:
     Args:
         report: what to show.
         page: the HTML file.
-        prefix: of the names of the files of pictures.
+        prefix: put before the names of the files of pictures.
 
     Raises:
-        ValueError: if a file is in the way that is not from an earlier report.
+        ValueError: if a file that is not from an earlier report has the name of a file to write.
     """
     beside: dict[Path, bytes] = {}
     for item in (item for section in report.sections for item in section.items):
@@ -100,15 +100,15 @@ def report_runs(
 ) -> Path:
     """Write the report of finished run folders.
 
-    A folder needs metrics.json. Of config.yaml, environment.json, log.jsonl, examples.npz and weights.safetensors the
-    report uses those that are there, so that a method without training can stand beside the others.
+    A folder needs metrics.json. The report also uses config.yaml, environment.json, log.jsonl, examples.npz and
+    weights.safetensors if they are there. So a method without training can be shown beside the others.
 
     Args:
         runs: folders by the name of the method; without names, those in their configs are taken.
         out: a folder, or the name of an .html file.
-        title: of the page.
-        question: what the runs are to answer, printed below the title.
-        command: what the report says it was made by.
+        title: title of the page.
+        question: the question that the runs answer, printed below the title.
+        command: the command that the report names as its origin.
 
     Returns:
         The HTML file.
@@ -155,7 +155,7 @@ def _html(report: ReportPage, prefix: str) -> str:
 
 
 def _markdown(report: ReportPage) -> str:
-    """Text and tables; figures are in the HTML."""
+    """Return the text and tables; only the HTML has figures."""
     question = [escaped(report.question), ""] if report.question else []
     lines = [f"# {escaped(report.title)}", "", *question, escaped(" · ".join(report.facts)), ""]
     for notice in report.notices:

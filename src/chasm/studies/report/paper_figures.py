@@ -7,7 +7,7 @@ import numpy as np
 
 from chasm.studies import paper
 from chasm.studies.factors import HOSTS, RIVALS, SETTINGS
-from chasm.studies.gather import FoundRow, FoundRows, paired_difference
+from chasm.studies.gather import FinishedRow, FinishedRows, paired_difference
 from chasm.studies.records import Comparison, data_kind
 from chasm.studies.report import figures
 from chasm.studies.report.elements import Picture
@@ -26,21 +26,21 @@ CELL_INCHES = 1.15
 def overview() -> Picture:
     """Draw the method, Figure 1 of the paper."""
     caption = (
-        "Figure 1. (a) Mixers with an operator of their own at every frequency. (b) CHASM: one learned basis for all "
-        "frequencies, positive gains for each. (c) The mixer block. Drawn by this package, not the paper's drawing."
+        "Figure 1. (a) Mixers with a separate operator at every frequency. (b) CHASM has one learned basis for all "
+        "frequencies and positive gains for each. (c) The mixer block. This package drew the figure, not the paper."
     )
     return _picture(overview_figure(), "the method in three panels", caption, "figure-1")
 
 
-def qualitative(found: FoundRows) -> Picture | None:
+def qualitative(finished: FinishedRows) -> Picture | None:
     """Draw one test slice of two datasets at two accelerations, with errors; None without a saved image.
 
-    Every mixer in the HiFi-Mamba host is shown that has finished. A setting without runs is left out and named.
+    The figure shows every finished mixer in the HiFi-Mamba host. The caption names the settings without runs.
     """
     blocks: dict[str, dict[str, Example]] = {}
     for setting in QUALITATIVE:
         study = "fastmri" if setting.startswith("fastmri") else "cc359"
-        rows = {arm: found.get(study, setting, HIFI, arm) for arm in paper.MIXERS}
+        rows = {arm: finished.get(study, setting, HIFI, arm) for arm in paper.MIXERS}
         examples = {arm: _example(row.folder) for arm, row in rows.items() if row is not None}
         present = {arm: example for arm, example in examples.items() if example is not None}
         first = next((example.slice_name for example in present.values()), None)
@@ -49,26 +49,26 @@ def qualitative(found: FoundRows) -> Picture | None:
     if not shown:
         return None
     missing = [SETTINGS[setting].title for setting in QUALITATIVE if setting not in shown]
-    runs = [run for row in found.rows if row.row.setting in shown for run in row.runs]
+    runs = [run for row in finished.rows if row.row.setting in shown for run in row.runs]
     kind = data_kind(runs)
     caption = "Figure 2. One test slice of each setting in HiFi-Mamba, first seed, as saved by the runs"
     caption += f" ({kind})" if kind else ""
     caption += (
-        ". Below each image its absolute error, on one scale per setting; the boxes mark where the zero-filled image "
-        "errs most, and are enlarged in the corner. Numbers: PSNR of this slice alone."
+        ". Below each image is its absolute error, on one scale per setting. Boxes mark where the zero-filled image "
+        "errs most, and are enlarged in the corner. Numbers are the PSNR of this slice alone."
     )
-    caption += f" Without finished runs: {', '.join(missing)}." if missing else ""
+    caption += f" These settings have no finished runs: {', '.join(missing)}." if missing else ""
     return _picture(_qualitative_figure(shown), "images and errors of every mixer", caption, "figure-2")
 
 
 def _example(folder: Path) -> Example | None:
     try:
         return read_example(folder)
-    except ValueError:  # one damaged file does not take the figure of the others
+    except ValueError:  # show the other methods without the damaged file
         return None
 
 
-def gains(found: FoundRows) -> Picture | None:
+def gains(finished: FinishedRows) -> Picture | None:
     """Draw CHASM's gain over the strongest rival in every column of Tables 1 and 2 beside the printed gain."""
     places = [("cc359", f"cc359-x{r}", host) for host in paper.HOSTS for r in (8, 4)]
     places += [(study, setting, host) for setting, (study, host) in CROSS_DOMAIN.items()]
@@ -77,9 +77,9 @@ def gains(found: FoundRows) -> Picture | None:
         metric = SETTINGS[setting].metrics[0]
         if metric != "psnr":
             continue  # another unit
-        rivals = [row for arm in RIVALS if (row := found.get(study, setting, host, arm)) is not None]
-        strongest: FoundRow | None = max(rivals, key=lambda r: r.row.scores[metric].mean, default=None)
-        d = paired_difference(found.get(study, setting, host, "chasm"), strongest, metric)
+        rivals = [row for arm in RIVALS if (row := finished.get(study, setting, host, arm)) is not None]
+        strongest: FinishedRow | None = max(rivals, key=lambda r: r.row.scores[metric].mean, default=None)
+        d = paired_difference(finished.get(study, setting, host, "chasm"), strongest, metric)
         if d is None or strongest is None:
             continue
         quotes = paper.CROSS_DOMAIN[setting] if setting in CROSS_DOMAIN else paper.CC359[int(setting[-1])][host]
@@ -92,8 +92,9 @@ def gains(found: FoundRows) -> Picture | None:
     if not comparisons:
         return None
     caption = (
-        "CHASM minus the strongest rival of each place, ours (the rival is named) with its 95 % interval, and the "
-        "paper's own (over its own strongest rival). Filled: the interval excludes zero."
+        "CHASM minus the strongest rival in each setting and host. Our difference names the rival and has its 95 % "
+        "interval; a filled mark means that the interval excludes zero. The paper's difference is over the strongest "
+        "rival in the paper."
     )
     return _picture(
         figures.forest(comparisons, labels, "PSNR, dB"), "gains beside the paper's", caption, "figure-gains"
@@ -102,7 +103,7 @@ def gains(found: FoundRows) -> Picture | None:
 
 def _picture(figure: "Figure", alt: str, caption: str, stem: str) -> Picture:
     files = {f"{stem}.{kind}": figures.encoded(figure, kind) for kind in ("pdf", "png")}
-    return Picture(figures.png_source(files[f"{stem}.png"]), alt, caption, files)
+    return Picture(figures.data_uri(files[f"{stem}.png"], "png"), alt, caption, files)
 
 
 def _qualitative_figure(blocks: dict[str, dict[str, Example]]) -> "Figure":

@@ -1,13 +1,14 @@
-"""The paper on one page: its claims, tables and figures, each beside what our runs say."""
+"""The claims, tables and figures of the paper on one page, each beside the results of our runs."""
 
 import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from chasm.common.files import expanded
 from chasm.studies import paper
 from chasm.studies.factors import ARMS, RIVALS, SETTINGS
-from chasm.studies.gather import FoundRows, gather, paired_difference
+from chasm.studies.gather import FinishedRows, gather, paired_difference
 from chasm.studies.records import Falsification, data_kind
 from chasm.studies.report import paper_figures, paper_tables, text
 from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
@@ -25,10 +26,10 @@ def write_paper_page(
     Beside the page every table is written as LaTeX (booktabs) and CSV, and every figure as PDF and PNG.
 
     Args:
-        folders: of the runs, as given to `chasm study run --out`.
+        folders: folders of runs, as given to `chasm study run --out`.
         out: folder of the page.
-        scale: of the studies.
-        protocol: of the studies.
+        scale: scale of the studies.
+        protocol: protocol of the studies.
 
     Returns:
         The HTML file, and the number of finished runs that it shows or could show.
@@ -36,39 +37,39 @@ def write_paper_page(
     Raises:
         FileNotFoundError: if a folder of runs is not there.
     """
-    found = gather(folders, scale, protocol)
-    table_3a, falsified = paper_tables.falsification(found)
-    pictures = [paper_figures.overview(), paper_figures.qualitative(found), paper_figures.gains(found)]
+    finished = gather(folders, scale, protocol)
+    table_3a, falsified = paper_tables.falsification(finished)
+    pictures = [paper_figures.overview(), paper_figures.qualitative(finished), paper_figures.gains(finished)]
     shown = [
-        Section("Claims", items=[claims(found, falsified)]),
-        Section("Main tables", items=[paper_tables.cc359(found), paper_tables.cross_domain(found)]),
+        Section("Claims", items=[claims(finished, falsified)]),
+        Section("Main tables", items=[paper_tables.cc359(finished), paper_tables.cross_domain(finished)]),
         Section("Figures", items=[picture for picture in pictures if picture is not None]),
-        Section("Mechanism", items=[table_3a, paper_tables.basis(found), paper_tables.axes(found)]),
-        Section("Appendix", items=_appendix(found, scale)),
+        Section("Mechanism", items=[table_3a, paper_tables.basis(finished), paper_tables.axes(finished)]),
+        Section("Appendix", items=_appendix(finished, scale)),
     ]
-    runs = {(row.root, run.key): run for row in found.rows for run in row.runs}
+    runs = {(row.root, run.key): run for row in finished.rows for run in row.runs}
     where = " ".join(shlex.quote(str(folder)) for folder in folders)
     page = ReportPage(
         "CHASM: the paper and our runs",
         QUESTION,
         [f"scale {scale}", f"protocol {protocol}", f"{len(runs)} finished runs"],
-        _notices(found, scale),
+        _notices(finished, scale),
         [section for section in shown if section.items],
         f"chasm report paper {where} --scale {scale} --protocol {protocol}",
     )
-    path = Path(out).expanduser() / "paper.html"
+    path = expanded(out) / "paper.html"
     write_page(page, path)
     return path, len(runs)
 
 
-def claims(found: FoundRows, falsified: list[Falsification]) -> Table:
-    """Return what the paper concludes from its tables, and the same conclusion from our runs.
+def claims(finished: FinishedRows, falsified: list[Falsification]) -> Table:
+    """Return the conclusions of the paper from its tables, beside what our runs say about each.
 
     Args:
-        found: our runs.
+        finished: our runs.
         falsified: CHASM's gains under structured and random masks.
     """
-    lines = [("CHASM has the highest mean PSNR (mIoU) of its column in Tables 1 and 2", *_columns_won(found))]
+    lines = [("CHASM has the highest mean PSNR (mIoU) of its column in Tables 1 and 2", *_columns_won(finished))]
     drop = f"{paper.FALSIFICATION['mean']['drop']:.1f} % of the gain is lost, mean of four settings"
     lines.append(("A random mask takes most of CHASM's gain (Table 3a)", drop, _drops(falsified)))
     for arm, claim in (
@@ -77,40 +78,42 @@ def claims(found: FoundRows, falsified: list[Falsification]) -> Table:
         ("chasm-signed", "Positive gains beat signed ones (Table 3b)"),
         ("chasm-complex", "Positive gains beat complex ones (Table 3b)"),
     ):
-        lines.append((claim, *_against(found, "basis", arm, paper.BASIS)))
+        lines.append((claim, *_against(finished, "basis", arm, paper.BASIS)))
     for arm in paper.AXES:
         if arm != "chasm":
-            lines.append((f"CH → CW beats {ARMS[arm].label} (Table 3c)", *_against(found, "axes", arm, paper.AXES)))
+            lines.append((f"CH → CW beats {ARMS[arm].label} (Table 3c)", *_against(finished, "axes", arm, paper.AXES)))
     rows = [TableRow([TableCell(c), TableCell(p, "paper"), TableCell(o)]) for c, p, o in lines]
     note = (
-        "Ours: mean paired difference in dB with its 95 % interval over test cases and seeds, and win, loss or level "
-        "by that interval. A dash: the runs are not there."
+        "Ours is the mean paired difference in dB with its 95 % interval over test cases and seeds, and win, loss or "
+        "level by that interval. A dash means that there are no finished runs."
     )
     return Table("", ["claim", "paper", "ours"], rows, note, is_text=True, file="claims")
 
 
-def _appendix(found: FoundRows, scale: str) -> list[Table | Picture]:
-    tables = [paper_tables.seeds(found), paper_tables.seeds_basis(found), paper_tables.flops(found, scale)]
-    return [*tables, paper_tables.protocol(found), paper_tables.taxonomy()]
+def _appendix(finished: FinishedRows, scale: str) -> list[Table | Picture]:
+    tables = [paper_tables.seeds(finished), paper_tables.seeds_basis(finished), paper_tables.flops(finished, scale)]
+    return [*tables, paper_tables.protocol(finished), paper_tables.taxonomy()]
 
 
-def _notices(found: FoundRows, scale: str) -> list[str]:
-    notices, kind = [], data_kind([run for row in found.rows for run in row.runs])
-    if not found.rows:
-        notices.append("No study with finished runs for these tables was found: each of our lines is a dash.")
+def _notices(finished: FinishedRows, scale: str) -> list[str]:
+    notices, kind = [], data_kind([run for row in finished.rows for run in row.runs])
+    if not finished.rows:
+        notices.append("There are no finished runs for these tables, so each of our lines is a dash.")
     if kind:
         notices.append(
-            f"Ours is {kind}: other images than the paper's stand in for its datasets. Orders and signs can be "
-            "compared, levels cannot."
+            f"Our runs use {kind}: other images replace the paper's datasets. Orders and signs can be compared with "
+            "the paper, but levels cannot."
         )
-    notices += [f"Left out: {line}" for line in found.left_out]
+    notices += [f"Left out: {line}" for line in finished.left_out]
     if scale == "tiny":
-        notices.append("Scale tiny: toy models trained for a few steps. Our numbers show that the machinery works.")
+        notices.append(
+            "At scale tiny, toy models train for a few steps. Our numbers only show that the software works."
+        )
     return notices
 
 
-def _columns_won(found: FoundRows) -> tuple[str, str]:
-    """Count the columns in which CHASM is ahead of all others: as printed, and among those we can judge."""
+def _columns_won(finished: FinishedRows) -> tuple[str, str]:
+    """Count the columns in which CHASM is ahead of all others, as printed and among those with our runs."""
     columns = [("cc359", f"cc359-x{r}", host, paper.CC359[r][host]) for r in (8, 4) for host in paper.HOSTS]
     for setting, (study, host) in paper_tables.CROSS_DOMAIN.items():
         columns.append((study, setting, host, paper.CROSS_DOMAIN[setting]))
@@ -118,7 +121,7 @@ def _columns_won(found: FoundRows) -> tuple[str, str]:
     for study, setting, host, quotes in columns:
         metric = SETTINGS[setting].metrics[0]
         printed += max(quotes, key=lambda arm: quotes[arm][metric].mean) == "chasm"
-        rows = {arm: found.get(study, setting, host, arm) for arm in ("baseline", *RIVALS, "chasm")}
+        rows = {arm: finished.get(study, setting, host, arm) for arm in ("baseline", *RIVALS, "chasm")}
         means = {arm: row.row.scores[metric].mean for arm, row in rows.items() if row is not None}
         if "chasm" in means and len(means) > 1:
             judged += 1
@@ -136,9 +139,11 @@ def _drop(f: Falsification) -> str:
     return f"{f.drop.mean:.1f} %" if math.isfinite(f.drop.mean) else "(no gain to lose)"
 
 
-def _against(found: FoundRows, study: str, arm: str, quotes: dict[str, dict[str, paper.Quote]]) -> tuple[str, str]:
+def _against(
+    finished: FinishedRows, study: str, arm: str, quotes: dict[str, dict[str, paper.Quote]]
+) -> tuple[str, str]:
     printed = quotes["chasm"]["psnr"].mean - quotes[arm]["psnr"].mean
-    ours, theirs = (found.get(study, "cc359-x8", "hifi-mamba", name) for name in ("chasm", arm))
+    ours, theirs = (finished.get(study, "cc359-x8", "hifi-mamba", name) for name in ("chasm", arm))
     d = paired_difference(ours, theirs, "psnr")
     return f"{text.signed(printed, 'psnr', 0)} dB", text.UNKNOWN if d is None else _with_verdict(d)
 

@@ -10,9 +10,9 @@ from chasm.common.text import counted
 from chasm.mixers import MIXERS
 from chasm.studies import paper
 from chasm.studies.agreement import code_disagreements, disagreements
-from chasm.studies.comparisons import falsify
+from chasm.studies.comparisons import falsify, mean_falsification
 from chasm.studies.factors import ARMS, HOSTS, RIVALS, SETTINGS, random_draws
-from chasm.studies.gather import FoundRow, FoundRows
+from chasm.studies.gather import FinishedRow, FinishedRows
 from chasm.studies.paper import Quote
 from chasm.studies.records import Falsification, RunRecord, data_kind
 from chasm.studies.report import text
@@ -69,11 +69,17 @@ class _Column:
     """One column of numbers: a metric of a setting in a host, as printed and as found."""
 
     def __init__(
-        self, found: FoundRows, study: str, setting: str, host: str, metric: str, quotes: dict[str, dict[str, Quote]]
+        self,
+        finished: FinishedRows,
+        study: str,
+        setting: str,
+        host: str,
+        metric: str,
+        quotes: dict[str, dict[str, Quote]],
     ) -> None:
         self.metric, self.quotes = metric, quotes
-        rows = {arm: found.get(study, setting, host, arm) for arm in quotes}
-        self.rows: dict[str, FoundRow] = {arm: row for arm, row in rows.items() if row and metric in row.row.scores}
+        rows = {arm: finished.get(study, setting, host, arm) for arm in quotes}
+        self.rows: dict[str, FinishedRow] = {arm: row for arm, row in rows.items() if row and metric in row.row.scores}
         means = [row.row.scores[metric].mean for row in self.rows.values()]
         self.best = max(filter(math.isfinite, means), default=math.nan) if len(means) > 1 else math.nan
         self.best_printed = max(quote[metric].mean for quote in quotes.values())
@@ -97,12 +103,12 @@ class _Column:
         return TableCell(text.number(max((s for s in spreads if s is not None), default=None), self.metric))
 
 
-def cc359(found: FoundRows) -> Table:
+def cc359(finished: FinishedRows) -> Table:
     """Return Table 1: CC359 at two accelerations in three hosts."""
     rows, used = [], []
     for r in (8, 4):
         columns = [
-            _Column(found, "cc359", f"cc359-x{r}", host, metric, paper.CC359[r][host])
+            _Column(finished, "cc359", f"cc359-x{r}", host, metric, paper.CC359[r][host])
             for host in paper.HOSTS
             for metric in paper.IMAGE
         ]
@@ -116,17 +122,17 @@ def cc359(found: FoundRows) -> Table:
         "Table 1. CC359: reconstruction from a fourth and an eighth of k-space",
         ["AR", "Method", SOURCE, "Core Params", *[text.NAMES[m] for m in paper.IMAGE] * 3],
         rows,
-        "Mean ± standard deviation over test cases. Core Params: one mixer at 96 channels, a complex number counted "
-        f"once; ours are counted for maps of 128 x 128.{_origin(used)}",
+        "Mean ± standard deviation over test cases. Core Params are those of one mixer at 96 channels, with a complex "
+        f"number counted once; ours are for maps of 128 x 128.{_origin(used)}",
         groups=[("", 4), *((HOSTS[host].label, 2) for host in paper.HOSTS)],
         file="table-1",
     )
 
 
-def cross_domain(found: FoundRows) -> Table:
+def cross_domain(finished: FinishedRows) -> Table:
     """Return Table 2: six settings of four datasets, with the largest spread of any method."""
     columns = {
-        (setting, metric): _Column(found, study, setting, host, metric, paper.CROSS_DOMAIN[setting])
+        (setting, metric): _Column(finished, study, setting, host, metric, paper.CROSS_DOMAIN[setting])
         for setting, (study, host) in CROSS_DOMAIN.items()
         for metric in SETTINGS[setting].metrics
     }
@@ -149,10 +155,10 @@ def cross_domain(found: FoundRows) -> Table:
     )
 
 
-def falsification(found: FoundRows) -> tuple[Table, list[Falsification]]:
-    """Return Table 3 (a), and what is behind its lines."""
+def falsification(finished: FinishedRows) -> tuple[Table, list[Falsification]]:
+    """Return Table 3 (a), and the gains behind its lines."""
     wanted = [
-        found.get("random-mask", setting, HIFI, arm)
+        finished.get("random-mask", setting, HIFI, arm)
         for s in MRI
         for setting in (s, *random_draws(s))
         for arm in (*RIVALS, "chasm")
@@ -175,34 +181,34 @@ def falsification(found: FoundRows) -> tuple[Table, list[Falsification]]:
             ["Setting", SOURCE, "Struct.", "Random", "Drop"],
             rows,
             f"{_draws_text([*measured.values()])}The strongest rival is the one with the highest test mean, under the "
-            "structured mask and over all draws of the random one. †: the 95 % interval of the "
-            "paired difference includes zero, or there are too few cases. Drop: one minus random over structured; "
-            "it has no meaning where the structured gain is not above zero. Last line: mean of gains and of drops."
-            + _note([run for row in here for run in row.runs]),
+            "structured mask and over all draws of the random one. A † means that the 95 % interval of the paired "
+            "difference includes zero, or that there are too few cases. The drop is one minus the random over the "
+            "structured gain, and has no meaning unless the structured gain is above zero. The last line has the means "
+            "of gains and of drops." + _note([run for row in here for run in row.runs]),
             file="table-3a",
         ),
         [*measured.values()],
     )
 
 
-def basis(found: FoundRows) -> Table:
+def basis(finished: FinishedRows) -> Table:
     """Return Table 3 (b): constraints on the spectral core."""
     title = "Table 3 (b). Constraints on the basis, CC359 ×8 in HiFi-Mamba"
-    return _variants(found, "basis", title, paper.BASIS, "table-3b")
+    return _variants(finished, "basis", title, paper.BASIS, "table-3b")
 
 
-def axes(found: FoundRows) -> Table:
+def axes(finished: FinishedRows) -> Table:
     """Return Table 3 (c): compositions of the two axes."""
     title = "Table 3 (c). Compositions of the axes, CC359 ×8 in HiFi-Mamba"
-    return _variants(found, "axes", title, paper.AXES, "table-3c")
+    return _variants(finished, "axes", title, paper.AXES, "table-3c")
 
 
-def seeds(found: FoundRows) -> Table:
+def seeds(finished: FinishedRows) -> Table:
     """Return the appendix table of stability over three seeds."""
     rows, used = [], []
     for setting, quotes in paper.SEEDS.items():
         rival = next(arm for arm in quotes if arm != "chasm")
-        psnr, ssim = (_Column(found, "seeds", setting, HIFI, metric, quotes) for metric in paper.IMAGE)
+        psnr, ssim = (_Column(finished, "seeds", setting, HIFI, metric, quotes) for metric in paper.IMAGE)
         used.append(psnr)
         printed = [psnr.printed(rival), psnr.printed("chasm"), TableCell(_signed(paper.SEEDS_GAIN[setting]))]
         printed += [ssim.printed(rival), ssim.printed("chasm")]
@@ -212,40 +218,38 @@ def seeds(found: FoundRows) -> Table:
         ours = [psnr.ours(rival, "seeds"), psnr.ours("chasm", "seeds"), TableCell(gain)]
         rows.append(_line(["", "", "ours"], [*ours, ssim.ours(rival, "seeds"), ssim.ours("chasm", "seeds")]))
     columns = ["Setting", "Best baseline", SOURCE, "Base PSNR", "CHASM PSNR", "ΔPSNR", "Base SSIM", "CHASM SSIM"]
-    note = f"Mean ± standard deviation over seeds; without ± there is one seed.{_origin(used)}"
+    note = f"Mean ± standard deviation over seeds. A number without ± has one seed.{_origin(used)}"
     return Table("Appendix. Stability over three seeds, HiFi-Mamba", columns, rows, note, file="table-seeds")
 
 
-def seeds_basis(found: FoundRows) -> Table:
+def seeds_basis(finished: FinishedRows) -> Table:
     """Return the appendix table of the shared-basis ablation over three seeds."""
     title = "Appendix. The shared-basis ablation over three seeds, CC359 ×8 in HiFi-Mamba"
-    return _variants(found, "seeds-basis", title, paper.SEEDS_BASIS, "table-seeds-basis", over="seeds")
+    return _variants(finished, "seeds-basis", title, paper.SEEDS_BASIS, "table-seeds-basis", over="seeds")
 
 
-def flops(found: FoundRows, scale: str) -> Table:
+def flops(finished: FinishedRows, scale: str) -> Table:
     """Return the appendix table of multiply-adds of whole models."""
     quotes = {h: {arm: {"gmacs_paper": Quote(v)} for arm, v in arms.items()} for h, arms in paper.FLOPS.items()}
-    columns = [_Column(found, "flops", "cc359-x8", host, "gmacs_paper", quotes[host]) for host in paper.HOSTS]
+    columns = [_Column(finished, "flops", "cc359-x8", host, "gmacs_paper", quotes[host]) for host in paper.HOSTS]
     rows = []
     for arm in paper.MIXERS:
         rows.append(_line([LABELS[arm], "paper"], [_plain(c.printed(arm)) for c in columns], "paper"))
         rows.append(_line(["", "ours"], [_plain(c.ours(arm)) for c in columns], _focus(arm)))
-    note = (
-        "In G, of the model for one complex image, counted as the paper's table seems to (help(chasm.surgery.count))."
-    )
+    note = "In G, for one complex image, counted as the paper's table seems to count (help(chasm.surgery.count))."
     if scale == "tiny":
-        note += " Ours are toy models on images of 32 x 32: compare nothing with the paper's full-size models."
+        note += " Ours are toy models on images of 32 x 32: do not compare them with the paper's full-size models."
     title = "Appendix. Multiply-adds of whole models (the paper says FLOPs), CC359"
     return Table(title, ["Mixer block", SOURCE, *(HOSTS[h].label for h in paper.HOSTS)], rows, note, file="table-flops")
 
 
-def protocol(found: FoundRows) -> Table:
-    """Return the appendix table of the cross-domain protocol: what the paper says, and what our runs were."""
+def protocol(finished: FinishedRows) -> Table:
+    """Return the appendix table of the cross-domain protocol: the paper's, and that of our runs."""
     rows = []
     for dataset, (settings, host, printed) in PROTOCOL.items():
         rows.append(_line([dataset, "paper"], [TableCell(t) for t in printed], "paper", dataset != "fastMRI"))
-        found_rows = (found.get(CROSS_DOMAIN[s][0], s, host, arm) for s in settings for arm in paper.MIXERS)
-        run = next((row.runs[0] for row in found_rows if row is not None), None)
+        rows_of_runs = (finished.get(CROSS_DOMAIN[s][0], s, host, arm) for s in settings for arm in paper.MIXERS)
+        run = next((row.runs[0] for row in rows_of_runs if row is not None), None)
         if run is None or run.config is None:
             rows.append(_line(["", "ours"], [*[TableCell(text.UNKNOWN)] * 3, TableCell("")]))
             continue
@@ -278,9 +282,9 @@ def taxonomy() -> Table:
 
 
 def _variants(
-    found: FoundRows, study: str, title: str, quotes: dict[str, dict[str, Quote]], file: str, over: str = "cases"
+    finished: FinishedRows, study: str, title: str, quotes: dict[str, dict[str, Quote]], file: str, over: str = "cases"
 ) -> Table:
-    columns = [_Column(found, study, "cc359-x8", HIFI, metric, quotes) for metric in paper.IMAGE]
+    columns = [_Column(finished, study, "cc359-x8", HIFI, metric, quotes) for metric in paper.IMAGE]
     rows = []
     for arm in quotes:
         label = "CH → CW" if study == "axes" and arm == "chasm" else LABELS[arm]
@@ -324,11 +328,10 @@ def _falsified(f: Falsification | None) -> list[str]:
 
 
 def _mean_falsified(measured: list[Falsification]) -> list[str]:
-    """Return the line of means; dashes unless all four settings are there, since it would be a mean of others."""
+    """Return the line of means, or dashes unless all four settings are there, as in the paper's mean."""
     if len(measured) < len(MRI):
         return [text.UNKNOWN] * 3
-    structured, random = (sum(getattr(f, side).mean for f in measured) / len(MRI) for side in ("structured", "random"))
-    drop = sum(f.drop.mean for f in measured) / len(MRI)
+    structured, random, drop = mean_falsification(measured)
     return [_signed(structured), _signed(random), f"{drop:.1f} %" if math.isfinite(drop) else text.UNKNOWN]
 
 
@@ -337,7 +340,7 @@ def _draws_text(measured: list[Falsification]) -> str:
     if not counts:
         return ""
     words = f"{counts[0]} to {counts[-1]} draws" if len(counts) > 1 else counted(counts[0], "draw")
-    return f"Random: mean over {words} of the mask. "
+    return f"The random gain is the mean over {words} of the mask. "
 
 
 def _origin(columns: Sequence[_Column]) -> str:
@@ -345,20 +348,20 @@ def _origin(columns: Sequence[_Column]) -> str:
 
 
 def _note(runs: list[RunRecord]) -> str:
-    """Say what a reader must know about the runs behind a table: other data, and runs that should not be compared."""
+    """Say if the runs behind a table used other data, and which of them should not be compared."""
     if not runs:
         return " None of our runs is finished."
-    found, kind = [], data_kind(runs)
+    sentences, kind = [], data_kind(runs)
     if kind:
-        found.append(f"Ours: {kind}, so compare orders and signs, not levels.")
+        sentences.append(f"Our runs use {kind}, so compare orders and signs, not levels.")
     places = dict.fromkeys((run.setting, run.host) for run in runs)
     code = code_disagreements(runs)  # over all places: a table compares them with each other
-    found += [f"{line}." for line in code]
+    sentences += [f"{line}." for line in code]
     lines: dict[str, list[str]] = {}
     for setting, host in places:
         here = {run.key: run for run in runs if (run.setting, run.host) == (setting, host)}
         for line in (line for line in disagreements([*here.values()]) if line not in code):
             lines.setdefault(line, []).append(f"{SETTINGS[setting].title} in {HOSTS[host].label}")
     for line, where in lines.items():
-        found.append(f"{line}." if len(where) == len(places) else f"{line} ({'; '.join(where)}).")
-    return "".join(f" {line[0].upper()}{line[1:]}" for line in found)
+        sentences.append(f"{line}." if len(where) == len(places) else f"{line} ({'; '.join(where)}).")
+    return "".join(f" {line[0].upper()}{line[1:]}" for line in sentences)

@@ -11,10 +11,10 @@ from chasm.studies.report.figures import GREY, INK, axis_style, colours, new_fig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Where a label may go: this many points away from its marker, in these directions, the first that is free.
+# A label goes to the first free place this many points away from its marker, in one of these directions.
 DISTANCES = (9, 16, 26, 38, 52, 68, 86, 106, 130)
 DIRECTIONS = ((1, 0), (-1, 0), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7), (0, 1), (0, -1))
-MAX_DEPTH = 4  # methods further below the best than this many times the median is are drawn at the lower edge
+MAX_DEPTH = 4  # a method this many times further below the best than the median is drawn at the lower edge
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Point:
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return which of some (cost, score) are on the Pareto front, by rising cost.
 
-    A point is on it if every other costs more or scores less; of equal points the first is.
+    A point is on it if every other point costs more or scores less. Of equal points only the first is on it.
 
     >>> pareto_front([(2, 30.0), (1, 29.0), (3, 29.5), (0, 28.0)])
     [3, 1, 0]
@@ -73,7 +73,7 @@ def pareto_figure(points: Sequence[Point], labels: dict[str, str], metric: str) 
 
 
 def _floor(scores: Sequence[float]) -> float:
-    """Methods below this are drawn at the lower edge, so that one that did not train leaves room for the others."""
+    """Return the score below which methods are drawn at the lower edge, to leave room for the others."""
     best, median = max(scores, default=0.0), sorted(scores)[len(scores) // 2] if scores else 0.0
     floor = best - MAX_DEPTH * (best - median)
     return floor if best > median else -math.inf
@@ -129,7 +129,7 @@ def _place_labels(ax: Any) -> None:
     front = [box for line in ax.get_lines() if line not in markers for box in _along(ax, line)]
     at = [ax.transData.transform(line.get_xydata()[0]) for line in markers]
     pixels = ax.figure.dpi / 72
-    taken = [_around(x, y, line.get_markersize() * pixels / 2) for line, (x, y) in zip(markers, at, strict=True)]
+    occupied = [_around(x, y, line.get_markersize() * pixels / 2) for line, (x, y) in zip(markers, at, strict=True)]
     inside = ax.get_window_extent(renderer)
     for line, (x, y) in zip(markers, at, strict=True):
         text = ax.annotate(
@@ -151,7 +151,7 @@ def _place_labels(ax: Any) -> None:
             text.set(ha=align, position=(distance * right, distance * up))
             box = text.get_window_extent(renderer)
             outside = not (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1))
-            covered = 100 * outside + sum(box.overlaps(other) for other in taken)
+            covered = 100 * outside + sum(box.overlaps(other) for other in occupied)
             covered += 0.1 * (distance < DISTANCES[2] and any(box.overlaps(other) for other in front))
             if covered < best:
                 best, chosen = covered, (align, text.get_position(), box)
@@ -159,7 +159,7 @@ def _place_labels(ax: Any) -> None:
                 break
         align, offset, box = chosen
         text.set(ha=align, position=offset)
-        taken.append(box)
+        occupied.append(box)
         if math.hypot(*offset) > DISTANCES[1]:
             _leader(ax, (x, y), box)
 
@@ -171,18 +171,18 @@ def _around(x: float, y: float, radius: float) -> Any:
 
 
 def _along(ax: Any, line: Any) -> list[Any]:
-    """Thin boxes that cover a line of steps."""
+    """Return thin boxes that cover a line of steps."""
     from matplotlib.transforms import Bbox
 
     corners = ax.transData.transform(line.get_xydata())
-    found = []
+    boxes = []
     for (x0, y0), (x1, y1) in pairwise(corners):
-        found += [Bbox([[x0, y0 - 1], [x1, y0 + 1]]), Bbox([[x1 - 1, min(y0, y1)], [x1 + 1, max(y0, y1)]])]
-    return found
+        boxes += [Bbox([[x0, y0 - 1], [x1, y0 + 1]]), Bbox([[x1 - 1, min(y0, y1)], [x1 + 1, max(y0, y1)]])]
+    return boxes
 
 
 def _leader(ax: Any, marker: tuple[float, float], box: Any) -> None:
-    """A line from a marker to a name that had to go far."""
+    """Draw a line from a marker to a name that is far away."""
     near = (min(max(marker[0], box.x0), box.x1), min(max(marker[1], box.y0), box.y1))
     ends = ax.transData.inverted().transform([marker, near])
     style = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 4}

@@ -11,7 +11,7 @@ import numpy as np
 from chasm.studies.comparisons import BASE, FOCUS
 from chasm.studies.records import ArmResult, Results, RunRecord, Score
 from chasm.studies.report import figures, text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, verdict_cell
 from chasm.studies.report.examples import read_example
 from chasm.studies.report.pareto import Point, pareto_figure
 
@@ -20,7 +20,7 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
     """Return the section about a setting in a host.
 
     Args:
-        results: of the study.
+        results: results of the study.
         setting: name of the setting.
         host: name of the host.
         root: folder of the runs; None: numbers only.
@@ -38,8 +38,9 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
     ours = [c for c in results.comparisons_of(setting, host, first) if c.arm == FOCUS]
     if ours:
         caption = (
-            "Paired difference per test case, with its 95 % bootstrap interval (cases and seeds resampled). Filled: "
-            "a win or a loss after Holm's correction. Green: CHASM ahead; red: behind; open: level, or too few cases."
+            "Mean paired difference over test cases, with its 95 % bootstrap interval (cases and seeds resampled). A "
+            "filled mark is a win (green) or a loss (red) of CHASM after Holm's correction. An open mark is level, or "
+            "has too few cases."
         )
         forest = figures.forest(ours, labels, text.metric_name(first))
         section.items.append(Picture(figures.source(forest), "CHASM against each other mixer", caption))
@@ -57,7 +58,7 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
             except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as e:
                 results.unreadable.append(f"{root / run.folder / 'log.jsonl'} ({' '.join(str(e).split())})")
         if any(curve.val for curve in curves):
-            caption = "Learning curves: validation score (it selects the weights that are tested) and training loss."
+            caption = "Learning curves: the validation score, which selects the tested weights, and the training loss."
             drawn = figures.learning(curves, labels, text.metric_name(first))
             section.items.append(Picture(drawn, "learning curves", caption))
     return section
@@ -115,12 +116,13 @@ def _largest_spread(
 def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_paper: bool) -> str:
     if results.is_cost:
         note = (
-            "One mixer at 96 channels for parameters; the whole model for multiply-adds (the paper says FLOPs). Per "
-            "image: all that runs in evaluation. Once per call: work on the weights, such as matrix exponentials, "
-            "which the images of a training batch share and evaluation keeps."
+            "Parameters are those of one mixer at 96 channels. Multiply-adds (the paper says FLOPs) are those of the "
+            "whole model. Per image counts everything that runs in evaluation. Once per call counts work on the "
+            "weights, such as matrix exponentials, which are done once for all images of a training batch, and kept "
+            "in evaluation."
         )
         if results.scale == "tiny":
-            note += " The models are toys on small images here: compare no multiply-adds with the paper's."
+            note += " These are toy models on small images: do not compare their multiply-adds with the paper's."
         return note
     cases = len(next(iter(rows[0].scores.values())).cases)
     metrics = results.runs_of(rows[0])[0].result
@@ -128,16 +130,15 @@ def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_pape
     seeds = max(len(row.seeds) for row in rows)
     note = f"Mean ± standard deviation over {cases} test cases" if cases > 1 else "One test case"
     note += f" (second ±: over {seeds} seeds)" if seeds > 1 else ""
-    note += f". Metric protocol “{metrics.protocol}”: {metrics.meaning}. Bold: highest mean, not a verdict."
-    note += " Slot numbers: real numbers stored in the slots. GMACs: one image in evaluation."
-    if has_paper:
-        note += " Paper: as printed there"
-        note += f", on {results.settings[setting].title}; ours: {kind}." if kind else "."
+    note += f". Metric protocol “{metrics.protocol}”: {metrics.meaning}. The highest mean is bold. This is no verdict."
+    note += " Slot numbers are the real numbers stored in the slots. GMACs are those of one image in evaluation."
+    if has_paper and kind:
+        note += f" The paper's numbers are on {results.settings[setting].title}; ours are on {kind}."
     return note
 
 
 def _differences(results: Results, setting: str, host: str, metric: str) -> Table:
-    """Return one line per mixer: it against the Baseline, and CHASM against it."""
+    """Return one line for each mixer: its difference to the Baseline, and CHASM's difference to it."""
     comparisons = {(c.arm, c.against): c for c in results.comparisons_of(setting, host, metric)}
     has_paper = any(c.paper is not None for c in comparisons.values())
     columns, rows = ["Mixer"], []
@@ -147,8 +148,7 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
         cells = [TableCell(results.label(row))]
         for pair in ((row.arm, BASE), (FOCUS, row.arm)):
             c = comparisons.get(pair)
-            kind = c.verdict if c and c.verdict in ("win", "loss") else ""
-            cells.append(TableCell(f"{text.interval(c, metric)} {c.verdict}" if c else "", kind))
+            cells.append(verdict_cell(f"{text.interval(c, metric)} {c.verdict}", c.verdict) if c else TableCell(""))
             if has_paper:
                 printed = "" if c is None or c.paper is None else text.signed(c.paper, metric, 0)
                 cells.append(TableCell(printed, "paper"))
@@ -157,9 +157,9 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
     filled = [i for i in range(len(columns)) if i == 0 or any(row.cells[i].text for row in rows)]
     rows = [TableRow([row.cells[i] for i in filled], row.kind) for row in rows]
     note = (
-        "Mean paired difference [95 % interval] and verdict: a win or a loss of the first named only where the "
+        "Mean paired difference [95 % interval] and verdict. It is a win or a loss of the first mixer only if the "
         "interval excludes zero, p stays below 0.05 when corrected for the number of comparisons in this table (Holm), "
-        "and the mean is not zero in the digits printed here; everything else is level, or has too few cases to say."
+        "and the mean is not zero in the digits printed here. Otherwise it is level, or there are too few cases."
     )
     return Table(f"Paired differences, {text.NAMES.get(metric, metric)}", [columns[i] for i in filled], rows, note)
 
@@ -173,10 +173,10 @@ def _point(results: Results, row: ArmResult, metric: str) -> Point:
 def _pareto(points: list[Point], labels: dict[str, str], metric: str, place: str) -> Picture:
     figure = pareto_figure(points, labels, metric)
     caption = (
-        "Mean test score against cost. The line is the Pareto front: no other method has a higher mean for less. "
-        "Whether a difference holds is said above, not here. Time is that of the whole training divided by its steps: "
-        "it includes validation, and runs that shared a device took longer. A triangle at the lower edge is a method "
-        "that scored less than is shown; its score stands beside it."
+        "Mean test score against cost. The line is the Pareto front: no other method has a higher mean for less. The "
+        "differences above say whether one method is better than another. Time is that of the whole training divided "
+        "by its steps. It includes validation, and runs that shared a device took longer. A triangle at the lower edge "
+        "stands for a method whose score, printed beside it, is below the range of the figure."
     )
     stem = "pareto-" + re.sub(r"[^\w.]+", "-", place).strip("-").lower()
     files = {f"{stem}.{kind}": figures.encoded(figure, kind) for kind in ("svg", "png")}
@@ -223,6 +223,6 @@ def _panel(results: Results, setting: str, rows: Sequence[ArmResult], root: Path
     kind = results.data_kind(setting)
     caption = (
         f"Test slice {first.slice_name}{f' ({kind})' if kind else ''}, first seed. Below each image: the box {rule}, "
-        f"and the error ({scale}). Numbers: of this slice alone{', all classes as one' if is_labelled else ''}."
+        f"and the error ({scale}). Numbers are of this slice alone{', all classes as one' if is_labelled else ''}."
     )
     return Picture(source, "target, reference and each method with zoomed boxes and errors", caption)

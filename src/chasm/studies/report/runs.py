@@ -1,8 +1,9 @@
-"""A handful of run folders in the form of a study's results, so that one report serves both."""
+"""Read a few run folders as the results of a study, so that the same report serves both."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chasm.common.files import expanded
 from chasm.mixers import MIXERS
 from chasm.studies.comparisons import compare, per_seed
 from chasm.studies.records import ArmInfo, ArmResult, Metrics, Results, RunRecord, SettingInfo, StudyInfo
@@ -18,7 +19,7 @@ def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str
 
     Args:
         runs: folders by the name of the method; without names, those in their configs are taken.
-        title: of the report.
+        title: title of the report.
         question: what the runs are to answer.
 
     Raises:
@@ -28,7 +29,7 @@ def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str
     named = dict(runs) if isinstance(runs, Mapping) else {_name(Path(folder)): folder for folder in runs}
     if not named:
         raise ValueError("a report needs at least one run folder, got none")
-    records = [_record(label, Path(folder).expanduser().resolve()) for label, folder in named.items()]
+    records = [_record(label, expanded(folder).resolve()) for label, folder in named.items()]
     usual = next(((r.setting, r.host) for r in records if r.config), ("runs", ""))
     for record in records:
         if record.config is None:  # a method without training stands with the others
@@ -97,7 +98,7 @@ def _spectral_step(config: RunConfig) -> float | None:
 
 
 def _place(config: RunConfig, metrics: Metrics) -> tuple[str, str]:
-    """Return names for the data with its task, and for the host: runs that agree in both are compared."""
+    """Return names for the data with its task, and for the host. Runs that agree in both are compared."""
     mask, factor = metrics.task.get("mask"), metrics.task.get("factor")
     how = f" ×{mask['nominal']:g} {mask['kind']}" if mask and mask.get("nominal") else ""
     how += f" ×{factor:g}" if factor else ""

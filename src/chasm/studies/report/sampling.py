@@ -9,7 +9,7 @@ from chasm.studies.comparisons import FOCUS
 from chasm.studies.factors import RIVALS
 from chasm.studies.records import Comparison, Results
 from chasm.studies.report import figures, text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, verdict_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,18 +22,18 @@ def sampling_section(results: Results) -> Section | None:
     """Return CHASM's gain for every mask of a host, the most coherent one first; None with too few masks.
 
     Args:
-        results: of a study.
+        results: results of a study.
     """
     if results.is_cost:
         return None
-    found = {}
+    points = {}
     for setting, host in results.places():
         coherence, gain = _coherence(results, setting, host), _gain(results, setting, host)
         if coherence is not None and gain is not None:
-            found[setting, host] = (coherence, gain)
+            points[setting, host] = (coherence, gain)
     section, rows = Section("Gain against coherence"), []
     for host, label in results.hosts.items():
-        here: list[Point] = [(c, s, gain) for (s, h), (c, gain) in found.items() if h == host]
+        here: list[Point] = [(c, s, gain) for (s, h), (c, gain) in points.items() if h == host]
         here.sort(key=lambda point: -point[0])
         if len({coherence for coherence, *_ in here}) < MIN_MASKS:
             continue
@@ -41,15 +41,14 @@ def sampling_section(results: Results) -> Section | None:
         caption = f"{label}: CHASM's gain over the strongest rival, with its 95 % interval, for every mask."
         section.items.append(Picture(figures.source(scatter(results, here)), "gain against coherence", caption))
         for coherence, setting, gain in here:
-            kind = gain.verdict if gain.verdict in ("win", "loss") else ""
             names = [results.place_name(setting, host), f"{coherence:.3f}", results.arms[gain.against].label]
-            difference = TableCell(f"{text.interval(gain, gain.metric)} {gain.verdict}", kind)
+            difference = verdict_cell(f"{text.interval(gain, gain.metric)} {gain.verdict}", gain.verdict)
             rows.append(TableRow([*map(TableCell, names), difference]))
     if not rows:
         return None
     note = (
-        "Coherence: the largest side lobe of the mask's point spread function, 0 to 1. Gain: over the rival with the "
-        "highest test mean under that mask. The paper claims that CHASM gains most under coherent masks."
+        "The coherence is the largest side lobe of the mask's point spread function, from 0 to 1. The gain is over the "
+        "rival with the highest test mean under that mask. The paper claims that CHASM gains most under coherent masks."
     )
     columns = ["setting", "coherence", "strongest rival", "CHASM's gain"]
     section.items.append(Table("", columns, rows, note))
@@ -60,9 +59,9 @@ def _trend(points: Sequence[Point], label: str) -> str:
     """Say whether the gain rises with the coherence, by the correlation of their ranks."""
     value = rank_correlation([c for c, *_ in points], [gain.mean for *_, gain in points])
     return (
-        f"{label}: the rank correlation of gain and coherence over {len(points)} masks is {value:+.2f}: 1 if the gain "
-        "rises with the coherence from mask to mask, as the paper claims, 0 if the two have nothing to do with each "
-        "other, and -1 if it falls."
+        f"{label}: the rank correlation of gain and coherence over {len(points)} masks is {value:+.2f}. It is 1 if the "
+        "gain rises with the coherence from mask to mask, as the paper claims, 0 if the two are unrelated, and -1 if "
+        "the gain falls."
     )
 
 
@@ -87,8 +86,8 @@ def scatter(results: Results, points: Sequence[Point]) -> "Figure":
     """Draw gains with their intervals over the coherence of the masks.
 
     Args:
-        results: of the study, for titles.
-        points: of one host.
+        results: results of the study, for titles.
+        points: points of one host.
     """
     figure = figures.new_figure(8.2, 3.6)
     ax = figure.add_subplot()

@@ -6,11 +6,11 @@ from typing import Any
 
 from chasm.common.text import counted
 from chasm.studies.agreement import disagreements
-from chasm.studies.comparisons import BASE, FOCUS
-from chasm.studies.records import ArmResult, Falsification, Gain, Results
+from chasm.studies.comparisons import BASE, FOCUS, mean_falsification
+from chasm.studies.records import ArmResult, Falsification, Results
 from chasm.studies.report import learned as learned_operators
 from chasm.studies.report import text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, verdict_cell
 
 MAX_METHODS_IN_ORDER = 8  # a longer list is easier to read in the table
 
@@ -18,47 +18,47 @@ MAX_METHODS_IN_ORDER = 8  # a longer list is easier to read in the table
 def facts(results: Results) -> list[str]:
     """Return short facts about the study, for the line below the title."""
     seeds = {run.seed for run in results.runs if run.status == "done"}
-    found = [results.study.source, results.data_kind()]
-    found += [f"scale {results.scale}"] if results.scale else []
-    found += [f"protocol {results.protocol}"] if results.protocol else []
-    found.append(f"{results.counts.get('done', 0)} of {sum(results.counts.values())} runs finished")
+    facts = [results.study.source, results.data_kind()]
+    facts += [f"scale {results.scale}"] if results.scale else []
+    facts += [f"protocol {results.protocol}"] if results.protocol else []
+    facts.append(f"{results.counts.get('done', 0)} of {sum(results.counts.values())} runs finished")
     if seeds and not results.is_cost:
-        found.append(counted(len(seeds), "seed"))
-    return [fact for fact in found if fact]
+        facts.append(counted(len(seeds), "seed"))
+    return [fact for fact in facts if fact]
 
 
 def notices(results: Results) -> list[str]:
     """Return what a reader must know before any number."""
-    found, kind = [], results.data_kind()
+    lines, kind = [], results.data_kind()
     if kind == "proxy data":
         beside = "; the paper's numbers beside them are, so compare orders and signs, not levels"
-        found.append(
-            "Proxy data: small public images in place of the paper's datasets. These are not results on those "
+        lines.append(
+            "Proxy data: small public images replace the paper's datasets. These are not results on those "
             f"datasets{beside if any(row.paper for row in results.rows) else ''}."
         )
     elif kind == "embedded data":
-        found.append(
-            "Embedded data: drawn slices or a few bundled photographs. The numbers show that the machinery works and "
-            "how the methods behave on easy images, not who wins on real data."
+        lines.append(
+            "Embedded data: drawn slices or a few bundled photographs. The numbers show that the software "
+            "works and how the methods behave on easy images, not which method wins on real data."
         )
     if not results.is_cost and results.comparisons:
         if max(c.seeds for c in results.comparisons) < 2:
-            found.append("One seed: the intervals are about other cases, not about other runs of the same training.")
+            lines.append("One seed: the intervals cover other cases, but not other runs of the training.")
         if any(c.verdict == "too few cases" for c in results.comparisons):
-            found.append("Too few test cases for a verdict in some comparisons: their intervals are printed, no more.")
+            lines.append("Some comparisons have too few test cases for a verdict; only their intervals are printed.")
     for setting, host in results.places():
         runs = [run for row in results.rows_of(setting, host) for run in results.runs_of(row)]
         for line in disagreements(runs):
-            found.append(f"{results.place_name(setting, host)}: {line}.")
+            lines.append(f"{results.place_name(setting, host)}: {line}.")
     missing = sum(n for status, n in results.counts.items() if status != "done")
     if missing:
-        found.append(f"{missing} of {sum(results.counts.values())} runs are not finished: the tables lack them.")
-    found += [f"Not shown, since it cannot be read: {line}" for line in results.unreadable]
-    return found
+        lines.append(f"{missing} of {sum(results.counts.values())} runs are not finished and not in the tables.")
+    lines += [f"This file cannot be read and is not shown: {line}" for line in results.unreadable]
+    return lines
 
 
 def summary(results: Results) -> Section:
-    """Return one sentence or two about every setting in every host."""
+    """Return one or two sentences about every setting in every host."""
     section = Section("In short")
     for setting, host in results.places():
         rows = results.rows_of(setting, host)
@@ -80,11 +80,12 @@ def summary(results: Results) -> Section:
 
 
 def _order(results: Results, setting: str, rows: list[ArmResult], metric: str) -> str:
-    """Name the methods from the highest mean score to the lowest; of many, the highest only."""
+    """Name the methods from the highest mean score to the lowest, or only the highest if there are many."""
     means = {results.label(row): row.scores[metric].mean for row in rows}
     means |= {r.name: r.mean[metric] for r in results.references if r.setting == setting}
     ranked = sorted(means, key=lambda label: means[label], reverse=True)
-    best = f"highest mean {text.NAMES.get(metric, metric)} {ranked[0]}, {text.with_unit(means[ranked[0]], metric)}"
+    best = f"highest mean {text.NAMES.get(metric, metric)} {ranked[0]}, {text.number(means[ranked[0]], metric)}"
+    best += f" {text.UNITS[metric]}" if metric in text.UNITS else ""
     if len(ranked) > MAX_METHODS_IN_ORDER:
         return best
     others = [f"{label} {text.number(means[label], metric)}" for label in ranked[1:]]
@@ -123,7 +124,7 @@ def falsification(results: Results) -> Section | None:
         for name, gain, rival in masks:
             draws = f", {counted(f.draws, 'draw')}" if name == "random" else ""
             cells = [TableCell(place if name == "structured" else ""), TableCell(name + draws)]
-            cells += [TableCell(results.arms[rival].label), _gain_cell(gain, f.metric)]
+            cells += [TableCell(results.arms[rival].label), verdict_cell(text.interval(gain, f.metric), gain.verdict)]
             cells += [TableCell(_printed_gain(paper.get(name)), "paper")]
             is_last = name == "random"
             cells += [TableCell(_drop_text(f) if is_last else "")]
@@ -133,16 +134,12 @@ def falsification(results: Results) -> Section | None:
         rows += _mean_rows(results.falsification, printed)
     columns = ["setting", "mask", "strongest rival", "CHASM's gain", "paper", "drop", "paper"]
     note = (
-        "Gain over the rival with the highest test mean, as in the paper: a choice in the rival's favour. Random: mean "
-        "over the draws of the mask, with one rival for all of them; its interval covers other draws, too. Drop: one "
-        "minus random over structured; undefined where the structured gain is not above zero, and without an interval "
-        "where its interval is not."
+        "The gain is over the rival with the highest test mean, as in the paper; this choice favours the rival. The "
+        "random gain is the mean over the draws of the mask, with one rival for all draws, and its interval also "
+        "covers other draws. The drop is one minus the random gain over the structured gain. It is undefined unless "
+        "the structured gain is above zero, and has no interval unless the whole interval of that gain is above zero."
     )
     return Section("Random-mask falsification", items=[Table("", columns, rows, note)])
-
-
-def _gain_cell(gain: Gain, metric: str) -> TableCell:
-    return TableCell(text.interval(gain, metric), gain.verdict if gain.verdict in ("win", "loss") else "")
 
 
 def _printed_gain(value: float | None) -> str:
@@ -159,9 +156,7 @@ def _drop_text(f: Falsification) -> str:
 
 def _mean_rows(settings: list[Falsification], printed: dict[str, float]) -> list[TableRow]:
     """Return the mean over settings, of gains and of drops, as in the paper."""
-    structured = sum(f.structured.mean for f in settings) / len(settings)
-    random = sum(f.random.mean for f in settings) / len(settings)
-    mean_drop = sum(f.drop.mean for f in settings) / len(settings)
+    structured, random, mean_drop = mean_falsification(settings)
     drop = f"{mean_drop:.0f} %" if math.isfinite(mean_drop) else "undefined"
     lines = []
     for name, value in (("structured", structured), ("random", random)):
@@ -182,13 +177,13 @@ def printed_gains(results: Results) -> Section | None:
     for c in results.comparisons:
         if c.arm == FOCUS and c.metric == "psnr" and c.setting in printed:
             cells = [TableCell(results.place_name(c.setting, c.host)), TableCell(results.arms[c.against].label)]
-            cells.append(TableCell(text.interval(c, c.metric), c.verdict if c.verdict in ("win", "loss") else ""))
+            cells.append(verdict_cell(text.interval(c, c.metric), c.verdict))
             rows.append(TableRow([*cells, TableCell(_printed_gain(printed[c.setting]), "paper")]))
     return Section("Gain over the strongest rival", items=[Table("", ["setting", "rival", "gain", "paper"], rows)])
 
 
 def selections(results: Results) -> Section | None:
-    """Return the step size of every arm with the validation scores it was chosen from; None unless it was tuned."""
+    """Return the chosen step size of every arm and the validation scores behind it; None unless it was tuned."""
     if not results.selections:
         return None
     multipliers = sorted({m for s in results.selections for m in s.scores}, key=float)
@@ -202,8 +197,9 @@ def selections(results: Results) -> Section | None:
             cells.append(TableCell(score, "best" if is_chosen else ""))
         rows.append(TableRow(cells))
     note = (
-        "Validation score of a short run with seed 0 for each multiplier of the spectral step size. Bold: chosen, and "
-        "trained at full length. A dash is a run that diverged or is still to do; an empty place was not tried."
+        "Validation score of a short run with seed 0 for each multiplier of the spectral step size. The bold one is "
+        "chosen and trained at full length. A dash stands for a run that diverged or has not run yet. An "
+        "empty cell stands for a multiplier that was not tried."
     )
     columns = ["setting", "mixer", *(f"×{m}" for m in multipliers)]
     return Section("Step sizes chosen on validation", items=[Table("", columns, rows, note)])
@@ -229,7 +225,8 @@ def learned(results: Results, root: Path | None) -> Section | None:
         title = f"{results.label(row)}: {results.place_name(row.setting, row.host)}"
         caption = (
             f"{title}, first slots, seed {run.seed}. U starts as the identity and all gains at 1. Each row of a gain "
-            "picture is one direction (column of U) over frequency, ordered by how it leans from low to high. "
+            "picture is one direction (column of U) over frequency. Rows are sorted by the gain at high frequencies "
+            "minus that at low ones. "
         )
         caption += "Signed gains are coloured linearly." if gain == "signed" else "Colours are logarithmic."
         section.items.append(Picture(learned_operators.figure(operators, gain), "basis and gains", caption))
@@ -237,8 +234,8 @@ def learned(results: Results, root: Path | None) -> Section | None:
     if not section.items:
         return None
     section.text.append(
-        "Flat gains and a basis at the identity mean that the spectral core does nothing but pass its input; "
-        "any effect is then that of the convolutions around it."
+        "With flat gains and a basis at the identity the spectral core only passes its input. Any effect then comes "
+        "from the convolutions around it."
     )
     return section
 
@@ -254,8 +251,8 @@ def _learned_table(title: str, operators: list[learned_operators.Learned]) -> Ta
         rows.append(TableRow([TableCell(value) for value in values]))
     columns = ["slot", "axis", "C", "bins", "mean turn of U", "least gain", "mean", "largest", "std over frequency"]
     note = (
-        "Turn: angle between a channel and the direction that started on it. Standard deviations: over frequency, mean "
-        "over directions; and over directions, mean over frequencies."
+        "The turn is the angle between a channel and the direction that was this channel at the start. The standard "
+        "deviation over frequency is a mean over directions, and that over directions is a mean over frequencies."
     )
     return Table(title, [*columns, "std over directions"], rows, note)
 
@@ -276,7 +273,7 @@ def protocol(results: Results) -> Section | None:
     if not finished or results.is_cost:
         return None
     section = Section("Protocol")
-    section.text.append("Within a setting and host, runs differ in the slot, its step size and the seed, nothing else.")
+    section.text.append("Within a setting and host, runs differ only in the slot, its step size and the seed.")
     for setting, host in results.places():
         runs = [run for run in finished if (run.setting, run.host) == (setting, host)]
         if not runs or runs[0].config is None:
@@ -302,7 +299,7 @@ def protocol(results: Results) -> Section | None:
 
 
 def runs(results: Results) -> Section | None:
-    """Return where, with which code and for how long the runs were trained."""
+    """Return the section about the hardware, code and time of the runs."""
     finished = [run for run in results.runs if run.metrics]
     if not finished:
         return None
@@ -315,7 +312,7 @@ def runs(results: Results) -> Section | None:
     }
     rows = [TableRow([TableCell(k), TableCell("; ".join(sorted(v)))]) for k, v in origin.items() if any(v)]
     if results.is_cost:
-        line = f"{counted(len(finished), 'model')} counted, none trained."
+        line = f"{counted(len(finished), 'model')} counted; nothing was trained."
         return Section("Runs", [line], items=[Table("", ["", ""], rows, is_text=True)])
     seconds = sum(run.result.seconds or 0 for run in finished)
     total = f"{text.duration(seconds)} of training over {counted(len(finished), 'run')}"

@@ -12,7 +12,7 @@ def sizes_section(results: Results, root: Path | None) -> Section | None:
     """Return a table per setting and host with a column per size; None if nothing was scored at another size.
 
     Args:
-        results: of a study.
+        results: results of a study.
         root: folder of the runs.
     """
     section = Section("Other resolutions")
@@ -21,13 +21,13 @@ def sizes_section(results: Results, root: Path | None) -> Section | None:
     for setting, host in results.places():
         rows = results.rows_of(setting, host)
         metric = results.metrics_of(setting, rows)[0]
-        found = {row.arm: _means(root, [run.folder for run in results.runs_of(row)], metric) for row in rows}
-        sizes = sorted({size for means in found.values() for size in means})
+        by_arm = {row.arm: _means(root, [run.folder for run in results.runs_of(row)], metric) for row in rows}
+        sizes = sorted({size for means in by_arm.values() for size in means})
         if not sizes:
             continue
         lines = []
         for row in rows:
-            means = found[row.arm]
+            means = by_arm[row.arm]
             cells = [results.label(row), text.number(row.scores[metric].mean, metric)]
             cells += [text.number(means.get(size), metric) for size in sizes]
             lines.append(TableRow([TableCell(cell) for cell in cells], "focus" if row.arm == "chasm" else ""))

@@ -23,17 +23,12 @@ def metric_name(metric: str) -> str:
 
 
 def number(value: float | None, metric: str) -> str:
-    """Return a score with the digits of its metric, a dash where there is none."""
+    """Return a score with the digits of its metric, or a dash if there is none."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if metric in COSTS and 0 < value < 1:  # of a tiny model
         return f"{value:#.3g}"
     return f"{value:.{DECIMALS.get(metric, 3)}f}"
-
-
-def with_unit(value: float | None, metric: str) -> str:
-    """Return a score with its unit."""
-    return f"{number(value, metric)} {UNITS.get(metric, '')}".rstrip()
 
 
 def signed(value: float, metric: str, extra_digits: int = 1) -> str:
