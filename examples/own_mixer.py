@@ -43,7 +43,7 @@ print(chasm.list_mixers())
 print(chasm.create_mixer("strips", channels=8, taps=5))
 
 # %%
-# How far does it reach? One bright pixel shows it.
+# One bright pixel shows how far it reaches.
 
 figure, axes = plt.subplots(1, 3, figsize=(8, 2.9), layout="constrained")
 pixel = torch.zeros(1, 8, 33, 33)
@@ -61,7 +61,7 @@ plt.show()
 # In a file ``mine.py`` the same class is used by every command: ``chasm --with mine.py train demo
 # --set mixer.name=strips``, or in a study, ``chasm --with mine.py study run wrapper --arm strips``.
 # In Python a study is a plan, and a plan is a list of runs. We take the part with a U-Net, and two
-# steps per run to keep this page quick: they show that it runs, not who is better.
+# steps per run to keep this page quick. They show that it runs, not which mixer is better.
 
 small = ["train.steps=2", "train.val_every=2", "data.options.cases=6", "data.options.slices=1"]
 plan = make_plan("wrapper", seeds=[0], arms=["strips"], overrides=small)

@@ -60,7 +60,7 @@ def psnr(images: torch.Tensor) -> float:
 
 
 # %%
-# Two runs, one after the other.
+# Train the two networks, one after the other.
 
 figure, axis = plt.subplots(figsize=(6, 3.5), layout="constrained")
 print(f"zero-filled            {psnr(measurement.normal(test).abs()):.2f} dB")
@@ -76,7 +76,7 @@ axis.legend()
 plt.show()
 
 # %%
-# Why it works: basis and gains start at the identity, and a step of AdamW moves any parameter by
-# about the learning rate. The mixer stores them divided by 30 (``step_scale``), so that the same
-# step moves them 30 times as far. Drawn images show that the software works; they do not show which
-# mixer is best on scans.
+# This works because of the step scale. Basis and gains start at the identity, and a step of AdamW
+# moves any parameter by about the learning rate. The mixer stores them divided by 30
+# (``step_scale``), so that the same step moves them 30 times as far. Drawn images show that the
+# software works; they do not show which mixer is best on scans.

@@ -4,7 +4,7 @@ Reconstruct a BART file
 
 Scanners and toolboxes have their own files. This script writes the k-space of a drawn head as a
 BART ``.cfl``, trains a small network for some seconds, and reconstructs the file with it. An
-ISMRMRD file, a Siemens ``.dat`` or a fastMRI volume goes the same way.
+ISMRMRD file, a Siemens ``.dat`` or a fastMRI volume works in the same way.
 """
 
 import tempfile
@@ -22,8 +22,8 @@ folder = tempfile.TemporaryDirectory()
 here = Path(folder.name)
 
 # %%
-# Three slices, one coil, fully sampled: so that there is a truth to compare with. ``write_scan``
-# takes the format from the suffix: ``.cfl`` is BART, ``.mrd`` is ISMRMRD.
+# The scan has three fully sampled slices of one coil, so that there is a truth to compare with.
+# ``write_scan`` takes the format from the suffix: ``.cfl`` is BART, ``.mrd`` is ISMRMRD.
 
 slices = [s.image for s in open_dataset("embedded", split="test", size=64, cases=6, slices=3)][:3]
 kspace = np.stack([fft2c(image).numpy() for image in slices]).astype(np.complex64)  # (slices, coils, H, W)
@@ -33,8 +33,8 @@ for name, scan in read_scans(here / "scan.cfl").items():
     print(repr(name), scan.kspace.shape, scan.size)
 
 # %%
-# A run to reconstruct with: a small U-Net with CHASM, x4 equispaced. In earnest, ``chasm train``
-# makes one from your data.
+# We train a small U-Net with CHASM to reconstruct with, x4 equispaced. For your own data, use
+# ``chasm train``.
 
 recipe = load_recipe(
     "folder",
@@ -61,15 +61,15 @@ for note in outcome.notes:
     print("note:", note)
 
 # %%
-# Without training: compressed sensing with total variation, on the same columns of k-space.
+# Compressed sensing with total variation needs no training. It gets the same columns of k-space.
 
 classical = reconstruct(here / "scan.cfl", "tv", here / "tv.nii.gz", acceleration=4)
 scores = classical.volumes[0].scores
 print("compressed sensing:", {name: round(value, 3) for name, value in scores.items()})
 
 # %%
-# Beside the volume lies a picture. Some seconds of training remove a part of the aliasing; ``chasm demo`` trains for
-# minutes and shows what that gives.
+# A picture is written beside the volume. Some seconds of training remove a part of the aliasing. ``chasm demo`` trains
+# for minutes and shows a better result.
 
 figure, axis = plt.subplots(figsize=(9, 6), layout="constrained")
 axis.imshow(plt.imread(volume.picture), cmap="gray")

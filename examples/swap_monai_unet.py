@@ -57,7 +57,7 @@ for name, model in (("MONAI's U-Net", unet), ("with CHASM", mixed)):
     print(f"{name:14} last loss {fit(model):.4f}")
 
 # %%
-# The last slice, with noise, and what the two networks make of it.
+# The picture shows the last slice with noise, and the outputs of the two networks.
 
 noisy = clean[-1:] + 0.15 * torch.randn(1, 1, 64, 64)
 with torch.no_grad():

@@ -89,7 +89,7 @@ gfnet = chasm.swap(vit, nn.MultiheadAttention, "gfnet", example=images)
 print(sum(type(module).__name__ == "GFNet" for module in gfnet.modules()), "attentions became GFNet")
 
 # %%
-# Mistakes are one line that says what to do.
+# A mistake gives an error of one line that says what to do.
 
 try:
     chasm.swap(vit, "layers.*.attention", "chasm", example=images)

@@ -20,7 +20,7 @@ volumes = volumes / volumes.amax()
 print(volumes.shape)
 
 # %%
-# One channel and no convolutions: what is left is one gain for each frequency of each axis.
+# With one channel and no convolutions, only one gain for each frequency of each axis is left.
 
 torch.manual_seed(0)
 core = chasm.CHASM(1, ndim=3, size=(DEPTH, SIZE, SIZE), local=False)
@@ -35,8 +35,8 @@ for step in range(60):
     optimizer.step()
 
 # %%
-# It has learned what a filter of Wiener's does: keep the low frequencies, where the head is, and
-# lower the high ones, where the noise is.
+# It has learned what a Wiener filter does: it keeps the low frequencies, where the head is, and
+# lowers the high ones, where the noise is.
 
 clean = volumes[:1]
 with torch.no_grad():

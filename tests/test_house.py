@@ -184,6 +184,12 @@ def test_files_of_tests_have_names_of_their_own() -> None:
     assert not {name for name in names if names.count(name) > 1}
 
 
+def test_the_longest_files_of_tests_are_there(pytestconfig: pytest.Config) -> None:
+    """Their names are written down in conftest.py, which puts them first."""
+    (shared,) = (p for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "LONGEST"))
+    assert [name for name in shared.LONGEST if not (ROOT / "tests" / name).is_file()] == []
+
+
 def test_nothing_lies_loose_beside_the_packages() -> None:
     assert {p.name for p in PACKAGE.iterdir() if p.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
     packages = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}

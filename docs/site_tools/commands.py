@@ -23,7 +23,7 @@ def command_pages() -> dict[str, str]:
 
 
 def overview() -> str:
-    """Return what stands on the page of all commands: their list, the options of `chasm` itself, exit codes."""
+    """Return the content of the page of all commands: their list, the options of `chasm` itself, exit codes."""
     root: Any = typer.main.get_command(app)
     names = list(command_pages())
     rows = [[f"[`chasm {name}`](commands/{name}.md)", first_sentence(root.commands[name].help)] for name in names]

@@ -60,7 +60,7 @@ class ReadingOrder:
 
 
 def one_thread(gallery_conf: dict[str, Any], file: str) -> None:
-    """Reset torch before an example: one thread, a known seed, no talk about packages that are not installed."""
+    """Reset torch before an example: one thread, a known seed, no messages about packages that are not installed."""
     import torch
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -7,14 +7,16 @@ import pytest
 from PIL import Image
 
 from chasm.studies.report import overview
+from helpers import site_tools
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMITTED = DOCS / "overview.png"
-REDRAW = "redraw it with chasm.studies.report.overview.write_overview('docs/overview.png')"
+REDRAW = "redraw it with: python docs/site_tools/overview.py"
+write_overview = site_tools("overview").overview.write_overview
 
 
 def test_overview_is_drawn_small_and_wide(tmp_path: Path) -> None:
-    path = overview.write_overview(tmp_path / "overview.png")
+    path = write_overview(tmp_path / "overview.png")
     assert path.stat().st_size < 200_000
     with Image.open(path) as image:
         assert image.width == 1800
@@ -25,7 +27,7 @@ def test_overview_is_drawn_small_and_wide(tmp_path: Path) -> None:
 
 
 def test_committed_overview_is_what_the_code_draws(tmp_path: Path) -> None:
-    drawn = overview.write_overview(tmp_path / "overview.png")
+    drawn = write_overview(tmp_path / "overview.png")
     with Image.open(drawn) as a, Image.open(COMMITTED) as b:
         assert a.size == b.size, REDRAW
         ours, theirs = (np.asarray(i.convert("L").reduce(10), dtype=float) for i in (a, b))
@@ -33,7 +35,7 @@ def test_committed_overview_is_what_the_code_draws(tmp_path: Path) -> None:
 
 
 def test_vector_formats(tmp_path: Path) -> None:
-    svg = overview.write_overview(tmp_path / "overview.svg").read_text()
+    svg = write_overview(tmp_path / "overview.svg").read_text()
     assert svg.lstrip().startswith("<?xml")
 
 

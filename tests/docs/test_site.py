@@ -3,8 +3,6 @@
 import re
 import runpy
 import shlex
-import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +15,12 @@ import chasm
 from chasm.backbones.base import BACKBONES
 from chasm.cli.app import app
 from chasm.mixers import MIXERS
+from helpers import site_tools
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 FENCE = re.compile(r"^```(python|bash)\n(.*?)^```", re.M | re.S)
-
-
-def site_tools(*names: str) -> SimpleNamespace:
-    """Import modules of docs/site_tools, which the build of the site uses and which are not part of the package."""
-    sys.path.insert(0, str(DOCS))
-    try:
-        return SimpleNamespace(**{name: import_module(f"site_tools.{name}") for name in names})
-    finally:
-        sys.path.remove(str(DOCS))
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +78,8 @@ def test_the_reference_of_commands_has_their_options(tools: SimpleNamespace) -> 
     assert "| `--protocol` |" in section
     assert "Default: tiny." in section
     overview = tools.commands.overview()
-    assert "130 interrupted" in overview
-    assert "| [`chasm train`](commands/train.md) | Train from a recipe. |" in overview
+    assert "130 means interrupted" in overview
+    assert "| [`chasm train`](commands/train.md) | Train from a recipe, or resume a run that was stopped. |" in overview
 
 
 def test_long_tables_of_results_are_folded(sphinx_tools: SimpleNamespace) -> None:
