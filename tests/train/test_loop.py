@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -213,6 +214,14 @@ def test_what_happens_in_a_process_that_reads_data_is_one_line(
     with pytest.raises((DataError, ChildProcessError), match=expected) as e:
         list(batches(data, [[0]], torch.device("cpu"), workers=1))
     assert "\n" not in str(e.value)
+    assert not multiprocessing.active_children()  # Python would wait for them at exit, and they ignore SIGTERM
+
+
+def test_an_error_of_a_step_leaves_no_process_that_reads_data(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError) as e:  # its traceback is kept here, as a notebook does
+        train(recipe(data={"bad": "train1"}, resident=False, workers=1), tmp_path, quiet=True)
+    assert e.tb is not None
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

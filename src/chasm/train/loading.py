@@ -1,6 +1,6 @@
 """Batches of slices for training and scoring, read here or by processes of a loader."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from chasm.common.signals import delayed_signals, ignore_signals
 from chasm.data import Batch, Resident, SliceDataset, collate
 
 
-def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Iterator[Batch]:
+def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device, workers: int) -> Generator[Batch]:
     """Yield batches on the device, without drawing from the global random stream.
 
     Args:
@@ -40,10 +40,16 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
         with dead_readers_are_one_line():
             with delayed_signals():  # they reach every process, also one that does not ignore them yet
                 loaded = iter(loader)
-            for batch in loaded:
-                if isinstance(batch, Exception):
-                    raise batch
-                yield batch.to(device, non_blocking=True)
+            try:
+                for batch in loaded:
+                    if isinstance(batch, Exception):
+                        raise batch
+                    yield batch.to(device, non_blocking=True)
+            finally:
+                # The loader ends its processes when its last reference goes. An error in `batch` has a traceback that
+                # leads back here and would keep them, and at exit Python waits for processes that ignore SIGTERM.
+                del loaded
+                batch = None
 
 
 class _Collated(Dataset[Any]):

@@ -7,8 +7,8 @@ same result as one that was not.
 import math
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -190,26 +190,27 @@ class Trainer:
         self.model.train()
         self.progress.begin(self.step, self.steps)
         started, done_before = time.monotonic(), self.seconds
-        for raw, step in self._stream():
-            loss, norm = self._update(raw, step)
-            self.step, self.seconds = step + 1, done_before + time.monotonic() - started
-            if self.step % self.t.log_every == 0 or self.step == self.steps:
-                self._record(
-                    {"step": self.step, "loss": loss, "grad_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
-                )
-            self.progress.step(self.step, loss)
-            if self.step % self.val_every == 0 or self.step == self.steps:
-                self.validate()
-            if self.accelerator.num_processes == 1:  # several processes agree on it before the step
-                self.stopping = self.stop_request.signal > 0
-            if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
-                self.save()
-            if self.stopping:
-                self.progress.say(f"stopped at step {self.step}: run the same command again to go on")
-                number = self.stop_request.signal or signal.SIGTERM  # another process may have got the signal
-                raise SystemExit(128 + number)
+        with closing(self._stream()) as stream:  # so that an error leaves no process of it behind
+            for raw, step in stream:
+                loss, norm = self._update(raw, step)
+                self.step, self.seconds = step + 1, done_before + time.monotonic() - started
+                if self.step % self.t.log_every == 0 or self.step == self.steps:
+                    self._record(
+                        {"step": self.step, "loss": loss, "grad_norm": norm, "lr": self.optimizer.param_groups[0]["lr"]}
+                    )
+                self.progress.step(self.step, loss)
+                if self.step % self.val_every == 0 or self.step == self.steps:
+                    self.validate()
+                if self.accelerator.num_processes == 1:  # several processes agree on it before the step
+                    self.stopping = self.stop_request.signal > 0
+                if self.step % self.t.save_every == 0 or self.step == self.steps or self.stopping:
+                    self.save()
+                if self.stopping:
+                    self.progress.say(f"stopped at step {self.step}: run the same command again to go on")
+                    number = self.stop_request.signal or signal.SIGTERM  # another process may have got the signal
+                    raise SystemExit(128 + number)
 
-    def _stream(self) -> Iterator[tuple[list[Any], int]]:
+    def _stream(self) -> Generator[tuple[list[Any], int]]:
         """Yield the micro-batches of this process and the number of each step that is left."""
         t, n = self.t, len(self.data["train"])
 
@@ -220,16 +221,17 @@ class Trainer:
             epoch = self.step // steps_per_epoch(n, t.batch)
             steps = range(self.step, min((epoch + 1) * steps_per_epoch(n, t.batch), self.steps))
             self.data["train"].set_epoch(epoch)
-            stream = batches(self.data["train"], (r for step in steps for r in rows(step)), self.device, t.workers)
-            for step in steps:
-                raw = [next(stream) for _ in range(t.accumulate)]
-                if t.flips:
-                    flips = self._shares(flips_of_step(step, t.batch, self.config.seed))
-                    raw = [batch.mirrored(flip) for batch, flip in zip(raw, flips, strict=True)]
-                if t.vary:
-                    seeds = self._shares(seeds_of_step(step, t.batch, self.config.seed))
-                    raw = [vary(batch, drawn) for batch, drawn in zip(raw, seeds, strict=True)]
-                yield raw, step
+            chosen = (r for step in steps for r in rows(step))
+            with closing(batches(self.data["train"], chosen, self.device, t.workers)) as stream:
+                for step in steps:
+                    raw = [next(stream) for _ in range(t.accumulate)]
+                    if t.flips:
+                        flips = self._shares(flips_of_step(step, t.batch, self.config.seed))
+                        raw = [batch.mirrored(flip) for batch, flip in zip(raw, flips, strict=True)]
+                    if t.vary:
+                        seeds = self._shares(seeds_of_step(step, t.batch, self.config.seed))
+                        raw = [vary(batch, drawn) for batch, drawn in zip(raw, seeds, strict=True)]
+                    yield raw, step
 
     def _shares(self, of_step: list[int]) -> Iterator[list[int]]:
         """Yield the entries of a step that belong to each micro-batch of this process."""

@@ -1,6 +1,7 @@
 """Build datasets and models from a config, score a model, and load a run from its folder."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,9 @@ def score(
     training = model.training if model is not None else False
     if model is not None:
         model.eval()
-    with dead_readers_are_one_line():
-        for raw in batches(data, consecutive_batches(len(data), batch), device, workers):
+    stream = batches(data, consecutive_batches(len(data), batch), device, workers)
+    with dead_readers_are_one_line(), closing(stream):
+        for raw in stream:
             prepared = task.for_scoring(task.prepare(raw.image, raw.label, raw.case))
             output = task.reference(prepared) if model is None else model(prepared.input, **prepared.physics)
             if output is None:
