@@ -18,14 +18,15 @@ TESTS = Path(__file__).parent
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False  # where there is a GPU, what is compared with is float32
 
-# 80, 55, 45, 35 and 30 seconds of one core with empty caches. pytest-xdist hands files out in the order of their tests,
-# and a long file at the end would leave the other process without work.
+# 20 to 60 seconds each, more with empty caches. pytest-xdist hands files out in the order of their tests, and a long file
+# at the end would leave the other process without work.
 LONGEST = (
     "ops/test_interpreter.py",
-    "train/test_export.py",
-    "ops/test_cards.py",
-    "mixers/test_compile_export.py",
     "studies/test_running.py",
+    "train/test_export.py",
+    "train/test_resume.py",
+    "mixers/test_compile_export.py",
+    "ops/test_cards.py",
 )
 
 

@@ -134,8 +134,8 @@ def test_check_guesses_the_format(tmp_path: Path) -> None:
     assert told.output.startswith("folder at ")
 
 
-@pytest.mark.parametrize("name", [b"\xff\xe9.npy", b"two\nlines \x1b[2J.npy"])
-def test_names_of_files_that_cannot_be_printed_are_escaped(name: bytes, tmp_path: Path) -> None:
+def test_names_of_files_that_cannot_be_printed_are_escaped(tmp_path: Path) -> None:
+    name = b"\xff\xe9 two\nlines \x1b[2J.npy"
     file = os.fsdecode(name)
     try:
         (tmp_path / file).touch()

@@ -221,7 +221,7 @@ def test_maps_are_kept_for_gradients_of_parameters_alone():
 @kernel_test
 @pytest.mark.parametrize(
     ("options", "dynamic"),
-    [({}, False), ({}, True), ({"gain": "complex"}, True), ({"axes": "ch+cw"}, False)],
+    [({}, False), ({"gain": "complex", "axes": "ch+cw"}, True)],
     ids=str,
 )
 def test_compiled_code_runs_the_same_kernels(options, dynamic, monkeypatch):

@@ -111,7 +111,7 @@ def assert_same_run(a: Path, b: Path) -> None:
 # --- real processes ---------------------------------------------------------------------------------
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["chasm.train", "PIL.Image"])
+_context.set_forkserver_preload(["chasm.train", "PIL.Image", "torch._dynamo"])  # what every run imports
 
 
 def process(work: Callable[..., None], *args: Any, env: dict[str, str] | None = None) -> Any:

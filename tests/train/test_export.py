@@ -133,7 +133,7 @@ def make_run(folder: Path, backbone: dict[str, Any], shape: tuple[int, int, int]
 
 
 UNET = {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [1], "data_consistency": True}}
-VARNET = {"name": "varnet", "options": {"cascades": 2, "width": 2, "depth": 1, "levels": [1]}}
+VARNET = {"name": "varnet", "options": {"cascades": 1, "width": 2, "depth": 1, "levels": [1]}}
 HIFI = {"name": "hifi-mamba", "options": {"width": 8, "groups": 1, "blocks": 1, "state": 2, "expansion": 1}}
 
 

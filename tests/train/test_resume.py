@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import time
 from importlib import metadata
@@ -59,6 +60,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return done[name]
 
     return get
+
+
+@pytest.fixture
+def stopped(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
+    """A run that was told to stop in its step 4; the process that did it is shared by the tests."""
+    made = tmp_path_factory.getbasetemp() / "stopped run"
+    if not made.exists():
+        assert code(run_signalled, recipe(), made, 4, signal.SIGTERM) == 143
+    return shutil.copytree(made, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -276,10 +286,9 @@ def test_a_disk_that_fills_up_during_a_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.", "optimizer.", "best.", "rng.cpu"])
 @pytest.mark.parametrize("change", ["missing", "another shape"])
-def test_tensors_that_do_not_fit_the_model_are_one_line(name: str, change: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_the_model_are_one_line(name: str, change: str, stopped: Path) -> None:
     """Even where the checksums are sound."""
-    assert code(run_signalled, recipe(), tmp_path, 4, signal.SIGTERM) == 143
-    saved = Checkpoints(tmp_path / "checkpoints", pytest.fail)
+    saved = Checkpoints(stopped / "checkpoints", pytest.fail)
     tensors, read = saved.newest() or pytest.fail("no checkpoint")
     chosen = max(key for key in tensors if key.startswith(name))
     if change == "missing":
@@ -288,13 +297,12 @@ def test_tensors_that_do_not_fit_the_model_are_one_line(name: str, change: str, 
         tensors[chosen] = torch.zeros(7, 7)
     saved.save(tensors, read)
     with pytest.raises(ValueError, match=f"does not fit this model: {chosen} has shape") as e:
-        train(recipe(), tmp_path, quiet=True)
+        train(recipe(), stopped, quiet=True)
     assert "\n" not in str(e.value)
 
 
-def test_an_environment_of_another_shape_is_one_line(tmp_path: Path) -> None:
-    assert code(run_signalled, recipe(), tmp_path, 4, signal.SIGTERM) == 143
-    path = tmp_path / "environment.json"
+def test_an_environment_of_another_shape_is_one_line(stopped: Path) -> None:
+    path = stopped / "environment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "resumed": "yes"}))
     with pytest.raises(ValueError, match="resumed: expected a list"):
-        train(recipe(), tmp_path, quiet=True)
+        train(recipe(), stopped, quiet=True)
