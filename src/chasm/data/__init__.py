@@ -1,56 +1,32 @@
 """Datasets in their real formats: `open_dataset(name, path, split=...)` gives slices, split by case."""
 
-from chasm.data.base import (
-    DATASETS,
-    FileDataset,
-    KSpaceDataset,
-    SliceDataset,
-    list_datasets,
-    open_dataset,
-    register_dataset,
-)
-from chasm.data.brats import BraTS
-from chasm.data.cc359 import CC359
-from chasm.data.embedded import Embedded
-from chasm.data.fastmri import FastMRI
-from chasm.data.folder import Folder
-from chasm.data.images import Images
-from chasm.data.kspace import KSpace, read_scans, write_scan
-from chasm.data.proxy import Proxy
-from chasm.data.records import SPLITS, Batch, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, collate, fault
-from chasm.data.resident import Resident
-from chasm.data.scan import KSpaceScan
-from chasm.data.volumes import Volumes
-
-__all__ = [
-    "CC359",
-    "DATASETS",
-    "SPLITS",
-    "Batch",
-    "BraTS",
-    "Case",
-    "CaseFacts",
-    "DataError",
-    "Embedded",
-    "FastMRI",
-    "FileDataset",
-    "Folder",
-    "Geometry",
-    "Images",
-    "KSpace",
-    "KSpaceDataset",
-    "KSpaceScan",
-    "Proxy",
-    "RawSlice",
-    "Resident",
-    "Slice",
-    "SliceDataset",
-    "Volumes",
-    "collate",
-    "fault",
-    "list_datasets",
-    "open_dataset",
-    "read_scans",
-    "register_dataset",
-    "write_scan",
-]
+from chasm.data.base import DATASETS as DATASETS
+from chasm.data.base import FileDataset as FileDataset
+from chasm.data.base import KSpaceDataset as KSpaceDataset
+from chasm.data.base import SliceDataset as SliceDataset
+from chasm.data.base import list_datasets as list_datasets
+from chasm.data.base import open_dataset as open_dataset
+from chasm.data.base import register_dataset as register_dataset
+from chasm.data.brats import BraTS as BraTS
+from chasm.data.cc359 import CC359 as CC359
+from chasm.data.embedded import Embedded as Embedded
+from chasm.data.fastmri import FastMRI as FastMRI
+from chasm.data.folder import Folder as Folder
+from chasm.data.images import Images as Images
+from chasm.data.kspace import KSpace as KSpace
+from chasm.data.kspace import read_scans as read_scans
+from chasm.data.kspace import write_scan as write_scan
+from chasm.data.proxy import Proxy as Proxy
+from chasm.data.records import SPLITS as SPLITS
+from chasm.data.records import Batch as Batch
+from chasm.data.records import Case as Case
+from chasm.data.records import CaseFacts as CaseFacts
+from chasm.data.records import DataError as DataError
+from chasm.data.records import Geometry as Geometry
+from chasm.data.records import RawSlice as RawSlice
+from chasm.data.records import Slice as Slice
+from chasm.data.records import collate as collate
+from chasm.data.records import fault as fault
+from chasm.data.resident import Resident as Resident
+from chasm.data.scan import KSpaceScan as KSpaceScan
+from chasm.data.volumes import Volumes as Volumes

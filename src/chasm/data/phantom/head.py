@@ -107,9 +107,9 @@ class Level:
 
     def __init__(self, head: Head, z: float) -> None:
         self.head, self.z = head, z
-        self.sulcus_width = 0.8 + 0.7 * head.age
+        self.sulcus_width = 0.8 + 0.7 * head.age  # factor on the width of sulci
         s = math.sqrt(max(1 - (max(z, 0) / 90) ** 2.4, 0.05))
-        self.half = (head.width * s, head.length * s**0.9)
+        self.half = (head.width * s, head.length * s**0.9)  # half-axes of the brain
         self.bend = tuple(f.level(z) for f in head.bend)
         self.wiggle = (head.wiggle[0].level(z), head.wiggle[1].level(z))
         self.fine, self.rough = head.fine.level(z), head.rough.level(z)

@@ -1,11 +1,14 @@
 """The sulci of a drawn brain: curves from the surface and the midline that give way to each other."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chasm.data.phantom.shapes import Array, Plane, resample, spline
+from chasm.data.phantom.shapes import Array, resample, spline
+
+if TYPE_CHECKING:
+    from chasm.data.phantom.head import Level
 
 LEVELS = 8  # spline knots of a sulcus over the height of the head, 16 mm apart
 MIN_DISTANCE = 7.8  # mm between sulci: two sheets of cortex
@@ -18,19 +21,6 @@ class Strand:
     points: Array
     alive: Array
     width: Array
-
-
-class LevelShape(Protocol):
-    """The facts about one level of a head that the growth needs."""
-
-    z: float
-    sulcus_width: float  # factor on the width of sulci
-    half: tuple[float, float]  # half-axes of the brain
-    wiggle: tuple[Plane, Plane]
-
-    def surface(self, t: Array, side: int) -> Array: ...
-
-    def arch(self, y: Array) -> Array: ...
 
 
 def draw_sulci(rng: np.random.Generator, n: int) -> dict[str, Array]:
@@ -86,7 +76,7 @@ def _give_way(rank: Array, clear: Array, close: Array, need: int) -> Array:
     return alive
 
 
-def wiggled(level: LevelShape, p: Array, amount: float = 2.5) -> Array:
+def wiggled(level: "Level", p: Array, amount: float = 2.5) -> Array:
     """Return points displaced by a smooth field: neighbours move together, so that curves do not cross.
 
     Args:
@@ -97,7 +87,7 @@ def wiggled(level: LevelShape, p: Array, amount: float = 2.5) -> Array:
     return p + np.float32(amount) * np.stack([plane.at(p) for plane in level.wiggle], -1)
 
 
-def hemisphere(level: LevelShape, side: int, lateral: dict[str, Array], medial: dict[str, Array]) -> list[Strand]:
+def hemisphere(level: "Level", side: int, lateral: dict[str, Array], medial: dict[str, Array]) -> list[Strand]:
     """Return the sulci of one hemisphere: Sylvian fissure and insula on the levels that have them, trunks, branches.
 
     Args:
@@ -165,7 +155,7 @@ def hemisphere(level: LevelShape, side: int, lateral: dict[str, Array], medial: 
     return strands
 
 
-def _sylvian(level: LevelShape, side: int) -> Strand:
+def _sylvian(level: "Level", side: int) -> Strand:
     """Return the line of the insula, and the fissure that leads to it."""
     f = min((26 - level.z) / 10, 1)  # shrinks upwards
     m = 8 + 10 * f
