@@ -15,7 +15,7 @@ from chasm.data.files import reading, require_finite
 from chasm.data.limits import require_fits, require_regular, require_written
 from chasm.data.lines import refuse_gaps_along_partitions
 from chasm.data.records import fault
-from chasm.data.scan import KSpaceScan
+from chasm.data.scan import KSpaceScan, ifft_along
 
 DIMENSIONS = 16
 MAX_HEADER_CHARACTERS = 2**16  # the dimensions come first; BART adds the command that made the file
@@ -24,11 +24,7 @@ _NAMES = {4: "map", 5: "echo", 6: "coeff", 7: "coeff2", 8: "iter", 9: "cshift", 
 
 
 def read_cfl(file: Path) -> np.ndarray:
-    """Read the array of a .cfl (or .hdr) file with all of its 16 dimensions; the file is mapped, not loaded.
-
-    Raises:
-        DataError: when a file of the pair is missing, or they do not fit together.
-    """
+    """Map the array of a .cfl (or .hdr) file, with all of its 16 dimensions, into memory."""
     header, data = file.with_suffix(".hdr"), file.with_suffix(".cfl")
     for part in (header, data):
         require_regular(part)
@@ -57,11 +53,7 @@ def write_cfl(array: np.ndarray, file: Path) -> None:
 
 
 def read_bart(file: Path) -> dict[str, KSpaceScan]:
-    """Read k-space that BART wrote, by names such as "echo2"; "" for the only volume.
-
-    Raises:
-        DataError: when the files are damaged, or not Cartesian.
-    """
+    """Read Cartesian k-space that BART wrote: volumes by names such as "echo2"; "" for the only one."""
     array = read_cfl(file)
     if array.shape[_READ] == 1:
         raise fault(
@@ -94,8 +86,7 @@ def _scan(array: np.ndarray, file: Path, notes: list[str]) -> KSpaceScan:
     kspace = array.reshape([array.shape[d] for d in (_READ, _PHASE_1, _PHASE_2, _COIL, _SLICE)])
     if partitions > 1:
         measured = (kspace != 0).any((0, 3, 4))  # (phase 1, phase 2)
-        kspace = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, 2), axis=2, norm="ortho"), 2)
-        kspace = kspace * measured.any(1)[:, None, None, None]
+        kspace = ifft_along(kspace, 2) * measured.any(1)[:, None, None, None]
         refuse_gaps_along_partitions(measured, file, "data")
     kspace = kspace.transpose(2, 4, 3, 0, 1).reshape(partitions * slices, -1, *array.shape[:2])
     return KSpaceScan(np.ascontiguousarray(kspace, np.complex64), array.shape[:2], notes=list(notes))

@@ -62,11 +62,7 @@ def header_of_file(file: Path) -> bytes | None:
 
 
 def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
-    """Read the volumes of an ISMRMRD file, by names such as "repetition2"; "" for the only one.
-
-    Raises:
-        DataError: if the file is damaged, or not Cartesian.
-    """
+    """Read the Cartesian volumes of an ISMRMRD file, by names such as "repetition2"; "" for the only one."""
     from ismrmrd import xsd
     from xsdata.formats.dataclass.parsers import XmlParser
     from xsdata.formats.dataclass.parsers.handlers import XmlEventHandler
@@ -89,7 +85,7 @@ def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
     left_out: Counter[str] = Counter()
     dwell: dict[str, float] = {}
     lines = _lines(file, mode in ("separate", "external"), noise, left_out, dwell)
-    scans = assemble(lines, encoding, file, patient=patient_name(getattr(subject, "patientID", None)))
+    scans = assemble(lines, encoding, file, patient_name(getattr(subject, "patientID", None)))
     samples = np.concatenate(noise, axis=1) if noise else None
     notes = [f"left out: {', '.join(f'{n} {kind} lines' for kind, n in left_out.items())}"] if left_out else []
     if len(encodings) > 1:
@@ -153,15 +149,14 @@ def _encoding(encoding: Any) -> Encoding:
         mm = float(of.x), float(of.y), float(of.z)
         return mm if np.isfinite(mm).all() else (0.0, 0.0, 0.0)
 
+    def centre(n: int, limit: Any) -> int:
+        return n // 2 if limit is None else int(limit.center)
+
     space, image, limits = encoding.encodedSpace, encoding.reconSpace, encoding.encodingLimits
-    matrix = int(space.matrixSize.x), int(space.matrixSize.y), int(space.matrixSize.z)
-    centres = []
-    for n, limit in ((matrix[1], limits.kspace_encoding_step_1), (matrix[2], limits.kspace_encoding_step_2)):
-        centres.append(n // 2 if limit is None else int(limit.center))
-    if matrix[2] == 1:
-        centres[1] = 0
-    fov, image_fov = sizes(space.fieldOfView_mm), sizes(image.fieldOfView_mm)
-    return Encoding(matrix, fov, image_fov, (centres[0], centres[1]))
+    nx, ny, nz = int(space.matrixSize.x), int(space.matrixSize.y), int(space.matrixSize.z)
+    partition = 0 if nz == 1 else centre(nz, limits.kspace_encoding_step_2)
+    centres = centre(ny, limits.kspace_encoding_step_1), partition
+    return Encoding((nx, ny, nz), sizes(space.fieldOfView_mm), sizes(image.fieldOfView_mm), centres)
 
 
 def write_ismrmrd(scan: KSpaceScan, file: Path) -> None:
@@ -219,11 +214,8 @@ def _set_place(readout: Any, scan: KSpaceScan, k: int) -> None:
     middle = full_h // 2 - (full_h - h) // 2, full_w // 2 - (full_w - w) // 2
     directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
     readout.position[:] = (affine @ [middle[1], h - 1 - middle[0], k, 1])[:3]
-    readout.read_dir[:], readout.phase_dir[:], readout.slice_dir[:] = (
-        -directions[:, 1],
-        directions[:, 0],
-        directions[:, 2],
-    )
+    right, up, normal = directions.T
+    readout.read_dir[:], readout.phase_dir[:], readout.slice_dir[:] = -up, right, normal
 
 
 def header_xml(scan: KSpaceScan) -> str:
@@ -248,11 +240,9 @@ def _header(scan: KSpaceScan) -> Any:
         kspace_encoding_step_1=xsd.limitType(minimum=0, maximum=w - 1, center=w // 2),
         slice=xsd.limitType(minimum=0, maximum=slices - 1, center=slices // 2),
     )
+    trajectory, image = xsd.trajectoryType("cartesian"), space(*scan.size)
     encoding = xsd.encodingType(
-        encodedSpace=space(h, w),
-        reconSpace=space(*scan.size),
-        encodingLimits=limits,
-        trajectory=xsd.trajectoryType("cartesian"),
+        encodedSpace=space(h, w), reconSpace=image, encodingLimits=limits, trajectory=trajectory
     )
     return xsd.ismrmrdHeader(
         version=1,

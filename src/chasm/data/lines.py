@@ -8,7 +8,6 @@ one side. 3-D scans are transformed along their partitions, so that they become 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from chasm.common.text import counted
 from chasm.data.filled import between
 from chasm.data.limits import require_fits
 from chasm.data.records import fault
-from chasm.data.scan import KSpaceScan, Placement, slice_geometry
+from chasm.data.scan import KSpaceScan, Placement, ifft_along, slice_geometry
 
 # the counters that tell volumes apart, with the word for each
 COUNTERS = ("repetition", "echo", "phase", "set")
@@ -63,14 +62,14 @@ class _Volume:
     places: dict[int, Placement] = field(default_factory=dict)
 
 
-def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, **facts: Any) -> dict[str, KSpaceScan]:
+def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, patient: str) -> dict[str, KSpaceScan]:
     """Put lines into volumes.
 
     Args:
         lines: the lines, in the order they were measured.
         encoding: the grid of the lines.
         file: their file, for messages.
-        facts: facts that all volumes share: `patient`, `noise`, `notes` of `KSpaceScan`.
+        patient: a name for the patient, "" if unknown.
 
     Returns:
         Volumes by a name that says how they differ, such as "repetition2-echo1"; "" for the only one.
@@ -96,7 +95,7 @@ def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, **facts: Any
         words = zip((*COUNTERS, "slab"), key, several, strict=True)
         return "-".join(f"{word}{n + 1}" for word, n, needed in words if needed)
 
-    return {name(key): _finish(volumes[key], encoding, file, dict(facts)) for key in sorted(volumes)}
+    return {name(key): _finish(volumes[key], encoding, file, patient) for key in sorted(volumes)}
 
 
 def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: int) -> None:
@@ -123,9 +122,9 @@ def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: i
     volume.count[where][y, z] += 1
 
 
-def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, Any]) -> KSpaceScan:
+def _finish(volume: _Volume, encoding: Encoding, file: Path, patient: str) -> KSpaceScan:
     order = sorted(volume.total)
-    notes = list(facts.pop("notes", []))
+    notes = []
     averages = max(int(count.max()) for count in volume.count.values())
     if averages > 1:
         notes.append(f"{averages} averages of a line were averaged")
@@ -142,9 +141,8 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     nz = encoding.matrix[2]
     partitions = encoding.pixels(2)
     if nz > 1:
-        images = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, -1), axis=-1, norm="ortho"), -1)
         start = (nz - partitions) // 2
-        kspace = np.moveaxis(images[0], -1, 0)[start : start + partitions]
+        kspace = np.moveaxis(ifft_along(kspace, -1)[0], -1, 0)[start : start + partitions]
         kspace[..., ~columns[0]] = 0  # the transform of zeros is not always exactly zero
     else:
         kspace = kspace[..., 0]
@@ -155,7 +153,7 @@ def _finish(volume: _Volume, encoding: Encoding, file: Path, facts: dict[str, An
     geometry = None if voxel is None else slice_geometry(places, voxel, size, (middle[0], middle[1]), partitions)
     repeats = float(np.mean([volume.count[k][volume.count[k] > 0].mean() for k in order]))
     filled = np.ascontiguousarray(kspace, np.complex64)
-    return KSpaceScan(filled, size, geometry, mask=mask, notes=notes, averages=repeats, **facts)
+    return KSpaceScan(filled, size, geometry, patient, mask=mask, notes=notes, averages=repeats)
 
 
 def refuse_gaps_along_partitions(measured: np.ndarray, file: Path, field: str) -> None:

@@ -50,11 +50,9 @@ class KSpaceScan:
         rows = self.kspace.shape[2]
         if self.size[0] == rows:
             return self
-        axes = {"axes": -2}
-        images = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(self.kspace, **axes), axis=-2, norm="ortho"), **axes)
         start = (rows - self.size[0]) // 2
-        images = images[..., start : start + self.size[0], :]
-        kspace = np.fft.fftshift(np.fft.fft(np.fft.ifftshift(images, **axes), axis=-2, norm="ortho"), **axes)
+        images = ifft_along(self.kspace, -2)[..., start : start + self.size[0], :]
+        kspace = np.fft.fftshift(np.fft.fft(np.fft.ifftshift(images, -2), axis=-2, norm="ortho"), -2)
         note = f"oversampling of the readout removed: {self.size[0]} of {rows} rows"
         masked = np.ascontiguousarray(kspace * self.columns, np.complex64)
         return replace(self, kspace=masked, notes=[*self.notes, note])
@@ -73,6 +71,11 @@ class KSpaceScan:
         white = np.einsum("pq,sqhw->sphw", matrix.numpy(), self.kspace)
         note = f"prewhitened with {counted(self.noise.shape[1], 'sample')} of noise"
         return replace(self, kspace=white, noise=None, notes=[*self.notes, note])
+
+
+def ifft_along(kspace: np.ndarray, axis: int) -> np.ndarray:
+    """Return the centred orthonormal inverse Fourier transform along one axis."""
+    return np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(kspace, axis), axis=axis, norm="ortho"), axis)
 
 
 def image_noise(noise: np.ndarray, band: float, averages: float = 1.0) -> float:

@@ -34,11 +34,7 @@ _LEFT_OUT = {
 
 
 def read_twix(file: Path) -> dict[str, KSpaceScan]:
-    """Read the volumes of the last measurement of a .dat file; those before it are adjustments.
-
-    Raises:
-        DataError: when the file is damaged, or not Cartesian.
-    """
+    """Read the Cartesian volumes of the last measurement of a .dat file; those before it are adjustments."""
     import twixtools
 
     with reading(file, "measurement"), contextlib.redirect_stdout(io.StringIO()):
@@ -69,7 +65,7 @@ def read_twix(file: Path) -> dict[str, KSpaceScan]:
     with reading(file, "data"):
         inside = protocol.get("sPat", {}).get("ucRefScanMode", _INPLACE) == _INPLACE
         lines = _lines(readouts, places, not inside, left_out, file)
-        scans = assemble(lines, encoding, file, patient=patient_name(patient))
+        scans = assemble(lines, encoding, file, patient_name(patient))
         noise = _noise(measurements, images[0], file)
         times = _sample_times(protocol, images)
     notes = [f"left out: {', '.join(f'{n} {kind} lines' for kind, n in left_out.items())}"] if left_out else []
