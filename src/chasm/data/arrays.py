@@ -34,15 +34,7 @@ def check_axes(axes: str) -> str:
 
 
 def read_arrays(file: Path, axes: str | None = None) -> dict[str, KSpaceScan]:
-    """Read an array of k-space.
-
-    Args:
-        file: .npy, .npz or HDF5.
-        axes: a letter for each dimension; may be left out for two dimensions.
-
-    Raises:
-        DataError: when the array is not complex, or its axes are not named.
-    """
+    """Read an array of complex k-space from .npy, .npz or HDF5. Two dimensions need no axes."""
     array = _load(file)
     order = check_axes(axes) if axes is not None else ("HW" if array.ndim == 2 else "")
     if not order:

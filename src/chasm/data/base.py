@@ -19,6 +19,8 @@ from chasm.common.registry import Registry
 from chasm.data.records import Case, CaseFacts, Geometry, RawSlice, Slice, fault, in_split
 
 BEYOND_SINGLE = "values are beyond float32 (3.4e38): scale the data"
+R = TypeVar("R")
+T = TypeVar("T", bound="type[SliceDataset]")
 
 if TYPE_CHECKING:
     from chasm.data.resident import Resident
@@ -96,6 +98,8 @@ class FileDataset(SliceDataset):
 
     published: ClassVar[str] = ""  # number of published cases, for the check to print
 
+    _last: tuple[object, Any] | None = None
+
     def __init__(self, path: str | Path, split: str, **find: Any) -> None:
         self.root = existing(path)
         cases, self.split_rule = self.find(self.root, **find)
@@ -127,6 +131,21 @@ class FileDataset(SliceDataset):
 
     def case_name(self, i: int) -> str:
         return self.locate(i)[0].name
+
+    def keep_last(self, key: object, read: Callable[[], R]) -> R:
+        """Return read(), or its last result if the key is the same. For files whose slices are read one by one."""
+        last = self._last
+        if last is None or last[0] != key:
+            last = self._last = (key, read())
+        result: R = last[1]
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    def case(self, name: str) -> Case:
+        """Return a case of the split by its name."""
+        return next(case for case in self._cases if case.name == name)
 
     def files(self) -> list[Path]:
         """Return the files of all cases of the split."""
@@ -168,7 +187,6 @@ _PATH_ADVICE = (
     "give the folder it was downloaded to: data.path in a recipe (--set data.path=FOLDER), "
     "chasm eval --data FOLDER, chasm study --path NAME=FOLDER"
 )
-T = TypeVar("T", bound=type[SliceDataset])
 
 
 def register_dataset(name: str) -> Callable[[T], T]:
@@ -218,11 +236,7 @@ def open_dataset(name: str, path: str | Path | None = None, split: str = "train"
 
 
 def existing(path: str | Path, advice: str = "") -> Path:
-    """Return the path with ~ expanded.
-
-    Raises:
-        FileNotFoundError: if nothing is there; the message ends in `advice`.
-    """
+    """Return the path with ~ expanded; a FileNotFoundError that ends in `advice` if nothing is there."""
     p = expanded(path)
     if not p.exists():
         raise FileNotFoundError(f"{p}: no such file or folder{advice}")

@@ -8,11 +8,10 @@ Here: classes 0 background, 1 necrosis, 2 oedema, 3 enhancing tumour.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from chasm.data.base import FileDataset, register_dataset
 from chasm.data.files import reading, require_folder, require_single
@@ -47,7 +46,6 @@ class BraTS(FileDataset):
         self, path: str | Path, split: str = "train", *, step: int = 1, min_tumour: float = 0.0, seed: int = 0
     ) -> None:
         super().__init__(path, split, seed=seed)
-        self._last_case: tuple[str, Tensor, Tensor] | None = None
 
         def used(case: Case) -> list[int]:
             flair = _volume(case.files[3])
@@ -62,19 +60,12 @@ class BraTS(FileDataset):
 
     @classmethod
     def find(cls, path: Path, seed: int = 0) -> tuple[list[Case], str]:
-        cases = [_case(folder, files) for folder, files in _folders(path)]
-        cases, rule = assign_splits(cases, seed)
-        return cases, rule.replace("case name", "patient")
+        return assign_splits([_case(folder, files) for folder, files in _folders(path)], seed, by="patient")
 
     def read(self, case: Case, k: int) -> Slice:
-        if self._last_case is None or self._last_case[0] != case.name:
-            images, label = _load(case)
-            self._last_case = (case.name, torch.from_numpy(images), torch.from_numpy(label))
-        _, volumes, classes = self._last_case
-        return Slice(volumes[k].clone(), classes[k].to(torch.int64), case.name, k, "BraTS")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last_case": None}
+        images, label = self.keep_last(case, lambda: _load(case))
+        image, classes = torch.from_numpy(images[k].copy()), torch.from_numpy(label[k].astype(np.int64))
+        return Slice(image, classes, case.name, k, "BraTS")
 
     @classmethod
     def probe(cls, case: Case) -> CaseFacts:

@@ -100,11 +100,10 @@ class CC359(KSpaceDataset):
                 survey.add(_image(_kspace(volume, k, file)).numpy())
             if survey.high == 0.0:
                 raise fault(file, "kspace", "every value is zero")
-            (n, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
+            (_, h, w, pairs), dtype = volume.shape, f"{volume.dtype} pairs"
         multi = file.suffix == ".h5"  # there the width differs between sound volumes
         kind = counted(pairs // 2, "channel") if multi else "single-channel"
-        shape, digests = (pairs // 2, h, w), tuple(survey.digests)
-        return CaseFacts(shape, n, dtype, survey.low, survey.high, kind=kind, varies=multi, digests=digests)
+        return survey.facts((pairs // 2, h, w), dtype, kind=kind, varies=multi)
 
 
 def _open_volume(file: Path, h5: H5Files) -> Any:

@@ -90,11 +90,9 @@ def read_pixels(file: Path) -> np.ndarray:
 
 
 def split_volumes(frames: Iterable[Frame]) -> dict[str, list[Frame]]:
-    """Sort the frames of a series into volumes.
+    """Sort the frames of a series into volumes, each in the order of its slices.
 
-    Returns:
-        Frames in the order of the slices, by a name that says how the volumes differ: "echo2", "p", "time1", "view3";
-        "" for the only one.
+    The names of the volumes say how they differ: "echo2", "p", "time1", "view3"; "" for the only one.
     """
     volumes: dict[tuple[Any, ...], list[Frame]] = {}
     views: list[np.ndarray | None] = []
@@ -128,25 +126,16 @@ def split_volumes(frames: Iterable[Frame]) -> dict[str, list[Frame]]:
 def geometry_of_frames(frames: list[Frame]) -> Geometry | None:
     """Return where the frames of one volume lie, in their order; None if not even the pixel size is known.
 
-    Raises:
-        DataError: when a slice is missing, or they are not evenly spaced.
+    Raises a DataError if a slice is missing, or they are not evenly spaced.
     """
     first = frames[0]
     if first.spacing is None:
         return None
     between_rows, between_columns = first.spacing
-    missing = [
-        tag
-        for tag, known in (
-            ("ImagePositionPatient", [f.position is not None for f in frames]),
-            ("ImageOrientationPatient", [first.orientation is not None]),
-        )
-        if not all(known)
-    ]
-    if missing:
+    if first.orientation is None or any(frame.position is None for frame in frames):
+        missing = "ImageOrientationPatient" if all(f.position is not None for f in frames) else "ImagePositionPatient"
         sizes = np.diag([between_columns, between_rows, first.thickness or 1, 1])
-        return Geometry(sizes, SOMEWHERE, note=f"{missing[0]} is missing: only the voxel sizes are written")
-    assert first.orientation is not None
+        return Geometry(sizes, SOMEWHERE, note=f"{missing} is missing: only the voxel sizes are written")
     columns, rows = first.orientation
     places = np.array([frame.position for frame in frames])
     normal = np.cross(columns, rows)
@@ -172,10 +161,8 @@ def _step(frames: list[Frame], places: np.ndarray, normal: np.ndarray) -> np.nda
     off = np.linalg.norm(places - places[0] - np.arange(len(frames))[:, None] * step, axis=1)
     if off.max() > MAX_UNEVEN * usual:
         k = int(off.argmax())
-        problem = (
-            f"slices are not evenly spaced: this one is {off[k]:.3g} mm from its place (they are {usual:.4g} apart)"
-        )
-        raise fault(frames[k].file, "ImagePositionPatient", problem)
+        problem = f"this one is {off[k]:.3g} mm from its place (they are {usual:.4g} apart)"
+        raise fault(frames[k].file, "ImagePositionPatient", f"slices are not evenly spaced: {problem}")
     return step
 
 

@@ -18,7 +18,7 @@ from chasm.data.files import reading
 from chasm.data.limits import open_picture
 from chasm.data.phantom import CONTRASTS, HIGHEST, LOWEST, Head, as_scanned, draw, signal_table
 from chasm.data.records import Case, DataError, Slice, fault, in_split
-from chasm.data.splits import ranked_split
+from chasm.data.splits import assign_splits
 
 CONTENTS = ("brain", "tumour", "photos")
 MAX_SIZE = 2048  # pixels; a slice of that size takes seconds and half a GiB to draw
@@ -92,10 +92,8 @@ class Embedded(SliceDataset):
         if content == "photos":
             all_cases, self.split_rule = _photo_cases(), "fixed, by photograph"
         else:
-            names = [f"{content}{i:03d}" for i in range(cases)]
-            splits = ranked_split(names, seed)
-            all_cases = [Case(name, splits[name], ()) for name in names]
-            self.split_rule = f"70/10/20 by hash of the case name, seed {seed}"
+            drawn = [Case(f"{content}{i:03d}", "", ()) for i in range(cases)]
+            all_cases, self.split_rule = assign_splits(drawn, seed)
         self._cases = in_split(all_cases, split, Path("embedded"))
         self.cases = [case.name for case in self._cases]
         counts = [slices if content != "photos" else len(self._crops(case)) for case in self._cases]

@@ -173,12 +173,12 @@ class FastMRI(KSpaceDataset):
         return Header(size, recon, (0, size[1]))
 
     def geometry(self, case: str) -> Geometry | None:
-        file = self.locate(self.rows_by_case()[case][0])[0].files[0]
+        file = self.case(case).files[0]
         affine = np.asarray(_attribute(self._h5[file], file, "affine", 0))
         if affine.shape == (4, 4) and affine.dtype.kind == "f" and np.isfinite(affine).all():  # written by chasm
             return Geometry(affine, int(_attribute(self._h5[file], file, "affine_code", SOMEWHERE)))
         try:
-            voxel = self.header_of(self.locate(self.rows_by_case()[case][0])[0]).voxel
+            voxel = self.header_of(self.case(case)).voxel
         except DataError:  # the images can be read without it
             return None
         return None if voxel is None else Geometry(np.diag([voxel[1], voxel[0], voxel[2], 1.0]), SOMEWHERE)
@@ -218,11 +218,7 @@ def _has(folder: Path, coils: str) -> bool:
 
 
 def read_header(handle: Any, file: Path) -> Header:
-    """Read the matrix sizes, the acquired columns and the voxel size from the ISMRMRD header of an open file.
-
-    Raises:
-        DataError: when the header, or a number in it, is missing.
-    """
+    """Read the matrix sizes, the acquired columns and the voxel size from the ISMRMRD header of an open file."""
     if "ismrmrd_header" not in handle:
         raise fault(file, "ismrmrd_header", f"missing; the file has {', '.join(h5_names(handle, file))}")
     with reading(file, "ismrmrd_header"):

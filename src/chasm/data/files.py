@@ -61,12 +61,7 @@ _quiet_libraries = _QuietLibraries()
 
 @contextmanager
 def reading(file: Path, field: str = "file") -> Iterator[None]:
-    """Turn any error of a library that reads a file into a one-line DataError. Pipes and devices are refused.
-
-    Args:
-        file: the file that the block reads.
-        field: the part of it, such as "header".
-    """
+    """Turn any error of a library that reads a part of a file into a one-line DataError. Refuse pipes and devices."""
     require_regular(file, field)
     try:
         with _quiet_libraries:
@@ -89,41 +84,33 @@ def require_folder(path: Path) -> None:
         raise fault(path, "path", "expected a folder, got a file")
 
 
-def require_finite(array: np.ndarray, file: Path, field: str) -> np.ndarray:
-    """Return the array if all its values are finite.
+def require_finite(array: np.ndarray, file: Path, field: str, problem: str = "NaN or infinite") -> np.ndarray:
+    """Return an array of numbers if all are finite; otherwise raise a DataError with the number of the others.
 
     Args:
         array: numbers of any type.
         file: their file, for the message.
         field: the part of the file.
-
-    Raises:
-        DataError: if values are NaN or infinite; the message has their number.
+        problem: the message's word for values that are not finite.
     """
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         bad = int((~np.isfinite(array)).sum())
-        raise fault(file, field, f"{bad} of {array.size} values are NaN or infinite")
+        raise fault(file, field, f"{bad} of {array.size} values are {problem}")
     return array
 
 
 def require_single(array: np.ndarray, file: Path, field: str) -> np.ndarray:
-    """Return the array as float32 or complex64, with all values finite before and after.
+    """Return the array as float32 or complex64; raise a DataError if values are NaN, infinite, or beyond float32.
 
     Args:
         array: numbers of any type.
         file: their file, for the message.
         field: the part of the file.
-
-    Raises:
-        DataError: if values are NaN, infinite, or beyond float32; the message has their number.
     """
     require_finite(array, file, field)
     with np.errstate(over="ignore"):
         single = array.astype(np.complex64 if array.dtype.kind == "c" else np.float32)
-    if not np.isfinite(single).all():
-        bad = int((~np.isfinite(single)).sum())
-        raise fault(file, field, f"{bad} of {array.size} values are beyond float32 (3.4e38): scale the data")
-    return single
+    return require_finite(single, file, field, "beyond float32 (3.4e38): scale the data")
 
 
 def crop_or_pad(image: Tensor, size: tuple[int, int]) -> Tensor:
@@ -160,13 +147,10 @@ def open_npy(file: Path) -> np.ndarray:
 
 
 class H5Files:
-    """HDF5 files by path, opened on first use in each process.
+    """HDF5 files by path, opened on first use in each process. The end of a `with` statement closes all.
 
-    A handle must not cross a fork or a pickle: after either, the copy starts with none. In a `with` statement all files
-    are closed at its end.
-
-    Args:
-        keep: number of files that stay open; the least recently used one is closed first.
+    A handle must not cross a fork or a pickle: after either, the copy starts with none. Of more than `keep` open files,
+    the least recently used one is closed.
     """
 
     def __init__(self, keep: int = 8) -> None:
@@ -216,7 +200,7 @@ class H5Files:
 
 
 def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_: bool = False) -> Any:
-    """Return a dataset of an open HDF5 file, not yet read.
+    """Return a dataset of an open HDF5 file, not yet read; a DataError if it is missing, empty, or of another kind.
 
     Args:
         handle: the open file.
@@ -224,9 +208,6 @@ def h5_field(handle: Any, file: Path, key: str, ndim: tuple[int, ...], complex_:
         key: the name of the dataset.
         ndim: the numbers of dimensions it may have.
         complex_: whether its numbers must be complex, or must be real.
-
-    Raises:
-        DataError: when it is missing, empty, or of another rank or type.
     """
     with reading(file, key):
         item = handle.get(key)
@@ -274,9 +255,6 @@ def h5_slice(item: Any, k: int, file: Path, key: str) -> np.ndarray:
         k: the number of the slice.
         file: the path, for messages.
         key: the name of the dataset, for messages.
-
-    Raises:
-        DataError: when it cannot be read, or holds NaN or infinity.
     """
     with reading(file, key):
         array = np.asarray(item[k])

@@ -9,12 +9,12 @@ and may hold `label`.
 """
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from chasm.data.base import FileDataset, existing, register_dataset
+from chasm.data.base import FileDataset, register_dataset
 from chasm.data.dicom import SeriesFile, geometry_of_frames, header_or_none, read_header, split_volumes
 from chasm.data.files import crop_or_pad, require_single
 from chasm.data.formats import (
@@ -70,7 +70,6 @@ class Folder(FileDataset):
         self.size = None if size is None else (int(size[0]), int(size[1]))
         self._options = ReadOptions(self.arrays, plane, volume)
         self._frames = {case.name: case.frames or self._all_frames(case) for case in self._cases}
-        self._last_file: tuple[Path, FileImages] | None = None
         self.list_slices(lambda case: range(len(self._frames[case.name])))
 
     def _all_frames(self, case: Case) -> list[tuple[int, int]]:
@@ -91,18 +90,15 @@ class Folder(FileDataset):
         for role, folder in role_folders(path):
             cases += _cases_in(folder, role)
         if splits is not None:
-            cases, rule = splits_from_list(cases, existing(splits))
+            cases, rule = splits_from_list(cases, splits)
         else:
-            cases, rule = assign_splits(cases, seed)
-            rule = rule.replace("case name", "patient, or of the case if no patient is known")
+            cases, rule = assign_splits(cases, seed, by="patient, or of the case if no patient is known")
         return _stacked(cases, path) if stack else cases, rule
 
     def read(self, case: Case, k: int) -> Slice:
         number, frame = self._frames[case.name][k]
         file = case.files[number]
-        if self._last_file is None or self._last_file[0] != file:
-            self._last_file = (file, load_images(file, self._options))
-        _, loaded = self._last_file
+        loaded = self._load(file)
         array = np.array(loaded.images[frame])
         image, label = torch.from_numpy(require_single(array, file, f"image {frame}"))[None], None
         if loaded.labels is not None:
@@ -115,15 +111,14 @@ class Folder(FileDataset):
 
     def how_cut(self, i: int) -> str:
         """Return how the slices of the file of row i were cut, in words; "" if the file leaves no choice."""
-        self[i]
-        assert self._last_file is not None
-        return self._last_file[1].note
+        case, k = self.locate(i)
+        return self._load(case.files[self._frames[case.name][k][0]]).note
+
+    def _load(self, file: Path) -> FileImages:
+        return self.keep_last(file, lambda: load_images(file, self._options))
 
     def geometry(self, case: str) -> Geometry | None:
-        return _geometry(next(c for c in self._cases if c.name == case), self._options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last_file": None}
+        return _geometry(self.case(case), self._options)
 
     @classmethod
     def probe(cls, case: Case, plane: str | None = None, volume: int | None = None) -> CaseFacts:
@@ -141,12 +136,10 @@ class Folder(FileDataset):
             kinds.add(str(images.dtype))
             if len(shapes) > 1:
                 raise fault(file, "image", f"shape {images.shape[1:]} differs from others of the case: {shapes}")
-        low, high, digests = survey.low, survey.high, tuple(survey.digests)
-        if low == high:
-            raise fault(case.files[0], "image", f"every value is {low:g}")
+        if survey.low == survey.high:
+            raise fault(case.files[0], "image", f"every value is {survey.low:g}")
         _geometry(case, options)  # refuses a gap between slices
-        dtype = "/".join(sorted(kinds))
-        return CaseFacts((1, *shapes.pop()), len(digests), dtype, low, high, kind=loaded.note, digests=digests)
+        return survey.facts((1, *shapes.pop()), "/".join(sorted(kinds)), kind=loaded.note)
 
 
 def _geometry(case: Case, options: ReadOptions) -> Geometry | None:

@@ -44,7 +44,7 @@ def format_of(file: Path) -> str:
     ('.nii', '')
     """
     name = file.name.lower()
-    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+    for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return {".tiff": ".tif", ".nii.gz": ".nii", ".ima": ".dcm"}.get(suffix, suffix)
     if name != "dicomdir" and (not file.suffix or file.suffix[1:].isdigit()) and file.is_file():
@@ -88,11 +88,7 @@ def count_images(file: Path, options: ReadOptions) -> int:
 
 
 def load_images(file: Path, options: ReadOptions) -> FileImages:
-    """Read a file.
-
-    Raises:
-        DataError: if it cannot be read, or holds no images.
-    """
+    """Read a file of magnitude images."""
     suffix, labels, note = format_of(file), None, ""
     if suffix == ".npy":
         images = open_npy(file)

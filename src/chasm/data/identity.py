@@ -57,13 +57,9 @@ _ISMRMRD = {
 
 
 def dicom_attributes(file: Path) -> dict[str, Any]:
-    """Return the patient, the study and the scanner that a file names.
+    """Return the patient, the study and the scanner that a file names, by DICOM keyword; empty ones are left out.
 
-    Args:
-        file: a DICOM image, or k-space with an ISMRMRD header (.mrd, .h5). Other files give nothing.
-
-    Returns:
-        Values by the keyword of their DICOM attribute; empty ones are left out.
+    The file is a DICOM image, or k-space with an ISMRMRD header (.mrd, .h5). Other files give nothing.
     """
     if format_of(file) == ".dcm":
         import pydicom

@@ -104,8 +104,7 @@ class Images(FileDataset):
             raise fault(case.files[0], "pixels", f"every value is {survey.low:g}")
         h, w, _ = pixels.shape
         kind = "short side under 256: will be enlarged" if min(h, w) < 256 else ""
-        digests = tuple(survey.digests)
-        return CaseFacts((3, h, w), 1, "uint8", survey.low, survey.high, kind=kind, varies=True, digests=digests)
+        return survey.facts((3, h, w), "uint8", kind=kind, varies=True)
 
 
 def _walk(folder: Path) -> list[Path]:

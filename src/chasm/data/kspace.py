@@ -169,7 +169,6 @@ class KSpace(KSpaceDataset):
             raise ValueError(f"unknown combine {combine!r}: {suggest(combine, COMBINATIONS)}")
         self.axes, self.combine, self.prewhiten, self.undersampled = axes, combine, prewhiten, undersampled
         super().__init__(path, split, splits=splits, seed=seed, axes=axes)
-        self._last: tuple[Case, KSpaceScan] | None = None
         self.list_slices(lambda case: range(len(self.scan(case).kspace)))
 
     @classmethod
@@ -184,16 +183,17 @@ class KSpace(KSpaceDataset):
                 name = file.relative_to(folder).with_suffix("").as_posix()
                 cases += _cases(file, role, f"{folder.name}/{name}" if role else name, axes)
         if splits is not None:
-            return splits_from_list(cases, existing(splits))
-        cases, rule = assign_splits(cases, seed)
-        return cases, rule.replace("case name", "patient, or of the file if no patient is known")
+            return splits_from_list(cases, splits)
+        return assign_splits(cases, seed, by="patient, or of the file if no patient is known")
 
     def scan(self, case: Case) -> KSpaceScan:
         """Read the volume of a case, prewhitened if that was asked for."""
-        if self._last is None or self._last[0] != case:
+
+        def read() -> KSpaceScan:
             scan = _volume(case, self.axes)
-            self._last = (case, scan.prewhitened() if self.prewhiten else scan)
-        return self._last[1]
+            return scan.prewhitened() if self.prewhiten else scan
+
+        return self.keep_last(case, read)
 
     def raw_slice(self, i: int) -> RawSlice:
         case, k = self.locate(i)
@@ -212,10 +212,7 @@ class KSpace(KSpaceDataset):
         return Slice(image, None, case.name, k, f"{kspace_format(case.files[0])} k-space")
 
     def geometry(self, case: str) -> Geometry | None:
-        return self.scan(next(c for c in self._cases if c.name == case)).geometry
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_last": None}
+        return self.scan(self.case(case)).geometry
 
     @classmethod
     def probe(cls, case: Case, axes: str | None = None) -> CaseFacts:
@@ -228,8 +225,7 @@ class KSpace(KSpaceDataset):
         measured = int(scan.columns.sum())
         lines = f"{measured} of {counted(width, 'line')}" if measured < width else counted(width, "line")
         kind = ", ".join([f"{kspace_format(case.files[0])} k-space", lines, *scan.notes])
-        shape, digests = (coils, *scan.size), tuple(survey.digests)
-        return CaseFacts(shape, len(digests), "complex64", survey.low, survey.high, scan.patient, kind, True, digests)
+        return survey.facts((coils, *scan.size), "complex64", group=scan.patient, kind=kind, varies=True)
 
 
 def _cases(file: Path, role: str, name: str, axes: str | None) -> list[Case]:

@@ -31,9 +31,6 @@ def max_bytes() -> int:
     """Return how much memory the content of one file, or one slice of a file read by slices, may take.
 
     The environment variable CHASM_MAX_GIB raises or lowers it.
-
-    Raises:
-        ValueError: when the variable is not a number above 0.
     """
     text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_MAX_GIB)
     try:
@@ -106,12 +103,7 @@ def require_written(file: Path) -> None:
 
 
 def open_picture(source: Path | IO[bytes], file: Path) -> Any:
-    """Open a picture with Pillow, if its format is only for pictures and it fits into memory.
-
-    Args:
-        source: the file, or a stream of its bytes.
-        file: the file that messages name.
-    """
+    """Open a file, or its bytes, with Pillow, if the format is only for pictures and the picture fits into memory."""
     from PIL import Image
 
     picture = Image.open(source, formats=PICTURE_FORMATS)
@@ -188,14 +180,9 @@ def read_npz(file: Path, archive: Any, key: str) -> np.ndarray:
 
 
 def open_nifti_file(file: Path, whole: bool = True) -> Any:
-    """Open a NIfTI file with nibabel; its voxels are not read.
+    """Open a .nii or .nii.gz file with nibabel, if its header and the part that will be read fit into memory.
 
-    Args:
-        file: .nii or .nii.gz.
-        whole: whether all its volumes will be read at once, or one at a time.
-
-    Raises:
-        DataError: if the header, or the part that will be read, is too large.
+    That part is the whole file, or one volume at a time. No voxel is read yet.
     """
     import gzip
 
@@ -203,8 +190,7 @@ def open_nifti_file(file: Path, whole: bool = True) -> Any:
 
     opener: Any = gzip.open if file.name.lower().endswith(".gz") else open
     with opener(file, "rb") as f:
-        start = f.read(540)
-    offset = _voxel_offset(start)
+        offset = _voxel_offset(f.read(540))
     if not offset <= MAX_NIFTI_HEADER:
         raise fault(file, "header", f"the voxels begin at byte {offset:g}: the file is damaged")
     image = nibabel.load(file)

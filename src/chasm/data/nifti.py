@@ -104,9 +104,6 @@ def _acquired_plane(lengths: list[int], sizes: np.ndarray) -> str:
 def patient_of_nifti(file: Path) -> str:
     """Return a name for the patient: by the JSON file beside a NIfTI file, or by ``sub-LABEL`` in its name (BIDS).
 
-    Args:
-        file: the NIfTI file, of which nothing is read.
-
     >>> patient_of_nifti(Path("sub-07_ses-2_T1w.nii.gz")), patient_of_nifti(Path("scan.nii"))
     ('sub-07', '')
     """

@@ -120,8 +120,7 @@ class Proxy(FileDataset):
         if case.split == _UNREADABLE:
             cls.find(file, part=part)
         stack = _cached_stack(file, part, case.split)
-        rows = stack.rows(case.name)
-        images = [stack.image(k) for k in rows]
+        images = [stack.image(k) for k in stack.rows(case.name)]
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) > 1:
             raise fault(file, case.name, f"images of several shapes: {sorted(shapes)}")
@@ -130,9 +129,7 @@ class Proxy(FileDataset):
             survey.add(image.numpy())
         if survey.low == survey.high:
             raise fault(file, case.name, f"every value is {survey.low:g}")
-        dtype = str(images[0].dtype).removeprefix("torch.")
-        digests = tuple(survey.digests)
-        return CaseFacts(shapes.pop(), len(rows), dtype, survey.low, survey.high, kind=part, digests=digests)
+        return survey.facts(shapes.pop(), str(images[0].dtype).removeprefix("torch."), kind=part)
 
 
 def _names(part: str | Sequence[str] | None) -> list[str]:

@@ -189,6 +189,11 @@ class Case:
     group: str = ""
     frames: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def patient(self) -> str:
+        """The group, or the case itself if it has none: the unit of splits."""
+        return self.group or self.name
+
     def __post_init__(self) -> None:
         # Names of files may have characters that no record, picture or terminal can hold.
         object.__setattr__(self, "name", printable(self.name))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chasm.common.files import expanded
+from chasm.data.base import existing
 from chasm.data.files import require_folder
 from chasm.data.records import SPLITS, Case, check_split, fault
 
@@ -48,7 +48,7 @@ def ranked_split(groups: Iterable[str], seed: int = 0) -> dict[str, str]:
     return dict(zip(ranked, order, strict=False))
 
 
-def assign_splits(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str]:
+def assign_splits(cases: Sequence[Case], seed: int = 0, by: str = "case name") -> tuple[list[Case], str]:
     """Give each case its split.
 
     Cases of folders that stand for no split are split 70/10/20 by hash. A validation folder without a test folder is
@@ -58,34 +58,29 @@ def assign_splits(cases: Sequence[Case], seed: int = 0) -> tuple[list[Case], str
     Args:
         cases: cases with the role of their folder as split, or "".
         seed: seed of the hash.
+        by: what is hashed, for the rule: the group of a case, or its name if it has none.
 
     Returns:
         The cases with their splits, and the rule in words.
     """
     roles = {c.split for c in cases}
     if roles <= {""}:
-        split = ranked_split((c.group or c.name for c in cases), seed)
-        cases = [replace(c, split=split[c.group or c.name]) for c in cases]
-        return cases, f"70/10/20 by hash of the case name, seed {seed}"
+        split = ranked_split((c.patient for c in cases), seed)
+        cases = [replace(c, split=split[c.patient]) for c in cases]
+        return cases, f"70/10/20 by hash of the {by}, seed {seed}"
     if "val" in roles and "test" not in roles:
-        groups = sorted({c.group or c.name for c in cases if c.split == "val"})
-        odd = set(groups[1::2])
-        cases = [replace(c, split="test") if c.split == "val" and (c.group or c.name) in odd else c for c in cases]
+        odd = set(sorted({c.patient for c in cases if c.split == "val"})[1::2])
+        cases = [replace(c, split="test") if c.split == "val" and c.patient in odd else c for c in cases]
         return cases, "folder names; every second case of the validation folder is the test split"
     return list(cases), "folder names"
 
 
 def splits_from_list(cases: Sequence[Case], file: str | Path) -> tuple[list[Case], str]:
-    """Give each case the split that a text file lists for it; cases that are not listed are left out.
+    """Return the cases that a text file lists, each with its split, and the rule in words.
 
-    Args:
-        cases: all cases.
-        file: list with a case and its split on each line ("case07 train"); # starts a comment.
-
-    Returns:
-        The listed cases with their splits, and the rule in words.
+    Every line has a case and its split ("case07 train"); # starts a comment.
     """
-    path = expanded(file)
+    path = existing(file)
     split: dict[str, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         words = line.split("#")[0].rsplit(maxsplit=1)

@@ -2,8 +2,11 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+from chasm.data.records import CaseFacts
 
 
 @dataclass
@@ -22,6 +25,11 @@ class SliceSurvey:
     high: float = -np.inf  # the largest
     # a hash of the values of each slice; empty for a blank slice, whose values are all equal
     digests: list[bytes] = field(default_factory=list)
+
+    def facts(self, shape: tuple[int, ...], dtype: str, **others: Any) -> CaseFacts:
+        """Return the facts about a case of these slices; `others` are further fields of `CaseFacts`."""
+        slices, digests = len(self.digests), tuple(self.digests)
+        return CaseFacts(shape, slices, dtype, self.low, self.high, digests=digests, **others)
 
     def add(self, values: np.ndarray) -> None:
         """Take a slice (..., H, W) of finite numbers. Equal values in another number format have the same hash."""
