@@ -57,14 +57,7 @@ class TaskBatch:
         return {"mask": self.mask, "maps": self.maps, "measured": self.measured}
 
     def in_units(self, x: Tensor) -> Tensor:
-        """Convert x from the scale of the target to the units of the data.
-
-        Args:
-            x: images on the scale of the target, (B, C, H, W).
-
-        Returns:
-            x * scale + low, or x itself if the task did not rescale the data.
-        """
+        """Return images (B, C, H, W) on the scale of the target in the units of the data: x * scale + low."""
         return x if self.low is None or self.scale is None else x * self.scale + self.low
 
 
@@ -82,11 +75,7 @@ class Task(ABC):
 
     @abstractmethod
     def channels(self, modalities: int) -> tuple[int, int]:
-        """Return the input and output channels of a model.
-
-        Args:
-            modalities: number of channels of the raw images.
-        """
+        """Return the input and output channels of a model for raw images with this many channels."""
 
     @abstractmethod
     def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
@@ -96,9 +85,6 @@ class Task(ABC):
             image: raw images, (B, M, H, W).
             label: label maps, (B, H, W), for tasks that need them.
             case: name of the case of each image.
-
-        Returns:
-            The input and the target of a model, and the physics between them.
 
         Raises:
             ValueError: if the images do not suit the task.
@@ -114,48 +100,23 @@ class Task(ABC):
         return batch
 
     def for_scoring(self, batch: TaskBatch) -> TaskBatch:
-        """Return the batch that validation and test use. It never depends on chance.
-
-        Args:
-            batch: batch from `prepare`.
-        """
+        """Return the batch that validation and test use. It never depends on chance."""
         return batch
 
     @abstractmethod
     def loss(self, output: Tensor, batch: TaskBatch) -> Tensor:
-        """Return the loss that training minimises, a scalar.
-
-        Args:
-            output: output of the model for ``batch.input``.
-            batch: batch from `prepare`.
-        """
+        """Return the loss of a model's output for ``batch.input``, which training minimises: a scalar."""
 
     @abstractmethod
     def scores(self, output: Tensor, batch: TaskBatch) -> Rows:
-        """Return one row of scores per slice, for a `Meter` of the task's protocol.
-
-        Args:
-            output: output of the model for ``batch.input``.
-            batch: batch from `prepare`.
-        """
+        """Return the scores of a model's output: one row per slice, for a `Meter` of the task's protocol."""
 
     def reference(self, batch: TaskBatch) -> Tensor | None:
-        """Return the output without a model (zero-filled, bicubic), which is scored beside every model.
-
-        Args:
-            batch: batch from `prepare`.
-
-        Returns:
-            An output that `scores` takes, or None if the task has no such reference.
-        """
+        """Return the output without a model (zero-filled, bicubic), if there is one. It is scored beside all models."""
         return None
 
     def report(self, shape: Sequence[int]) -> dict[str, Any]:
-        """Return the facts about the task for metrics.json.
-
-        Args:
-            shape: (M, H, W) of a raw image, which decides the mask.
-        """
+        """Return the facts about the task for metrics.json. The shape (M, H, W) of a raw image decides the mask."""
         return {"protocol": self.protocol.name, "meaning": self.protocol.meaning}
 
 
@@ -169,9 +130,6 @@ def create_task(name: str, **options: Any) -> Task:
     Args:
         name: name of the task: "reconstruction", "segmentation", "superres", or a registered one.
         **options: arguments of the task's class.
-
-    Returns:
-        The task.
 
     Raises:
         ValueError: if the name or an option is unknown; the message suggests near ones.

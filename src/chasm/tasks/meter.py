@@ -65,18 +65,12 @@ class Summary:
 
 
 def aggregate(per_case: Mapping[str, dict[str, float]], protocol: Protocol, blank: int = 0) -> Summary:
-    """Summarise the scores of cases.
+    """Return the scores of cases with their statistics.
 
     Args:
         per_case: scores of each case, by name.
         protocol: protocol that measured them.
         blank: number of blank slices that were left out.
-
-    Returns:
-        The scores with their statistics.
-
-    Raises:
-        ValueError: if there is no case.
     """
     if not per_case:
         raise ValueError(f"no case to summarise: {'every slice is blank' if blank else 'the split is empty'}")
@@ -88,9 +82,6 @@ class Meter:
 
     The slices of a case must come one after another, in the order of an unshuffled dataset, so that the meter holds
     only one volume at a time.
-
-    Args:
-        protocol: defines the scores.
     """
 
     def __init__(self, protocol: Protocol) -> None:
@@ -101,15 +92,7 @@ class Meter:
         self._rows: list[Rows] = []
 
     def add(self, rows: Rows, cases: Sequence[str]) -> None:
-        """Add the rows of a batch.
-
-        Args:
-            rows: from `Protocol.rows`.
-            cases: name of the case of each row.
-
-        Raises:
-            ValueError: if slices of a case come after those of another case.
-        """
+        """Add the rows of a batch, from `Protocol.rows`, with the name of the case of each row."""
         blank = rows[BLANK].tolist() if BLANK in rows else [False] * len(cases)
         for i, case in enumerate(cases):
             if case != self._case:
@@ -135,9 +118,5 @@ class Meter:
         return {case: scores for case, scores in self._scores.items() if scores}
 
     def summary(self) -> Summary:
-        """Return the scores of all cases and their statistics.
-
-        Raises:
-            ValueError: if no slice was scored.
-        """
+        """Return the scores of all cases and their statistics."""
         return aggregate(self.per_case(), self.protocol, self.blank)

@@ -16,22 +16,13 @@ def _exact(x: Tensor) -> Tensor:
 
 def _pair(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if output.shape != target.shape or output.ndim != 4:
-        raise ValueError(
-            f"expected output and target of one shape (B, C, H, W), got {tuple(output.shape)} and {tuple(target.shape)}"
-        )
+        got = f"{tuple(output.shape)} and {tuple(target.shape)}"
+        raise ValueError(f"expected output and target of one shape (B, C, H, W), got {got}")
     return _exact(output), _exact(target)
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean squared error of each image, (B,).
-
-    Args:
-        output: images, (B, C, H, W).
-        target: images of the same shape.
-
-    Raises:
-        ValueError: if the shapes differ or are not (B, C, H, W).
-    """
+    """Return the mean squared error of each image of (B, C, H, W): (B,)."""
     a, b = _pair(output, target)
     return (a - b).square().mean((1, 2, 3))
 
@@ -44,9 +35,6 @@ def psnr(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
         target: images of the same shape.
         data_range: a number, or one per image, (B,).
 
-    Raises:
-        ValueError: if the shapes differ or are not (B, C, H, W).
-
     >>> target = torch.ones(1, 1, 8, 8)
     >>> psnr(target - 0.1, target, data_range=1).item()  # doctest: +ELLIPSIS
     19.99...
@@ -56,15 +44,7 @@ def psnr(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
 
 
 def nmse(output: Tensor, target: Tensor) -> Tensor:
-    """Return the normalised squared error of each image, |output - target|^2 / |target|^2, (B,).
-
-    Args:
-        output: images, (B, C, H, W).
-        target: images of the same shape.
-
-    Raises:
-        ValueError: if the shapes differ or are not (B, C, H, W).
-    """
+    """Return the normalised squared error of each image of (B, C, H, W), |output - target|^2 / |target|^2: (B,)."""
     a, b = _pair(output, target)
     return (a - b).square().sum((1, 2, 3)) / b.square().sum((1, 2, 3))
 
@@ -79,9 +59,6 @@ def ssim(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
         output: images, (B, C, H, W).
         target: images of the same shape.
         data_range: a number, or one per image, (B,).
-
-    Raises:
-        ValueError: if the shapes differ or are not (B, C, H, W), or the images are smaller than the window.
     """
     a, b = _pair(output, target)
     window = 7
@@ -101,29 +78,23 @@ def ssim(output: Tensor, target: Tensor, data_range: Tensor | float) -> Tensor:
 
 
 def overlap_counts(output: Tensor, target: Tensor, regions: Mapping[str, Sequence[int]]) -> Rows:
-    """Count the pixels of each region.
+    """Count the pixels of each region in both maps, in the output and in the target: (B, 3) by name.
 
     Args:
         output: label maps, (B, H, W).
         target: label maps of the same shape.
         regions: the classes of each region, by its name.
-
-    Returns:
-        For each region the pixels in both maps, in the output and in the target, (B, 3).
     """
     rows = {}
     for name, classes in regions.items():
         members = torch.as_tensor(classes, device=output.device)
         a, b = torch.isin(output, members), torch.isin(target, members)
-        rows[name] = torch.stack([(x.flatten(1).sum(1)) for x in (a & b, a, b)], dim=1)
+        rows[name] = torch.stack([x.flatten(1).sum(1) for x in (a & b, a, b)], dim=1)
     return rows
 
 
 def dice_iou(counts: Tensor) -> tuple[float, float]:
-    """Return Dice and IoU of a region. A region that is empty in output and target scores 1.
-
-    Args:
-        counts: pixels in both maps, in the output and in the target, (3,).
+    """Return Dice and IoU of a region from its row of `overlap_counts`. A region that is empty in both maps scores 1.
 
     >>> dice_iou(torch.tensor([1, 2, 2]))
     (0.5, 0.3333333333333333)

@@ -43,25 +43,16 @@ class Protocol:
     meaning: ClassVar[str]
 
     def rows(self, output: Tensor, target: Tensor) -> Rows:
-        """Return the contribution of each slice of a batch to the scores of its case.
+        """Return what each slice of a batch adds to the scores of its case: tensors by name, one row per slice.
 
-        Args:
-            output: output of a model, on the scale that the protocol asks for.
-            target: target of the same shape.
-
-        Returns:
-            Tensors by name, each with one row per slice.
+        Output and target have one shape, and the scale that the protocol asks for.
         """
         raise NotImplementedError
 
     def case(self, rows: Rows) -> dict[str, float]:
-        """Return the scores of a case; by default the mean over its slices.
+        """Return the scores of a case by name, {} if it has none; by default the mean over its slices.
 
-        Args:
-            rows: the rows of all its slices that are not blank.
-
-        Returns:
-            Scores by name, or {} if the case has none.
+        The rows of blank slices are not among `rows`.
         """
         return {k: v.mean().item() for k, v in rows.items()}
 
@@ -74,11 +65,7 @@ class UnitProtocol(Protocol):
     meaning: ClassVar[str] = "per image, clamped to [0, 1], data range 1"
 
     def data_range(self, target: Tensor) -> Tensor:
-        """Return the data range of each image, (B,).
-
-        Args:
-            target: images, (B, C, H, W).
-        """
+        """Return the data range of each image of (B, C, H, W): (B,)."""
         return torch.ones(len(target), device=target.device, dtype=target.dtype)
 
     def rows(self, output: Tensor, target: Tensor) -> Rows:
@@ -147,9 +134,8 @@ class Overlap(Protocol):
 
     def case(self, rows: Rows) -> dict[str, float]:
         each = {name: dice_iou(counts.sum(0)) for name, counts in rows.items()}
-        scores = {
-            metric: sum(pair[i] for pair in each.values()) / len(each) for i, metric in enumerate(("dice", "iou"))
-        }
+        dice_mean, iou_mean = (sum(values) / len(each) for values in zip(*each.values(), strict=True))
+        scores = {"dice": dice_mean, "iou": iou_mean}
         for name, (dice, iou) in each.items():
             scores |= {f"dice_{name}": dice, f"iou_{name}": iou}
         return scores
@@ -173,13 +159,7 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 
 
 def get_protocol(name: str) -> Protocol:
-    """Return an image protocol.
-
-    Args:
-        name: "hifi", "fastmri", "unit" or "held-out".
-
-    Raises:
-        ValueError: if the name is unknown; the message suggests near ones.
+    """Return an image protocol: "hifi", "fastmri", "unit" or "held-out".
 
     >>> get_protocol("hifi").meaning
     'per slice scaled to [0, 1], clamped, data range = maximum of the target slice'

@@ -62,24 +62,19 @@ class Reconstruction(Task):
         snr_db: float | None = None,
         masks: str = "fixed",
     ) -> None:
-        self.sampling = sampling or Sampling()
-        self.snr_db = snr_db
+        self.sampling, self.snr_db = sampling or Sampling(), snr_db
         self.masks = check_masks(masks, self.sampling, (*MASK_CHOICES, MEASURED))
         if masks == "epoch" and self_supervised is not None:
-            raise ValueError(
-                "masks='epoch' draws lines that were not measured: self_supervised takes 'slice' or 'fixed'"
-            )
+            problem = "masks='epoch' draws lines that were not measured"
+            raise ValueError(f"{problem}: self_supervised takes 'slice' or 'fixed'")
         if self_supervised is None and (splits != 1 or masks == MEASURED):
-            raise ValueError(
-                "splits and masks='measured' belong to self-supervised training: set self_supervised, to 0.4"
-            )
+            problem = "splits and masks='measured' belong to self-supervised training"
+            raise ValueError(f"{problem}: set self_supervised, to 0.4")
         if splits < 1:
             raise ValueError(f"splits={splits}: expected 1 or more")
         if masks == MEASURED and not complex:
             raise ValueError("masks='measured' looks at the k-space of complex images: set complex=True")
-        self.splits = splits
-        self.complex = complex
-        self.protocol = get_protocol(protocol)
+        self.splits, self.complex, self.protocol = splits, complex, get_protocol(protocol)
         if self_supervised is not None and not 0 < self_supervised < 1:
             raise ValueError(f"self_supervised is a fraction of the lines between 0 and 1, got {self_supervised:g}")
         if self_supervised is None and isinstance(self.protocol, HeldOutProtocol):
@@ -93,13 +88,12 @@ class Reconstruction(Task):
     def prepare(self, image: Tensor, label: Tensor | None = None, case: Sequence[str] = ()) -> TaskBatch:
         mask = masks_of(image, self.sampling, self.masks)
         if not self.complex:
-            target, low, scale = min_max(_magnitude(image))
+            magnitude = rss(image) if image.is_complex() else image  # of all coils; modalities stay apart
+            target, low, scale = min_max(magnitude.float())
             return self._undersampled(TaskBatch(target, target, case, low=low, scale=scale, full=target), mask)
         if not image.is_complex():
-            raise ValueError(
-                f"complex=True needs complex images, got {image.dtype}: "
-                "open the dataset with its phase, or set complex=False"
-            )
+            advice = "open the dataset with its phase, or set complex=False"
+            raise ValueError(f"complex=True needs complex images, got {image.dtype}: {advice}")
         scale = rss(image).amax((-2, -1), keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
         image = image.to(torch.complex64) / scale
@@ -171,19 +165,10 @@ class Reconstruction(Task):
         return record | {name: value for name, value in options.items() if value is not None}
 
 
-def _magnitude(image: Tensor) -> Tensor:
-    """Return the root-sum-of-squares of complex images (coils), and real images (modalities) unchanged."""
-    return rss(image).float() if image.is_complex() else image.float()
-
-
 def min_max(image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale each slice to [0, 1] by its minimum and maximum. A constant slice becomes zeros.
+    """Scale each real slice of (B, M, H, W) to [0, 1] by its minimum and maximum. A constant slice becomes zeros.
 
-    Args:
-        image: real images, (B, M, H, W).
-
-    Returns:
-        The scaled images, and ``low`` and ``scale``, both (B, M, 1, 1), with image = scaled * scale + low.
+    Also returns ``low`` and ``scale``, both (B, M, 1, 1), with image = scaled * scale + low.
 
     >>> [t.flatten().tolist() for t in min_max(torch.tensor([[[[1.0, 3.0]]]]))]
     [[0.0, 1.0], [1.0], [2.0]]

@@ -16,15 +16,12 @@ MIN_POWER = 1e-11  # power of a measured column over that of the strongest; an e
 
 
 def check_masks(masks: str, sampling: Sampling, known: Sequence[str] = MASK_CHOICES) -> str:
-    """Return how masks are drawn.
+    """Return `masks`; raise a ValueError if it is unknown, or there is nothing to draw.
 
     Args:
         masks: one of `known`.
         sampling: the sampling that draws them.
         known: the values that the task allows.
-
-    Raises:
-        ValueError: if it is unknown, or there is nothing to draw.
     """
     if masks not in known:
         raise ValueError(f"unknown masks {masks!r}: {suggest(masks, known)}")
@@ -64,10 +61,7 @@ def drawn_masks(image: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Tens
 
 
 def detected_columns(image: Tensor) -> Tensor:
-    """Return the columns of k-space that are not empty: zeros and ones, (B, 1, 1, W).
-
-    Args:
-        image: zero-filled images of undersampled data, (B, M, H, W).
+    """Return the columns of k-space that are not empty in zero-filled images (B, M, H, W), as ones in (B, 1, 1, W).
 
     >>> from chasm.mri import create_mask, ifft2c
     >>> mask = create_mask("equispaced", 16, 4).tensor()

@@ -29,9 +29,6 @@ class Segmentation(Task):
             foreground class otherwise.
         masks: "fixed", "slice" or "epoch", as for `Reconstruction`.
 
-    Raises:
-        ValueError: if there are fewer than two classes, or `masks` is unknown.
-
     >>> Segmentation(classes=3).channels(modalities=4)
     (8, 3)
     """
@@ -92,14 +89,10 @@ class Segmentation(Task):
 
 
 def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
-    """Return 1 - soft Dice, averaged over the foreground classes, a scalar.
+    """Return 1 - soft Dice of logits (B, K, H, W) and labels (B, H, W), averaged over the foreground classes.
 
     Sums run over the whole batch, so that false positives of a class count even in slices without that class
     (reading: the paper only names the loss).
-
-    Args:
-        logits: (B, K, H, W) for K classes, the background first.
-        label: (B, H, W) int64.
     """
     p = logits.softmax(1)[:, 1:]
     t = torch.stack([label == c for c in range(1, logits.shape[1])], dim=1).to(p.dtype)

@@ -27,26 +27,18 @@ SPLIT_STRIDE = 2_654_435_761  # between the seeds of the splits of one slice; od
 
 
 def hold_out(batch: TaskBatch, fraction: float, seeds: Sequence[int], splits: int = 1) -> TaskBatch:
-    """Move a part of the measured lines of every slice out of the input.
+    """Move a part of the measured lines of every slice from the input to `held_out` and `held_out_kspace`.
 
     Args:
         batch: batch of a reconstruction, with all lines that were measured.
         fraction: fraction of these lines to hold out.
         seeds: one for each slice, which draws its lines.
         splits: number of copies of each slice in the result, each with other lines held out.
-
-    Returns:
-        The batch with the other lines as input; `held_out` and `held_out_kspace` are set.
-
-    Raises:
-        ValueError: when there are too few lines to split, or the mask keeps points and not lines.
     """
+    batch = _repeated(batch, splits)
     assert batch.mask is not None
     if batch.mask.shape[-2] > 1:
         raise ValueError("self_supervised holds out lines: choose a kind of mask that keeps whole columns")
-    if splits > 1:
-        batch = _repeated(batch, splits)
-    assert batch.mask is not None
     rows = batch.mask.expand(len(batch.input), -1, -1, -1)[:, 0, 0].cpu()
     drawn = [seed + i * SPLIT_STRIDE for seed in seeds for i in range(splits)]
     held_out = torch.stack([_drawn_lines(row, fraction, seed) for row, seed in zip(rows, drawn, strict=True)])
@@ -65,6 +57,8 @@ def hold_out(batch: TaskBatch, fraction: float, seeds: Sequence[int], splits: in
 
 def _repeated(batch: TaskBatch, times: int) -> TaskBatch:
     """Return the batch with every slice several times in a row."""
+    if times == 1:
+        return batch
     size = len(batch.input)
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     tensors = {k: v for k, v in values.items() if isinstance(v, Tensor) and len(v) == size}
@@ -79,10 +73,8 @@ def _drawn_lines(measured: Tensor, fraction: float, seed: int) -> Tensor:
     lines = lines[(lines < middle - CENTER_LINES // 2) | (lines >= middle + CENTER_LINES // 2)]
     count = round(fraction * len(lines))
     if not 0 < count < len(lines):
-        raise ValueError(
-            f"self_supervised={fraction:g} holds out {count} of {len(lines)} lines outside the centre: "
-            "expected at least one to hold out and one to keep"
-        )
+        problem = f"self_supervised={fraction:g} holds out {count} of {len(lines)} lines outside the centre"
+        raise ValueError(f"{problem}: expected at least one to hold out and one to keep")
     held_out = torch.zeros(len(measured))
     held_out[lines[torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed))[:count]]] = 1
     return held_out

@@ -24,9 +24,6 @@ class SuperResolution(Task):
     Args:
         factor: factor by which height and width are reduced.
 
-    Raises:
-        ValueError: if the factor is less than 2.
-
     >>> SuperResolution(factor=4).prepare(torch.rand(1, 3, 16, 16)).input.shape
     torch.Size([1, 3, 16, 16])
     """
@@ -52,11 +49,7 @@ class SuperResolution(Task):
         return TaskBatch(self.enlarge(small), target, case)
 
     def enlarge(self, small: Tensor) -> Tensor:
-        """Return the input of the network: reduced images, enlarged by the factor with bicubic interpolation.
-
-        Args:
-            small: images (B, C, H, W) in [0, 1].
-        """
+        """Return the input of the network: reduced images in [0, 1], enlarged by bicubic interpolation."""
         H, W = small.shape[-2:]
         return _bicubic(small, (H * self.factor, W * self.factor)).clamp(0, 1)
 

@@ -35,9 +35,6 @@ class VolumeReconstruction(Task):
         sampling: kind of mask, acceleration and seed; Poisson disc at x4 if None.
         protocol: name of the metric protocol, see `chasm.tasks.protocols`: "unit" or "hifi".
 
-    Raises:
-        ValueError: if the protocol is unknown.
-
     >>> VolumeReconstruction().prepare(torch.rand(2, 8, 16, 16)).input.shape
     torch.Size([2, 16, 16, 16])
     """
