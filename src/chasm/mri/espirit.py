@@ -36,9 +36,6 @@ def espirit_maps(y: Tensor, center: tuple[int, int], sets: int = 1, crop: float 
         (B, Q, H, W), or (B, sets, Q, H, W) for several sets. The squares of a set sum to 1 where it is not zero. Its
         phase is relative to the first principal component of the coils.
 
-    Raises:
-        ValueError: when the centre is too small.
-
     Example:
         >>> y = torch.randn(1, 3, 16, 16, dtype=torch.complex64)
         >>> espirit_maps(y, (4, 12), sets=2).shape
@@ -66,8 +63,8 @@ def _maps(kspace: Tensor, calibration: Tensor, sets: int, crop: float) -> Tensor
         kernels = _correlations(calibration)  # (2k - 1, 2k - 1, Q, Q)
         flat = calibration.flatten(1)
         reference = torch.linalg.eigh(flat @ flat.mH).eigenvectors[:, -1]  # the strongest combination of coils
-        along_columns = torch.einsum("yxpq,xw->wypq", kernels, _waves(W, kspace))
-        waves, maps = _waves(H, kspace), []
+        along_columns = torch.einsum("yxpq,xw->wypq", kernels, _phase_factors(W, kspace))
+        waves, maps = _phase_factors(H, kspace), []
         for start in range(0, H, ROWS_AT_A_TIME):
             matrix = torch.einsum("wypq,yh->hwpq", along_columns, waves[:, start : start + ROWS_AT_A_TIME])
             values, vectors = torch.linalg.eigh(matrix)
@@ -93,7 +90,7 @@ def _correlations(calibration: Tensor) -> Tensor:
     return h / k**2
 
 
-def _waves(n: int, like: Tensor) -> Tensor:
+def _phase_factors(n: int, like: Tensor) -> Tensor:
     """Return exp(-2 pi i d r / n), (2k - 1, n), for the distances d of a kernel and the centred pixels r."""
     home = float64_device(like.device)
     d = torch.arange(1 - KERNEL, KERNEL, device=home, dtype=torch.float64)

@@ -49,9 +49,6 @@ def resize_in_kspace(image: Tensor, size: int) -> Tensor:
         image: (..., H, W). Complex images stay complex; real ones become the magnitude of the result.
         size: the new height and width.
 
-    Raises:
-        ValueError: if the size is not positive.
-
     >>> resize_in_kspace(torch.ones(1, 6, 5), 8).shape
     torch.Size([1, 8, 8])
     """

@@ -68,7 +68,7 @@ class Mask:
         """The largest side lobe of the point spread function, 0 to 1: how strongly the mask folds an image onto itself.
 
         The function is the Fourier transform of the mask, relative to its value at zero. Side lobes lie beyond its
-        first minimum: nearer, a fully sampled centre blurs, and does not fold.
+        first minimum. Within it, the main lobe of a fully sampled centre blurs an image but does not fold it.
         """
         mask = np.zeros((1, self.width))
         mask[0, list(self.columns)] = 1
@@ -80,12 +80,7 @@ class Mask:
         return f"{self.lines} of {self.width} columns"
 
     def tensor(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return (1, 1, 1, W) with ones where columns are kept. It is made once and shared: do not write to it.
-
-        Args:
-            device: device of the tensor.
-            dtype: dtype of the tensor.
-        """
+        """Return (1, 1, 1, W) with ones where columns are kept. It is made once and shared: do not write to it."""
         return _tensor(self, torch.device(device), dtype)
 
     def report(self) -> dict[str, Any]:
@@ -137,11 +132,7 @@ class Sampling:
     file: str | None = None
 
     def mask(self, width: int) -> Mask:
-        """Return the mask of whole columns.
-
-        Raises:
-            ValueError: if the kind keeps points of the plane.
-        """
+        """Return the mask of whole columns; a ValueError if the kind keeps points of the plane."""
         return _columns(self, width)
 
     def on(self, height: int, width: int) -> Mask | PlaneMask:
@@ -149,7 +140,7 @@ class Sampling:
         return _plane(self, height, width) if self.kind in PLANE_KINDS else _columns(self, width)
 
     def draw(self, height: int, width: int) -> Mask | PlaneMask:
-        """Return the mask of `on`, which is not kept: for masks that serve once."""
+        """Return the same mask as `on` without caching it: for masks that are used once."""
         if self.kind in PLANE_KINDS:
             seed = DEFAULT_SEED if self.seed is None else self.seed
             return create_plane_mask(self.kind, (height, width), self.acceleration, self.center_fraction, seed)
@@ -223,27 +214,24 @@ def create_mask(
         step = _whole(acceleration)
         offset = _check_offset(offset, step, seed)
         is_kept[offset::step] = True
+    elif low * acceleration >= n:
+        budget = f"the x{acceleration:g} budget of {n} columns"
+        raise ValueError(f"{low} centre lines leave nothing of {budget}: lower center_fraction or the acceleration")
+    elif kind == "equispaced":
+        adjusted = acceleration * (low - n) / (low * acceleration - n)
+        offset = _check_offset(offset, round(adjusted), seed)
+        is_kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
     else:
-        if low * acceleration >= n:
-            raise ValueError(
-                f"{low} centre lines leave nothing of the x{acceleration:g} budget of {n} columns: "
-                "lower center_fraction or the acceleration"
-            )
-        if kind == "equispaced":
-            adjusted = acceleration * (low - n) / (low * acceleration - n)
-            offset = _check_offset(offset, round(adjusted), seed)
-            is_kept[np.around(np.arange(offset, n - 1, adjusted)).astype(int)] = True
+        seed = DEFAULT_SEED if seed is None else seed
+        rng = np.random.RandomState(seed)  # as fastMRI does, so that a seed gives the same columns
+        if kind != "random-plain":
+            target = create_mask("equispaced", n, acceleration, center_fraction, offset or 0).lines
+        if kind == "gaussian":
+            is_kept[_gaussian_columns(is_kept, target - low, rng)] = True
         else:
-            seed = DEFAULT_SEED if seed is None else seed
-            rng = np.random.RandomState(seed)  # as fastMRI does, so that a seed gives the same columns
-            if kind != "random-plain":
-                target = create_mask("equispaced", n, acceleration, center_fraction, offset or 0).lines
-            if kind == "gaussian":
-                is_kept[_gaussian_columns(is_kept, target - low, rng)] = True
-            else:
-                is_kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
-            if kind == "random":
-                _force_lines(is_kept, target, first, low, rng)
+            is_kept |= rng.uniform(size=n) < (n / acceleration - low) / (n - low)
+        if kind == "random":
+            _force_lines(is_kept, target, first, low, rng)
     return Mask(
         kind=kind,
         width=n,
@@ -279,10 +267,9 @@ def _gaussian_columns(is_kept: np.ndarray, lines: int, rng: np.random.RandomStat
 
 def _force_lines(is_kept: np.ndarray, target: int, first: int, low: int, rng: np.random.RandomState) -> None:
     """Drop or add random columns outside the centre until `target` are kept."""
-    outside = np.ones(len(is_kept), dtype=bool)
-    outside[first : first + low] = False
     surplus = int(is_kept.sum()) - target
-    candidates = np.flatnonzero(outside & (is_kept if surplus > 0 else ~is_kept))
+    candidates = np.flatnonzero(is_kept == (surplus > 0))
+    candidates = candidates[(candidates < first) | (candidates >= first + low)]
     is_kept[rng.permutation(candidates)[: abs(surplus)]] = surplus < 0
 
 

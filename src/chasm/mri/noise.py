@@ -31,8 +31,7 @@ def whitening_matrix(noise: Tensor) -> Tensor:
     if samples < 2 * coils:
         raise ValueError(f"noise of {samples} samples cannot tell {coils} coils apart: {2 * coils} or more are needed")
     with full_precision(noise):
-        covariance = torch.cov(noise.to(torch.complex128))
-        covariance = covariance.reshape(coils, coils)
+        covariance = torch.cov(noise.to(torch.complex128)).reshape(coils, coils)
         power = covariance.diagonal().real.mean()
         factor, failed = torch.linalg.cholesky_ex(covariance)
         if failed or power <= 0:
@@ -47,12 +46,10 @@ def edge_noise(kspace: Tensor) -> float:
 
     They are those of the outermost eighth of the rows and the outermost half of the columns. Their median is taken,
     which few strong values do not change. Where the signal reaches the edge of k-space this is more than the noise.
+    The result is the root of the mean over coils of E |n|^2, and 0 if nothing was measured.
 
     Args:
         kspace: (1, Q, H, W), zero frequency in the middle, exactly zero where nothing was measured.
-
-    Returns:
-        The root of the mean over coils of E |n|^2; 0 if nothing was measured.
 
     Example:
         >>> noise = 3 * torch.randn(1, 2, 64, 64, dtype=torch.complex64)

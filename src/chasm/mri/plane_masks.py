@@ -87,11 +87,8 @@ class PlaneMask:
         }
 
     def __str__(self) -> str:
-        rows, columns = self.block
-        return (
-            f"{self.kind} mask: {self.kept}, really x{self.acceleration:.2f} (nominal x{self.nominal:g}), "
-            f"centre {rows} x {columns}, seed {self.seed}"
-        )
+        kept = f"{self.kept}, really x{self.acceleration:.2f} (nominal x{self.nominal:g})"
+        return f"{self.kind} mask: {kept}, centre {self.block[0]} x {self.block[1]}, seed {self.seed}"
 
 
 def side_lobe(mask: np.ndarray) -> float:
@@ -146,10 +143,8 @@ def create_plane_mask(
     is_kept[top : top + rows, left : left + columns] = True
     budget = round(is_kept.size / acceleration) - int(is_kept.sum())
     if budget < 1:
-        raise ValueError(
-            f"a centre of {rows} x {columns} leaves nothing of the x{acceleration:g} budget of {is_kept.size} points: "
-            "lower center_fraction or the acceleration"
-        )
+        problem = f"leaves nothing of the x{acceleration:g} budget of {is_kept.size} points"
+        raise ValueError(f"a centre of {rows} x {columns} {problem}: lower center_fraction or the acceleration")
     draw = {"poisson-2d": _poisson, "gaussian-2d": _gaussian, "radial-2d": _radial}[kind]
     is_kept |= draw(is_kept, budget, np.random.default_rng(seed))
     return PlaneMask(kind, is_kept, (rows, columns), acceleration, seed)
@@ -175,9 +170,8 @@ def _draw_with_distance(priority: np.ndarray, squared: int) -> np.ndarray:
     points as one after the other.
     """
     reach = math.isqrt(squared)
-    offsets = [
-        (i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1) if 0 < i * i + j * j < squared
-    ]
+    span = range(-reach, reach + 1)
+    offsets = [(i, j) for i in span for j in span if 0 < i * i + j * j < squared]
     free, drawn = priority.copy(), np.zeros(priority.shape, dtype=bool)
     while free.any():
         top = (free > 0) & (free > _largest(free, offsets))

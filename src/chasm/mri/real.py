@@ -13,11 +13,7 @@ from chasm.mri.coils import hann
 
 
 def dft2c(x: Tensor, inverse: bool = False) -> Tensor:
-    """Return the centred orthonormal Fourier transform, computed by matrix products.
-
-    Args:
-        x: (..., 2, H, W).
-        inverse: compute the inverse transform.
+    """Return the centred orthonormal Fourier transform of (..., 2, H, W), or its inverse, by matrix products.
 
     >>> x = torch.randn(1, 5, 8, dtype=torch.complex64)
     >>> parts = torch.stack([x.real, x.imag], 1)
@@ -26,7 +22,7 @@ def dft2c(x: Tensor, inverse: bool = False) -> Tensor:
     True
     """
     for dim in (-1, -2):
-        cosines, sines = _turns(x, x.shape[dim])
+        cosines, sines = _cosines_and_sines(x, x.shape[dim])
         real, imaginary = x.unbind(-3)
         if dim == -1:
             rc, rs, ic, is_ = real @ cosines, real @ sines, imaginary @ cosines, imaginary @ sines
@@ -37,7 +33,7 @@ def dft2c(x: Tensor, inverse: bool = False) -> Tensor:
     return x
 
 
-def _turns(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def _cosines_and_sines(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (n, n) of the angles between centred positions and frequencies, over sqrt(n)."""
     at = torch.arange(n, device=x.device) - n // 2
     length = torch.ones_like(at).sum()  # n, but as a tensor: an exported program may be run at another n
