@@ -17,11 +17,7 @@ MAX_PREFIX_TOKENS = 16  # class token and registers; a map that leaves more over
 
 
 class FixedGrid:
-    """Gives the same grid at every call.
-
-    Args:
-        grid: (H, W), or as many numbers as there are axes.
-    """
+    """Gives the same grid at every call: (H, W), or as many numbers as there are axes."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -48,21 +44,17 @@ class SequenceGrid(FixedGrid):
 
 
 class CallGrid(FixedGrid):
-    """Takes the grid from numbers in the call.
-
-    Args:
-        ndim: the number of axes.
-    """
+    """Takes the grid of `ndim` axes from numbers in the call."""
 
     def __init__(self, ndim: int) -> None:
         super().__init__(())
         self.ndim = ndim
 
     def find(self, named: dict[str, Any], N: int, prefix: int | None) -> Grid:
-        for grid in _numbers(named, self.ndim):
-            if math.prod(grid) + (prefix or 0) == N:
-                return grid
-        raise ValueError(f"expected a call that names the grid of its {N} tokens, as the example did")
+        grid = grid_in_call(named, N, prefix, (self.ndim,))
+        if grid is None:
+            raise ValueError(f"expected a call that names the grid of its {N} tokens, as the example did")
+        return grid
 
 
 class MapGrid(FixedGrid):
@@ -86,49 +78,51 @@ class MapGrid(FixedGrid):
 
     def find(self, named: dict[str, Any], N: int, prefix: int | None) -> Grid:
         if not self.grid:
-            raise ValueError(
-                "the convolution that makes the tokens did not run in this call, so their grid is not known: "
-                "pass swap() size=(H, W)"
-            )
+            problem = "the convolution that makes the tokens did not run in this call, so their grid is not known"
+            raise ValueError(f"{problem}: pass swap() size=(H, W)")
         return self.grid
 
 
 def split_tokens(N: int, prefix: int | None, grid: Grid) -> int:
-    """Return how many of N tokens come before the grid.
+    """Return how many of N tokens come before the grid; a ValueError if they do not fit.
 
     Args:
         N: the number of tokens.
         prefix: number of tokens before the grid, if it is known.
         grid: grid of the other tokens.
 
-    Raises:
-        ValueError: if they do not fit.
-
     Example:
         >>> split_tokens(65, None, (8, 8)), split_tokens(12, 0, (3, 4))
         (1, 0)
     """
     rest = N - math.prod(grid)
-    if rest == prefix or (prefix is None and 0 <= rest <= MAX_PREFIX_TOKENS):
+    if _can_precede(rest, prefix):
         return rest
     before = "" if prefix is None else f" after {prefix} prefix tokens"
     text = " x ".join(map(str, grid))
     raise ValueError(f"expected a {text} grid{before}, got {N} tokens: check size= and prefix_tokens=")
 
 
-def grid_in_call(named: dict[str, Any], N: int, prefix: int | None) -> Grid | None:
+def _can_precede(rest: int, prefix: int | None) -> bool:
+    return 0 <= rest <= MAX_PREFIX_TOKENS if prefix is None else rest == prefix
+
+
+def grid_in_call(
+    named: dict[str, Any], N: int, prefix: int | None, dimensions: tuple[int, ...] = (2, 3)
+) -> Grid | None:
     """Return the grid of N tokens that the arguments of a call name, if they do.
 
     Args:
         named: the arguments.
         N: the number of tokens.
         prefix: number of tokens before the grid; 0 if it is not known.
+        dimensions: the numbers of axes that the grid may have, first choice first.
 
     Example:
         >>> grid_in_call({"height": 2, "width": 8}, 16, None), grid_in_call({"size": (4, 4)}, 16, None)
         ((2, 8), (4, 4))
     """
-    for ndim in (2, 3):
+    for ndim in dimensions:
         for grid in _numbers(named, ndim):
             if math.prod(grid) + (prefix or 0) == N:
                 return grid
@@ -161,7 +155,5 @@ def grid_from_maps(maps: Sequence[tuple[_ConvNd, Grid]], N: int, prefix: int | N
             taken, and of equal maps the last.
     """
     left = [(N - math.prod(grid), -i) for i, (_, grid) in enumerate(maps)]
-    fits = [(rest, i) for rest, i in left if rest == prefix or (prefix is None and 0 <= rest <= MAX_PREFIX_TOKENS)]
-    if not fits:
-        return None
-    return maps[-min(fits)[1]]
+    fits = [(rest, i) for rest, i in left if _can_precede(rest, prefix)]
+    return maps[-min(fits)[1]] if fits else None

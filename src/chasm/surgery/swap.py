@@ -14,6 +14,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -117,9 +118,8 @@ def swap(
     if ndim not in (None, 1, 2, 3):
         raise ValueError(f"ndim={ndim!r}: expected 1, 2 or 3 spatial axes")
     if isinstance(mixer, nn.Module):
-        raise ValueError(
-            f"mixer: got one {type(mixer).__name__}, and every place needs its own: give a name and its options"
-        )
+        problem = f"got one {type(mixer).__name__}, and every place needs its own"
+        raise ValueError(f"mixer: {problem}: give a name and its options")
     if not isinstance(mixer, str) and not callable(mixer):
         raise ValueError(f"mixer: expected a name, a class or a function (channels, size) -> module, got {mixer!r}")
     if isinstance(mixer, type) and issubclass(mixer, Mixer):
@@ -130,11 +130,12 @@ def swap(
         model = copy.deepcopy(model)
     chosen = _selected(model, select)
     calls = {} if example is None else first_calls(model, chosen, example, ignore_extra)
+    request = _Request(channels, size, ndim, layout, prefix_tokens)
     sources: dict[nn.Module, MapGrid] = {}
     built: dict[nn.Module, nn.Module] = {}
     for name, old in chosen.items():
         if old not in built:
-            point = _find_point(name, old, calls.get(old), channels, size, ndim, layout, prefix_tokens, sources)
+            point = request.point_in_example(name, old, calls[old], sources) if calls else request.point(name, old)
             new = _build(mixer, point, host_residual, options, name)
             like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
             if like is not None:
@@ -178,101 +179,94 @@ def _build(mixer: Any, point: SwapPoint, host_residual: bool, options: dict[str,
     return create_slot(mixer, point.channels, point.size, host_residual=host_residual, **options)
 
 
-def _find_point(
-    name: str,
-    old: nn.Module,
-    call: ExampleCall | None,
-    channels: int | None,
-    size: int | Grid | None,
-    ndim: int | None,
-    layout: str,
-    prefix: int | None,
-    sources: dict[nn.Module, MapGrid],
-) -> SwapPoint:
-    """Return what is known about the place of a module, from an example call or without one."""
-    batch_first = bool(getattr(old, "batch_first", True))
-    if call is None:
-        attention = isinstance(old, nn.MultiheadAttention)
-        channels = channels or getattr(old, "embed_dim", None)
+@dataclass(frozen=True)
+class _Request:
+    """What the caller of `swap` says about every place; None where the example is to show it."""
+
+    channels: int | None
+    size: int | Grid | None
+    ndim: int | None
+    layout: str
+    prefix: int | None
+
+    def sides(self, ndim: int | None) -> Grid | None:
+        """Return (60,) for size=60 and one axis, (60, 60) for size=60 and two or an unknown number, None for None."""
+        if self.size is None:
+            return None
+        values = tuple(self.size) if isinstance(self.size, Iterable) else (self.size,) * (ndim or 2)
+        if not all(map(is_count, values)) or len(values) != (ndim or len(values)) or not 1 <= len(values) <= 3:
+            wanted = f"{ndim} of them" if ndim else "(H, W)"
+            raise ValueError(f"size={self.size!r}: expected a positive whole number, or {wanted}")
+        return tuple(map(int, values))
+
+    def point(self, name: str, old: nn.Module) -> SwapPoint:
+        """Return what is known about the place of a module without an example."""
+        is_attention = isinstance(old, nn.MultiheadAttention)
+        channels = self.channels or getattr(old, "embed_dim", None)
         if channels is None:
             raise ValueError(f"cannot tell the channels of {name!r}: give swap() an example= input, or channels=")
-        if layout == "auto":
-            layout = "tokens" if attention else "channels_first"
-        sides = _as_size(size, ndim)
-        grid = _tokens_without_example(name, sides, ndim) if layout == "tokens" else None
-        n = len(sides) if sides else ndim or 2
-        return SwapPoint(channels, sides, n, layout, prefix, grid, batch_first, 2 if attention else 0, call_names(old))
-    shape, results = call.shape, len(call.out) if isinstance(call.out, tuple) else 0
-    y = call.out[0] if results else call.out
-    if not isinstance(y, Tensor) or y.shape != shape:
-        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"a mixer keeps its shape, but {name!r} maps {tuple(shape)} to {got}: select others")
-    if layout == "auto":
-        layout = _layout_of(old, shape)
-    if not (len(shape) == 3 if layout == "tokens" else 3 <= len(shape) <= 5):
-        wanted = "tokens (B, N, C)" if layout == "tokens" else "a map (B, C, H, W) or (B, H, W, C)"
-        raise ValueError(f"expected {wanted} at {name!r}, got {tuple(shape)}: check layout=")
-    if layout == "tokens":
-        N = shape[1 if batch_first else 0]
-        C, batch = shape[2], shape[0 if batch_first else 1]
-        grid, spatial = _tokens_of(name, call, N, batch, _as_size(size, ndim), ndim, prefix, sources)
-        prefix, n = N - math.prod(spatial), len(spatial)
-    else:
-        C = shape[1] if layout == "channels_first" else shape[-1]
-        spatial = tuple(shape[2:] if layout == "channels_first" else shape[1:-1])
-        grid, n = None, len(spatial)
-        if ndim not in (None, n):
-            raise ValueError(f"{name!r} has {n} spatial axes, got ndim={ndim}: check layout= and ndim=")
-        spatial = _as_size(size, n) or spatial
-    return SwapPoint(channels or C, spatial, n, layout, prefix, grid, batch_first, results, call_names(old))
-
-
-def _tokens_without_example(name: str, size: Grid | None, ndim: int | None) -> FixedGrid:
-    if size:
-        return FixedGrid(size)
-    if ndim == 1:
-        return SequenceGrid()
-    raise ValueError(f"cannot tell the grid of the tokens at {name!r}: pass size=(H, W) or (D, H, W), or an example=")
-
-
-def _tokens_of(
-    name: str,
-    call: ExampleCall,
-    N: int,
-    batch: int,
-    size: Grid | None,
-    ndim: int | None,
-    prefix: int | None,
-    sources: dict[nn.Module, MapGrid],
-) -> tuple[FixedGrid, Grid]:
-    """Return the rule for the grid of N tokens at every call, and the grid in the example."""
-    if size:
-        split_tokens(N, prefix, size)
-        return FixedGrid(size), size
-    if ndim == 1:
-        return SequenceGrid(), (N - (prefix or 0),)
-    named = grid_in_call(call.named, N, prefix)
-    if named:
-        return CallGrid(len(named)), named
-    maps = [(convolution, tuple(shape[2:])) for convolution, shape in call.maps if shape[0] == batch]
-    match = grid_from_maps([m for m in maps if ndim in (None, len(m[1]))], N, prefix)
-    if match is None:
-        raise ValueError(
-            f"cannot tell the grid of the {N} tokens at {name!r}: pass size=(H, W) or (D, H, W) to swap(), "
-            "or ndim=1 for a sequence"
+        layout = self.layout if self.layout != "auto" else "tokens" if is_attention else "channels_first"
+        sides, grid = self.sides(self.ndim), None
+        if layout == "tokens":
+            if sides is None and self.ndim != 1:
+                problem = f"cannot tell the grid of the tokens at {name!r}"
+                raise ValueError(f"{problem}: pass size=(H, W) or (D, H, W), or an example=")
+            grid = FixedGrid(sides) if sides else SequenceGrid()
+        ndim, results = len(sides) if sides else self.ndim or 2, 2 if is_attention else 0
+        return SwapPoint(
+            channels, sides, ndim, layout, self.prefix, grid, _is_batch_first(old), results, call_names(old)
         )
-    return sources.setdefault(match[0], MapGrid()), match[1]
+
+    def point_in_example(
+        self, name: str, old: nn.Module, call: ExampleCall, sources: dict[nn.Module, MapGrid]
+    ) -> SwapPoint:
+        """Return what is known about the place of a module from its call; convolutions to watch go into `sources`."""
+        shape, results = call.shape, len(call.out) if isinstance(call.out, tuple) else 0
+        y = call.out[0] if results else call.out
+        if not isinstance(y, Tensor) or y.shape != shape:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"a mixer keeps its shape, but {name!r} maps {tuple(shape)} to {got}: select others")
+        layout = _layout_of(old, shape) if self.layout == "auto" else self.layout
+        if not (len(shape) == 3 if layout == "tokens" else 3 <= len(shape) <= 5):
+            wanted = "tokens (B, N, C)" if layout == "tokens" else "a map (B, C, H, W) or (B, H, W, C)"
+            raise ValueError(f"expected {wanted} at {name!r}, got {tuple(shape)}: check layout=")
+        batch_first, prefix, grid = _is_batch_first(old), self.prefix, None
+        if layout == "tokens":
+            N, batch = (shape[1], shape[0]) if batch_first else (shape[0], shape[1])
+            grid, spatial = self._grid(name, call, N, batch, sources)
+            prefix = N - math.prod(spatial)
+        else:
+            spatial = tuple(shape[2:] if layout == "channels_first" else shape[1:-1])
+            if self.ndim not in (None, len(spatial)):
+                got = f"{len(spatial)} spatial axes, got ndim={self.ndim}"
+                raise ValueError(f"{name!r} has {got}: check layout= and ndim=")
+            spatial = self.sides(len(spatial)) or spatial
+        channels = self.channels or shape[1 if layout == "channels_first" else -1]
+        return SwapPoint(channels, spatial, len(spatial), layout, prefix, grid, batch_first, results, call_names(old))
+
+    def _grid(
+        self, name: str, call: ExampleCall, N: int, batch: int, sources: dict[nn.Module, MapGrid]
+    ) -> tuple[FixedGrid, Grid]:
+        """Return the rule for the grid of N tokens at every call, and the grid in the example."""
+        sides = self.sides(self.ndim)
+        if sides:
+            split_tokens(N, self.prefix, sides)
+            return FixedGrid(sides), sides
+        if self.ndim == 1:
+            return SequenceGrid(), (N - (self.prefix or 0),)
+        named = grid_in_call(call.named, N, self.prefix)
+        if named:
+            return CallGrid(len(named)), named
+        maps = [(convolution, tuple(shape[2:])) for convolution, shape in call.maps if shape[0] == batch]
+        match = grid_from_maps([m for m in maps if self.ndim in (None, len(m[1]))], N, self.prefix)
+        if match is None:
+            problem = f"cannot tell the grid of the {N} tokens at {name!r}"
+            raise ValueError(f"{problem}: pass size=(H, W) or (D, H, W) to swap(), or ndim=1 for a sequence")
+        return sources.setdefault(match[0], MapGrid()), match[1]
 
 
-def _as_size(size: int | Grid | None, ndim: int | None) -> Grid | None:
-    """Return (60,) for size=60 and ndim=1, (60, 60) for size=60, and None for None."""
-    if size is None:
-        return None
-    values = tuple(size) if isinstance(size, Iterable) else (size,) * (ndim or 2)
-    if not all(map(is_count, values)) or len(values) != (ndim or len(values)) or not 1 <= len(values) <= 3:
-        wanted = f"{ndim} of them" if ndim else "(H, W)"
-        raise ValueError(f"size={size!r}: expected a positive whole number, or {wanted}")
-    return tuple(map(int, values))
+def _is_batch_first(module: nn.Module) -> bool:
+    return bool(getattr(module, "batch_first", True))
 
 
 def _layout_of(old: nn.Module, shape: Sequence[int]) -> str:

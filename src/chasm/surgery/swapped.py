@@ -53,10 +53,10 @@ class Swapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the mixer's output for the first tensor, in the form that the replaced module returned."""
-        named = name_arguments(self.names, args, kwargs)
-        x = input_of(named)
+        named = _name_arguments(self.names, args, kwargs)
+        x = _input_of(named)
         if not self.ignore_extra:
-            refuse_extra(x, named)
+            _refuse_extra(named)
         if self.layout == "channels_first":
             y = self.mixer(x)
         elif self.layout == "channels_last":
@@ -101,17 +101,14 @@ def first_calls(
         chosen: modules by name.
         example: see `chasm.swap`.
         ignore_extra: whether masks and second inputs are ignored instead of refused.
-
-    Raises:
-        ValueError: if a module is not called, or called with arguments that a mixer cannot honour.
     """
     calls: dict[nn.Module, ExampleCall] = {}
     maps: list[tuple[_ConvNd, torch.Size]] = []
     replaced = {module for old in chosen.values() for module in old.modules()}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        named = name_arguments(call_names(module), args, kwargs)
-        calls.setdefault(module, ExampleCall(input_of(named).shape, named, out, list(maps)))
+        named = _name_arguments(call_names(module), args, kwargs)
+        calls.setdefault(module, ExampleCall(_input_of(named).shape, named, out, list(maps)))
 
     def note_map(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         assert isinstance(module, _ConvNd)
@@ -123,7 +120,7 @@ def first_calls(
         if module not in calls:
             raise ValueError(f"{name!r} is not called on the example: select only what is, or change the example")
         if not ignore_extra:
-            refuse_extra(input_of(calls[module].named), calls[module].named, f"{name!r}")
+            _refuse_extra(calls[module].named, repr(name))
     return calls
 
 
@@ -134,19 +131,13 @@ def call_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in kinds)
 
 
-def name_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call by name.
-
-    Args:
-        names: names of the positional arguments; those beyond them are numbered.
-        args: the positional arguments.
-        kwargs: the keyword arguments.
-    """
+def _name_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by name. Positional ones beyond `names` are numbered."""
     named = {names[i] if i < len(names) else f"argument {i + 1}": a for i, a in enumerate(args)}
     return {**named, **kwargs}
 
 
-def input_of(named: dict[str, Any]) -> Tensor:
+def _input_of(named: dict[str, Any]) -> Tensor:
     """Return the tensor that a module mixes: the first of its arguments that is one."""
     for value in named.values():
         if isinstance(value, Tensor):
@@ -154,21 +145,14 @@ def input_of(named: dict[str, Any]) -> Tensor:
     raise ValueError(f"expected a tensor among the arguments, got {', '.join(named) or 'none'}")
 
 
-def refuse_extra(x: Tensor, named: dict[str, Any], place: str = "this place") -> None:
-    """Raise if a call has an argument that a mixer cannot honour: a mask, or a second input.
-
-    Args:
-        x: input of the mixer.
-        named: the arguments of the call.
-        place: name of the module, for the message.
-    """
+def _refuse_extra(named: dict[str, Any], place: str = "this place") -> None:
+    """Raise a ValueError if a call has an argument that a mixer cannot honour: a mask, or a second input."""
+    x = _input_of(named)
     extra = [name for name, value in named.items() if isinstance(value, Tensor) and _must_be_honoured(name, value, x)]
     extra += ["is_causal=True"] if named.get("is_causal") else []
     if extra:
-        raise ValueError(
-            f"{place} is called with {', '.join(extra)}, which a mixer cannot use: "
-            "select other modules, or drop them with swap(..., ignore_extra=True)"
-        )
+        problem = f"{place} is called with {', '.join(extra)}, which a mixer cannot use"
+        raise ValueError(f"{problem}: select other modules, or drop them with swap(..., ignore_extra=True)")
 
 
 def _must_be_honoured(name: str, value: Tensor, x: Tensor) -> bool:
