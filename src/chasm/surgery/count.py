@@ -52,6 +52,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from chasm.common.cost import WEIGHT_KINDS, Tally, measuring
+from chasm.surgery.param_groups import listed_parameters
 
 aten = torch.ops.aten
 _FUSED_ATTENTION = (
@@ -156,9 +157,6 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
     Complex parameters are those of a complex dtype, and real pairs that a module names in `complex_parameters`.
 
-    Args:
-        model: the network.
-
     Returns:
         The number with a complex parameter counted once, and with it counted as two.
 
@@ -166,14 +164,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
         >>> count_parameters(nn.Linear(8, 4))
         (36, 36)
     """
-    pairs: set[int] = set()
-    for module in model.modules():
-        for name in getattr(module, "complex_parameters", ()):
-            item = getattr(module, name, None)
-            if isinstance(item, nn.Module):
-                pairs.update(id(p) for p in item.parameters())
-            elif item is not None:  # None if an option of the module leaves it out
-                pairs.add(id(item))
+    pairs = {id(p) for p in listed_parameters(model, "complex_parameters")}
     once = twice = 0
     for p in model.parameters():
         numbers = p.numel() // 2 if id(p) in pairs else p.numel()

@@ -1,7 +1,7 @@
 """A model whose CHASM, GFNet and SpectFormer mixers are constants.
 
-At inference everything but x is constant. In a file a folded mixer is 1x1 convolutions and matrix products: no FFT, no
-complex number, no matrix exponential, so any runtime can execute it. The price is one fixed spatial size.
+At inference everything but x is constant. In an ONNX file a folded mixer is 1x1 convolutions and matrix products: no
+FFT, no complex number, no matrix exponential, so any runtime can execute it. The price is one fixed spatial size.
 """
 
 import copy
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chasm import ops
-from chasm.common.precision import autocast_dtype, float64_device, upcast
+from chasm.common.precision import autocast_dtype, upcast
 from chasm.common.tracing import is_exporting, is_transformed
 from chasm.mixers import GFNet, SpectFormer
 from chasm.mixers._cache import Cache
@@ -25,14 +25,14 @@ from chasm.ops.gains import impulse_response
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 from chasm.ops.operators import channel_operators, merge
-from chasm.surgery.fold_filter import FoldedFilter
+from chasm.surgery.fold_filter import FoldedFilter, cosines_and_sines
 from chasm.surgery.probe import watch
 
 Foldable: TypeAlias = CHASM | GFNet | SpectFormer
 
 
 class _ChannelProduct(nn.Module):
-    """A constant C x C matrix; in a file a 1x1 convolution, which torch would let round to TF32 on a GPU."""
+    """A constant C x C matrix: a 1x1 convolution in an ONNX file. On a GPU torch would let that round to TF32."""
 
     weight: Tensor
 
@@ -91,8 +91,8 @@ class _FrequencyProduct(nn.Module):
 class FoldedCHASM(nn.Module):
     """A CHASM mixer with everything but x made constant, for one spatial size.
 
-    A file gets the products of `branches` one by one. Elsewhere they run as a mixer in eval does, in the form that is
-    fastest for x.
+    An ONNX file gets the products of `branches` one by one. Elsewhere the mixer runs in the form that is fastest for x,
+    as an ordinary mixer in eval mode does.
     """
 
     def __init__(self, mixer: CHASM, size: tuple[int, ...]) -> None:
@@ -186,13 +186,10 @@ def _circulant(gains: Tensor, n: int) -> Tensor:
 
 def _real_dft(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
-    home = float64_device(device)
-    k, i = torch.arange(n // 2 + 1, device=home), torch.arange(n, device=home)
-    # Reduce k i modulo n in integers first: the angle is then as exact for n = 1000 as for n = 4.
-    angle = (k[:, None] * i % n).to(torch.float64) * (2 * math.pi / n)
-    scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()[:, None]
-    cosines, sines = angle.cos() * scale, angle.sin() * scale
-    return torch.cat([cosines, sines[1 : n - n // 2]]).to(device, dtype)
+    cosines, sines = cosines_and_sines(n, n // 2 + 1, device)
+    k = torch.arange(n // 2 + 1, device=cosines.device)
+    scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()
+    return torch.cat([cosines * scale, (sines * scale)[:, 1 : n - n // 2]], 1).mT.to(device, dtype).contiguous()
 
 
 @torch.no_grad()
@@ -249,22 +246,18 @@ def _check_plain(name: str, mixer: Foldable) -> None:
     methods = ("__call__", "forward", *(("core", "operators", "axis_parameters") if plain is CHASM else ()))
     for method in methods:
         if getattr(kind, method) is not getattr(plain, method) or method in vars(mixer):
-            raise ValueError(
-                f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop: put a plain"
-                f" {plain.__name__} inside a module that does the rest"
-            )
+            problem = f"{where} ({kind.__name__}) has a {method} of its own, which folding would drop"
+            raise ValueError(f"{problem}: put a plain {plain.__name__} inside a module that does the rest")
     if mixer._forward_hooks or mixer._forward_pre_hooks:
-        raise ValueError(
-            f"{where} has forward hooks, which folding would drop: remove them, or hook a module around it"
-        )
+        problem = f"{where} has forward hooks, which folding would drop"
+        raise ValueError(f"{problem}: remove them, or hook a module around it")
 
 
 def _as_size(size: Any, ndim: int) -> tuple[int, ...]:
     values = tuple(size) if isinstance(size, Iterable) else (size,) * ndim
     if len(values) != ndim or any(type(v) is not int or v < 1 for v in values):
-        raise ValueError(
-            f"size={size!r}: expected {ndim} positive whole numbers, one per axis of {', '.join(AXES[ndim])}"
-        )
+        wanted = f"{ndim} positive whole numbers, one per axis of {', '.join(AXES[ndim])}"
+        raise ValueError(f"size={size!r}: expected {wanted}")
     return values
 
 

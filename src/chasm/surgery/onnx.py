@@ -54,10 +54,8 @@ def export_onnx(
     dtypes = {t.dtype for t in (*model.parameters(), *inputs) if t.is_floating_point()}
     others = dtypes - {torch.float32, torch.float16}
     if check and others:
-        raise ValueError(
-            f"onnxruntime checks float32 and float16, got {others.pop()}: convert model and example with .float(), or"
-            " pass check=False"
-        )
+        problem = f"onnxruntime checks float32 and float16, got {others.pop()}"
+        raise ValueError(f"{problem}: convert model and example with .float(), or pass check=False")
     if tolerance is None:
         tolerance = 5e-3 if torch.float16 in dtypes else 1e-4
     with torch.no_grad(), evaluating(model):
@@ -112,9 +110,6 @@ def write_checked(
 
     Returns:
         The largest relative error that was found.
-
-    Raises:
-        ValueError: when onnxruntime is missing, or the file differs.
     """
     runtime = require_runtime(path)
     from chasm.surgery.onnx_scan import TRANSLATIONS
@@ -146,9 +141,8 @@ def write_checked(
             for got, want in zip(_run(runtime, partial, inputs), expected, strict=True):
                 error = _difference(torch.as_tensor(got).double(), want.cpu().double())
                 if not error <= tolerance:
-                    raise ValueError(
-                        f"the ONNX file differs from the model by {error:.1e} (allowed {tolerance:.0e}): not saved"
-                    )
+                    problem = f"differs from the model by {error:.1e} (allowed {tolerance:.0e})"
+                    raise ValueError(f"the ONNX file {problem}: not saved")
                 largest = max(largest, error)
 
     write_atomic(path, write)
@@ -156,11 +150,7 @@ def write_checked(
 
 
 def _run(runtime: Any, file: Path, inputs: tuple[Tensor, ...]) -> list[Any]:
-    """Return the outputs of a file in onnxruntime.
-
-    Raises:
-        ValueError: if onnxruntime cannot load or run it.
-    """
+    """Return the outputs of a file in onnxruntime."""
     try:
         session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         feed = {i.name: t.detach().cpu().numpy() for i, t in zip(session.get_inputs(), inputs, strict=True)}
@@ -173,11 +163,7 @@ def _run(runtime: Any, file: Path, inputs: tuple[Tensor, ...]) -> list[Any]:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn the exporter's report into one line with its first cause.
-
-    Raises:
-        ValueError: if a model cannot be exported.
-    """
+    """Turn the exporter's report into one line with its first cause."""
     try:
         yield
     except torch.onnx.OnnxExporterError as e:

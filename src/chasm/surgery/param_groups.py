@@ -34,7 +34,7 @@ def param_groups(
         >>> optimizer = torch.optim.AdamW(groups)
     """
     spectral, exempt = (
-        {id(p) for p in _listed(model, name)} for name in ("spectral_parameters", "no_decay_parameters")
+        {id(p) for p in listed_parameters(model, name)} for name in ("spectral_parameters", "no_decay_parameters")
     )
     groups: dict[str, dict[str, Any]] = {
         "decay": {"params": [], "lr": lr, "weight_decay": weight_decay},
@@ -49,7 +49,7 @@ def param_groups(
     return [{"name": name, **group} for name, group in groups.items() if group["params"]]
 
 
-def _listed(model: nn.Module, attribute: str) -> Iterator[nn.Parameter]:
+def listed_parameters(model: nn.Module, attribute: str) -> Iterator[nn.Parameter]:
     """Return the parameters that modules list in an attribute, by the name of a parameter or of a container."""
     for module in model.modules():
         for name in getattr(module, attribute, ()):
