@@ -27,9 +27,8 @@ def check_axes(axes: str) -> str:
     """Return axes in capitals; raise a ValueError unless they are some of S and C, and H and W, each once."""
     upper = str(axes).upper()
     if sorted(set(upper)) != sorted(upper) or not set("HW") <= set(upper) <= set(AXES):
-        raise ValueError(
-            f"axes {axes!r}: expected one letter for each dimension, H and W and perhaps S (slices), C (coils)"
-        )
+        expected = "one letter for each dimension, H and W and perhaps S (slices), C (coils)"
+        raise ValueError(f"axes {axes!r}: expected {expected}")
     return upper
 
 

@@ -56,9 +56,8 @@ def read_bart(file: Path) -> dict[str, KSpaceScan]:
     """Read Cartesian k-space that BART wrote: volumes by names such as "echo2"; "" for the only one."""
     array = read_cfl(file)
     if array.shape[_READ] == 1:
-        raise fault(
-            file, "Dimensions", "the first is 1, as of samples along a trajectory: only Cartesian data can be read"
-        )
+        problem = "the first is 1, as of samples along a trajectory: only Cartesian data can be read"
+        raise fault(file, "Dimensions", problem)
     require_fits(file, "data", array.shape, array.itemsize)
     require_finite(array, file, "data")
     notes = []

@@ -107,7 +107,7 @@ def _read(
 ) -> list[tuple[Case, CaseFacts]]:
     """Probe every case and hash every file, some at a time; return the facts of the sound cases."""
 
-    def one(case: Case) -> CaseFacts | DataError:
+    def probed(case: Case) -> CaseFacts | DataError:
         try:
             for file in filter(Path.exists, case.files):
                 require_written(file)
@@ -122,7 +122,7 @@ def _read(
             return fault(case.files[0], "image", BEYOND_SINGLE)
         return facts
 
-    def record(file: Path) -> dict[str, Any]:
+    def hashed(file: Path) -> dict[str, Any]:
         try:
             require_written(file)
             return {"size": file.stat().st_size, "sha256": sha256(file)}
@@ -133,10 +133,10 @@ def _read(
     with ThreadPoolExecutor(jobs) as pool:
         for start in range(0, len(cases), 256):
             some = cases[start : start + 256]
-            new = {_relative(report.root, f): f for case in some for f in case.files if f.is_file()}
-            todo = [(name, f) for name, f in new.items() if name not in report.files]
-            hashed = pool.map(record, [f for _, f in todo])
-            for i, (case, result) in enumerate(zip(some, pool.map(one, some), strict=True)):
+            files = {_relative(report.root, f): f for case in some for f in case.files if f.is_file()}
+            new = {name: f for name, f in files.items() if name not in report.files}
+            hashes = pool.map(hashed, new.values())
+            for i, (case, result) in enumerate(zip(some, pool.map(probed, some), strict=True)):
                 report.cases.setdefault(case.split, []).append(case.name)
                 if isinstance(result, DataError):
                     report.findings.append(str(result))
@@ -145,7 +145,7 @@ def _read(
                     report.slices[case.split] += result.slices
                 if progress is not None:
                     progress(start + i + 1, len(cases))
-            report.files.update(zip([name for name, _ in todo], hashed, strict=True))
+            report.files.update(zip(new, hashes, strict=True))
     return good
 
 
@@ -163,24 +163,21 @@ def _odd_shapes(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> Non
             report.findings.append(f"{case.files[0]}: shape: {f.shape}, most have {usual}")
 
 
-def _patients_in_two_splits(report: CheckReport, cases: Iterable[Case], facts: list[tuple[Case, CaseFacts]]) -> None:
+def _patients_in_two_splits(report: CheckReport, cases: list[Case], facts: list[tuple[Case, CaseFacts]]) -> None:
     """Find patients whose cases are in two splits."""
     stored_groups = {(c.name, c.split): f.group for c, f in facts if f.group}
     groups: dict[str, dict[str, Case]] = {}
-    number = 0
     for case in cases:
-        group = stored_groups.get((case.name, case.split)) or case.group or case.name
+        group = stored_groups.get((case.name, case.split)) or case.patient
         groups.setdefault(group, {}).setdefault(case.split, case)
-        number += 1
-    if len(groups) == 1 and number > 1 and report.root.is_dir():
+    if len(groups) == 1 and len(cases) > 1 and report.root.is_dir():
         advice = "if an anonymiser wrote that, make folders train, val and test, or give a list (splits)"
-        report.notes.append(f"all {number} cases are of one patient, by their files, and share one split: {advice}")
+        report.notes.append(f"all {len(cases)} cases are of one patient, by their files, and share one split: {advice}")
     for group, by_split in groups.items():
         if len(by_split) > 1:
             one, other = list(by_split.values())[:2]
             where = " and ".join(sorted(by_split))
-            line = f"{one.files[0]}: split: {group!r} is in {where}, see {other.files[0]}"
-            report.findings.append(line)
+            report.findings.append(f"{one.files[0]}: split: {group!r} is in {where}, see {other.files[0]}")
 
 
 def _equal_slices(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> None:
@@ -215,9 +212,8 @@ def _equal_slices(report: CheckReport, facts: list[tuple[Case, CaseFacts]]) -> N
             what = f"split: identical file {names[1]}"
         else:
             first = min(one, other, key=lambda case: _relative(report.root, case.files[0]))
-            what = (
-                f"pixels: {number} of {counted(slices[first], 'slice')} {'is' if number == 1 else 'are'} in {names[1]}"
-            )
+            are = "is" if number == 1 else "are"
+            what = f"pixels: {number} of {counted(slices[first], 'slice')} {are} in {names[1]}"
         if one.split == other.split:
             report.notes.append(f"{names[0]}: {what}")
         else:

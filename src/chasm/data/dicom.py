@@ -81,7 +81,7 @@ def read_pixels(file: Path) -> np.ndarray:
     pixels = pixels[None] if pixels.ndim == 2 else pixels
     with reading(file, "RescaleSlope"):
         for i, frame in enumerate(pixels):
-            get = _finder(data, i)
+            get = _value_finder(data, i)
             slope, intercept = (get("PixelValueTransformationSequence", f"Rescale{n}") for n in ("Slope", "Intercept"))
             frame *= 1 if slope is None else float(slope)
             frame += 0 if intercept is None else float(intercept)
@@ -120,7 +120,7 @@ def split_volumes(frames: Iterable[Frame]) -> dict[str, list[Frame]]:
         )
         return "-".join(word for word, needed in zip(words, several, strict=True) if needed)
 
-    return {name(key): _in_space(volumes[key]) for key in sorted(volumes)}
+    return {name(key): _in_slice_order(volumes[key]) for key in sorted(volumes)}
 
 
 def geometry_of_frames(frames: list[Frame]) -> Geometry | None:
@@ -166,7 +166,7 @@ def _step(frames: list[Frame], places: np.ndarray, normal: np.ndarray) -> np.nda
     return step
 
 
-def _in_space(frames: list[Frame]) -> list[Frame]:
+def _in_slice_order(frames: list[Frame]) -> list[Frame]:
     """Sort frames by instance number if their places then run one way, and else by place."""
     if any(frame.position is None or frame.orientation is None for frame in frames) or len(frames) == 1:
         return frames
@@ -211,7 +211,7 @@ def _require_fits(file: Path, data: Any) -> None:
     require_fits(file, "NumberOfFrames", shape[:1], FRAME_BYTES)
 
 
-def _finder(data: Any, number: int) -> Callable[[str, str], Any]:
+def _value_finder(data: Any, number: int) -> Callable[[str, str], Any]:
     """Return a function that looks up a value of a frame: in its functional group, the shared one, or the file."""
     groups = []
     for sequence, i in (("PerFrameFunctionalGroupsSequence", number), ("SharedFunctionalGroupsSequence", 0)):
@@ -229,7 +229,7 @@ def _finder(data: Any, number: int) -> Callable[[str, str], Any]:
 
 
 def _frame(file: Path, data: Any, number: int) -> Frame:
-    get = _finder(data, number)
+    get = _value_finder(data, number)
 
     def floats(group: str, name: str, length: int) -> np.ndarray | None:
         value = get(group, name)
@@ -240,13 +240,13 @@ def _frame(file: Path, data: Any, number: int) -> Frame:
 
     spacing = floats("PixelMeasuresSequence", "PixelSpacing", 2)
     if spacing is not None and not (spacing > 0).all():
-        spacing = None  # no size: as good as none
+        spacing = None  # a distance of zero says nothing
     orientation = floats("PlaneOrientationSequence", "ImageOrientationPatient", 6)
     if orientation is not None and not np.cross(*orientation.reshape(2, 3)).any():
-        orientation = None  # no plane
+        orientation = None  # both directions are the same
     position = floats("PlanePositionSequence", "ImagePositionPatient", 3)
     if int(data.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in data:
-        position = None  # the file gives one position for all its frames: that of the first
+        position = None  # the file has one position, that of the first frame
     kind = get("MRImageFrameTypeSequence", "ComplexImageComponent")
     if kind is None:
         types = data.get("ImageType") or []

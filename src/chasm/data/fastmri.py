@@ -115,11 +115,11 @@ class FastMRI(KSpaceDataset):
             return [Case(path.stem, "train", (path,))], SINGLE_FILE
         cases, challenge = [], []
         folders = role_folders(path)
-        present = {name for name in _COILS for _, folder in folders if _has(folder, name)}
+        present = {name for name in _COILS for _, folder in folders if _is_of(folder, name)}
         if coils is None and len(present) > 1:
             raise fault(path, "folder", "singlecoil and multicoil folders: choose with coils=single or coils=multi")
         for role, folder in folders:
-            for file in sorted(folder.glob("*.h5")) if coils is None or _has(folder, coils) else ():
+            for file in sorted(folder.glob("*.h5")) if coils is None or _is_of(folder, coils) else ():
                 if role == "test":
                     challenge.append(Case(file.stem, "challenge", (file,)))
                 else:  # the patient matters only where cases are split: in a validation folder, or without roles
@@ -213,7 +213,7 @@ class FastMRI(KSpaceDataset):
             return CaseFacts(shape, len(digests), dtype, low, high, _patient(file), kind, varies, digests)
 
 
-def _has(folder: Path, coils: str) -> bool:
+def _is_of(folder: Path, coils: str) -> bool:
     return folder.name.lower().startswith(f"{coils}coil")
 
 
@@ -291,9 +291,6 @@ def column_mask(handle: Any, file: Path, width: int) -> np.ndarray:
         handle: the open file.
         file: its path, for messages.
         width: the number of columns of its k-space.
-
-    Raises:
-        DataError: when it is not one 0 or 1 for each column, or keeps none.
     """
     mask = np.asarray(h5_whole(handle, file, "mask"))
     if mask.shape != (width,):

@@ -24,6 +24,8 @@ from chasm.data.limits import (
 )
 from chasm.data.records import DataError, fault
 
+MAX_OPEN_FILES = 8  # HDF5 files of one reader
+
 
 class _QuietLibraries:
     """Suppress warnings and logs of libraries about a file, since the error says what is wrong.
@@ -149,12 +151,10 @@ def open_npy(file: Path) -> np.ndarray:
 class H5Files:
     """HDF5 files by path, opened on first use in each process. The end of a `with` statement closes all.
 
-    A handle must not cross a fork or a pickle: after either, the copy starts with none. Of more than `keep` open files,
-    the least recently used one is closed.
+    A handle must not cross a fork or a pickle: after either, the copy starts with none.
     """
 
-    def __init__(self, keep: int = 8) -> None:
-        self.keep = keep
+    def __init__(self) -> None:
         self._open: OrderedDict[Path, Any] = OrderedDict()
         self._pid = os.getpid()
 
@@ -173,7 +173,7 @@ class H5Files:
                     raise
             self._open[file] = handle
         self._open.move_to_end(file)
-        while len(self._open) > self.keep:
+        while len(self._open) > MAX_OPEN_FILES:  # the least recently used one is closed
             self._open.popitem(last=False)[1].close()
         return self._open[file]
 
@@ -192,7 +192,7 @@ class H5Files:
         return len(self._open)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"keep": self.keep, "_open": OrderedDict(), "_pid": -1}
+        return {"_open": OrderedDict(), "_pid": -1}
 
     def __del__(self) -> None:
         if getattr(self, "_pid", -1) == os.getpid():

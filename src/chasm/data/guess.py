@@ -23,11 +23,7 @@ _SEGMENTED = ("_seg.nii", "_seg.nii.gz", "-seg.nii", "-seg.nii.gz")
 
 
 def guess_dataset(path: str | Path) -> str:
-    """Return the name of the dataset that reads a file or folder.
-
-    Raises:
-        DataError: if no file has a known format.
-    """
+    """Return the name of the dataset that reads a file or folder."""
     root = existing(path)
     files = [root] if root.is_file() else list(islice(_walk(root), MAX_FILES))
     first: dict[str, Path] = {}  # format -> its first file

@@ -86,7 +86,7 @@ def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, patient: str
         if where not in volume.total:
             stacks += 1
             require_fits(file, "encodedSpace", (stacks, len(line.samples), *encoding.matrix), 8)
-        _place(line, encoding, file, volume, where)
+        _add_line(line, encoding, file, volume, where)
     if not volumes:
         raise fault(file, "acquisitions", "no line of an image")
     several = [len({key[i] for key in volumes}) > 1 for i in range(len(COUNTERS) + 1)]
@@ -95,10 +95,10 @@ def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, patient: str
         words = zip((*COUNTERS, "slab"), key, several, strict=True)
         return "-".join(f"{word}{n + 1}" for word, n, needed in words if needed)
 
-    return {name(key): _finish(volumes[key], encoding, file, patient) for key in sorted(volumes)}
+    return {name(key): _as_scan(volumes[key], encoding, file, patient) for key in sorted(volumes)}
 
 
-def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: int) -> None:
+def _add_line(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: int) -> None:
     nx, ny, nz = encoding.matrix
     coils, n = line.samples.shape
     if not coils or not n:
@@ -122,7 +122,7 @@ def _place(line: Line, encoding: Encoding, file: Path, volume: _Volume, where: i
     volume.count[where][y, z] += 1
 
 
-def _finish(volume: _Volume, encoding: Encoding, file: Path, patient: str) -> KSpaceScan:
+def _as_scan(volume: _Volume, encoding: Encoding, file: Path, patient: str) -> KSpaceScan:
     order = sorted(volume.total)
     notes = []
     averages = max(int(count.max()) for count in volume.count.values())

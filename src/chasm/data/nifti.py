@@ -55,9 +55,6 @@ def open_nifti(file: Path, plane: str | None = None, volume: int | None = None) 
         file: .nii or .nii.gz.
         plane: "axial", "coronal" or "sagittal"; default: the acquired plane.
         volume: number of the volume in a 4-D file, from 0.
-
-    Raises:
-        DataError: when the header cannot be read, or a 4-D file comes without `volume`.
     """
     import nibabel
 

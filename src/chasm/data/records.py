@@ -155,10 +155,8 @@ def collate(slices: Sequence[Slice]) -> Batch:
     first = slices[0]
     for s in slices:
         if s.image.shape != first.image.shape:
-            raise DataError(
-                f"case {s.case} slice {s.index}: image: shape {tuple(s.image.shape)} differs from "
-                f"{tuple(first.image.shape)} of case {first.case}: a batch needs one shape"
-            )
+            shapes = f"shape {tuple(s.image.shape)} differs from {tuple(first.image.shape)} of case {first.case}"
+            raise DataError(f"case {s.case} slice {s.index}: image: {shapes}: a batch needs one shape")
         if (s.label is None) != (first.label is None):
             raise DataError(f"case {s.case} slice {s.index}: label: only some slices of the batch have a label")
     labels = [s.label for s in slices if s.label is not None]
@@ -241,9 +239,6 @@ def in_split(cases: Sequence[Case], split: str, path: Path) -> list[Case]:
         cases: cases of all splits.
         split: a name, or "all".
         path: their folder, for messages.
-
-    Raises:
-        DataError: if there are none; the message says which splits have cases.
     """
     check_split(split, {*SPLITS, "all", *(c.split for c in cases)})
     chosen = [c for c in cases if split in (c.split, "all")]

@@ -57,10 +57,9 @@ class Resident(SliceDataset):
         per_slice = first.image.numel() * dtype.itemsize + (0 if first.label is None else first.label.numel())
         need, free = n * per_slice, free_bytes(where)
         if need > 0.8 * free:  # the rest is for the model and for other processes
-            raise DataError(
-                f"dataset {data.name!r} ({data.split}, {counted(n, 'slice')}) needs {need / 2**30:.1f} GiB on {where}, "
-                f"{free / 2**30:.1f} GiB are free: read it from disk, or take fewer slices"
-            )
+            what = f"dataset {data.name!r} ({data.split}, {counted(n, 'slice')})"
+            memory = f"{need / 2**30:.1f} GiB on {where}, {free / 2**30:.1f} GiB are free"
+            raise DataError(f"{what} needs {memory}: read it from disk, or take fewer slices")
         self.split, self.cases, self.source = data.split, data.cases, first.source
         self.domain, self.split_rule = data.domain, data.split_rule
         self.images = torch.empty((n, *first.image.shape), dtype=dtype, device=where)  # (N,M,H,W)
@@ -72,10 +71,8 @@ class Resident(SliceDataset):
         for i in range(n):
             s = data[i]
             if s.image.shape != first.image.shape or (s.label is None) != (first.label is None):
-                raise DataError(
-                    f"case {s.case} slice {s.index}: image: shape {tuple(s.image.shape)}, expected "
-                    f"{tuple(first.image.shape)} as in case {first.case}: a resident set needs one shape"
-                )
+                shapes = f"shape {tuple(s.image.shape)}, expected {tuple(first.image.shape)} as in case {first.case}"
+                raise DataError(f"case {s.case} slice {s.index}: image: {shapes}: a resident set needs one shape")
             self.images[i].copy_((s.image * 255).round() if dtype == torch.uint8 else s.image)
             if self.labels is not None and s.label is not None:
                 if s.label.numel() and not 0 <= int(s.label.min()) <= int(s.label.max()) <= 255:

@@ -90,7 +90,7 @@ def _noise(measurements: list[Any], image: Any, file: Path) -> _Noise | None:
     """Return the noise scan of the coils of an image, from its measurement or the last one before that has it."""
     for measurement in reversed(measurements):
         readouts = [m for m in measurement["mdb"] if m.is_flag_set("NOISEADJSCAN")]
-        rows = _same_coils(readouts[0], image) if readouts else []
+        rows = _rows_of_coils(readouts[0], image) if readouts else []
         if not rows:
             continue
         noise = [require_finite(np.asarray(m.data)[rows], file, "noise") for m in readouts]
@@ -100,7 +100,7 @@ def _noise(measurements: list[Any], image: Any, file: Path) -> _Noise | None:
     return None
 
 
-def _same_coils(noise: Any, image: Any) -> list[int]:
+def _rows_of_coils(noise: Any, image: Any) -> list[int]:
     """Return the rows of a noise readout that belong to the coils of an image readout; none if coils are missing."""
     there, wanted = ([h.ChannelId for h in m.channel_hdr or []] for m in (noise, image))
     if len(set(there)) == len(there) > 0 and set(wanted) <= set(there):

@@ -15,9 +15,6 @@ class Volumes(SliceDataset):
         data: a dataset of slices with one channel each, magnitude or complex.
         depth: number of slices of a block.
 
-    Raises:
-        DataError: if no case has that many slices.
-
     Example:
         >>> from chasm.data import open_dataset
         >>> Volumes(open_dataset("embedded", split="val", size=32, slices=9), depth=4)[1].image.shape
@@ -46,9 +43,8 @@ class Volumes(SliceDataset):
         case, number, rows = self._blocks[i]
         slices = [self.data[row] for row in rows]
         if (channels := len(slices[0].image)) != 1:
-            raise DataError(
-                f"case {case}: volumes are made of slices with one channel, got {channels}: leave out data.depth"
-            )
+            problem = f"volumes are made of slices with one channel, got {channels}"
+            raise DataError(f"case {case}: {problem}: leave out data.depth")
         return Slice(torch.cat([s.image for s in slices]), None, case, number, slices[0].source)
 
     def set_epoch(self, epoch: int) -> None:

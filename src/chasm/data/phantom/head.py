@@ -6,8 +6,8 @@ column of `table`; `as_scanned` adds what the scanner adds. Everything lives in 
 front, z up), so one subject looks the same at any matrix size, and neighbouring levels resemble each other as in a
 real stack.
 
-The cortex follows from its sulci: fluid is what lies within a curve's half-width, grey matter the next few
-millimetres, white matter the rest, which is how the folded ribbon comes about in anatomy too.
+The cortex follows from its sulci. Points within the half-width of a curve are fluid, the next few millimetres are grey
+matter, and the rest is white matter. So the cortex is a folded ribbon, as in anatomy.
 """
 
 import math
@@ -51,6 +51,7 @@ SIGNAL: dict[str, tuple[float, float, float, float]] = {
 }
 TISSUES = tuple(SIGNAL)
 LOWEST, HIGHEST = 2.0, 58.0  # levels worth drawing: basal ganglia to the upper convexity
+NOISE = 0.008  # standard deviation of the noise, relative to the brightest tissue
 FIELD_OF_VIEW = (220.0, 196.0)  # mm that must fit, height and width
 
 
@@ -219,7 +220,7 @@ def draw(head: Head, z: float, shape: tuple[int, int], table: Array, skull: bool
     canvas.paint(white, "white")
     canvas.paint(fluid * (hull < 0), "csf")
     where = where - level.push(where)
-    ventricles = _deep(canvas, level, where)
+    ventricles = _deep_structures(canvas, level, where)
     _vessels(canvas, level, strands, white, cover(hull, pixel), skull)
     grades = _tumour(canvas, level, hull, white * (1 - ventricles))
     image = canvas.image.reshape(-1, h, k, w, k).mean((2, 4))
@@ -269,7 +270,7 @@ def _pieces(level: Level, strands: list[Strand]) -> tuple[Array, Array, Array]:
     return p, q, (w * np.clip(0.5 + 0.9 * level.fine.at(p), 0, 2)).astype(np.float32)  # fluid comes in beads
 
 
-def _deep(canvas: Canvas, level: Level, where: Array) -> Array:
+def _deep_structures(canvas: Canvas, level: Level, where: Array) -> Array:
     """Draw ventricles and deep grey nuclei, mirrored at the midline; return the ventricles' share of each pixel."""
     z, v, pixel = level.z, level.head.ventricle, canvas.pixel
     share = np.zeros(canvas.image.shape[1:], np.float32)
@@ -364,16 +365,10 @@ def _tumour(canvas: Canvas, level: Level, hull: Array, white: Array) -> Array:
     return shares
 
 
-def as_scanned(rng: np.random.Generator, image: Array, noise: float = 0.008) -> Array:
-    """Add what the scanner adds: texture of tissue, coil shading, a smooth phase, noise.
+def as_scanned(rng: np.random.Generator, image: Array) -> Array:
+    """Return complex images (channels, H, W) of a picture from `draw`.
 
-    Args:
-        rng: generator of all of it.
-        image: (channels, H, W) from `draw`.
-        noise: the standard deviation, relative to the brightest tissue.
-
-    Returns:
-        Complex images (channels, H, W).
+    They have what the scanner adds: texture of tissue, coil shading, a smooth phase, noise. `rng` draws all of it.
     """
     canvas = Canvas(image.shape[1:], np.zeros((1, 1), np.float32))
     x, y = canvas.x, canvas.y
@@ -388,7 +383,7 @@ def as_scanned(rng: np.random.Generator, image: Array, noise: float = 0.008) -> 
         + rng.normal(0, 0.004) * y[:, None]
         + 0.4 * smooth_noise(rng, 60, x, y)
     )
-    grain = rng.standard_normal((2, *image.shape), dtype=np.float32) * np.float32(noise)
+    grain = rng.standard_normal((2, *image.shape), dtype=np.float32) * np.float32(NOISE)
     signal = image * (texture * shading)
     scanned = np.empty(image.shape, np.complex64)
     scanned.real = signal * np.cos(phase) + grain[0]

@@ -176,7 +176,7 @@ def splat(p: Array, q: Array, w: Array, x: Array, y: Array, reach: float) -> tup
     """
     pixel = np.float32(x[1] - x[0])
     r = int(np.ceil(reach / pixel)) + 1
-    frame = 2 * r  # windows may hang over the edge: a frame, cut off at the end, takes what falls outside
+    frame = 2 * r  # windows over the edge of the picture write into a frame, which is cut off at the end
     width, height = len(x) + 2 * frame, len(y) + 2 * frame
     span = np.arange(-r, r + 1, dtype=np.int32) + frame
     mid = 0.5 * (p + q)

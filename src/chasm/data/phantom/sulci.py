@@ -16,11 +16,11 @@ MIN_DISTANCE = 7.8  # mm between sulci: two sheets of cortex
 
 @dataclass(frozen=True)
 class Strand:
-    """Curves of one kind: points (n,T,2), how far each lives (n,T), half-width of its fluid (n,T)."""
+    """Curves of one kind."""
 
-    points: Array
-    alive: Array
-    width: Array
+    points: Array  # (n,T,2)
+    alive: Array  # (n,T), True from the start of a curve to its last drawn point
+    width: Array  # (n,T), half-width of the fluid
 
 
 def draw_sulci(rng: np.random.Generator, n: int) -> dict[str, Array]:
@@ -33,7 +33,7 @@ def draw_sulci(rng: np.random.Generator, n: int) -> dict[str, Array]:
     kind = np.arange(n) % 3  # deep, middle and shallow ones take turns
     deep = np.choose(kind, [rng.uniform(19, 30, n), rng.uniform(13, 21, n), rng.uniform(9, 16, n)])
     return {
-        "rank": drift((kind + rng.uniform(0, 1, n)) / 3, 0),  # who gives way to whom
+        "rank": drift((kind + rng.uniform(0, 1, n)) / 3, 0),  # a curve gives way to those of lower rank
         "place": drift((np.arange(n) + 0.5 + rng.uniform(-0.25, 0.25, n)) / n, 0.006),
         "depth": drift(deep, 3),
         "lean": drift(rng.normal(0, 0.15, n), 0.08),
@@ -63,8 +63,8 @@ def _are_close(a: Array, b: Array) -> Array:
 def _give_way(rank: Array, clear: Array, close: Array, need: int) -> Array:
     """Return the part of each curve, from its start, that keeps its distance to curves of lower rank: (n,T).
 
-    clear (n,T): points free of what stands already; close (nT,nT/2): points too close to every second point of the
-    curves. A curve left with fewer than `need` points goes altogether.
+    `clear` (n,T) marks points at a distance from all earlier curves, and `close` (nT,nT/2) points too close to every
+    second point of these curves. A curve that would keep fewer than `need` points is dropped.
     """
     n, count = clear.shape
     alive = np.zeros((n, count), bool)
