@@ -2,14 +2,7 @@
 
 A PSNR means little without its data range: the maximum of the slice, the maximum of the volume and 1 give values
 that differ by decibels for the same images. Every number therefore belongs to a `Protocol` and prints with its name:
-
-- ``hifi``: per slice, magnitude clamped to [0, 1], range = maximum of the target slice (which the task
-  has scaled to [0, 1]).
-- ``fastmri``: per volume, in the units of the data: range = maximum of the target volume, PSNR and NMSE of
-  the whole volume, SSIM the mean over its slices.
-- ``unit``: per image, clamped to [0, 1], range 1.
-- ``held-out``: per slice, SNR of measured k-space lines that the model did not see. It needs no truth.
-- ``brats``: Dice and IoU of the regions of a whole case. A region that is empty in output and target scores 1.
+``hifi``, ``fastmri``, ``unit``, ``held-out`` or ``brats``.
 
 `Protocol.rows` turns each slice into a row of tensors, `Protocol.case` turns the rows of a case into its scores, and
 `Meter` computes mean and standard deviation over cases. A slice whose target is zero everywhere has no PSNR and no
@@ -79,7 +72,7 @@ class UnitProtocol(Protocol):
 
 
 class HiFiProtocol(UnitProtocol):
-    """Each slice on its own, scaled to [0, 1] by the task, with the maximum of the target slice as data range."""
+    """Each slice on its own, scaled to [0, 1] by the task. The data range is the maximum of the target slice."""
 
     name: ClassVar[str] = "hifi"
     meaning: ClassVar[str] = "per slice scaled to [0, 1], clamped, data range = maximum of the target slice"
@@ -90,7 +83,10 @@ class HiFiProtocol(UnitProtocol):
 
 
 class FastMRIProtocol(Protocol):
-    """Each volume in the units of the data, with the maximum of the target volume as data range."""
+    """Each volume in the units of the data, with the maximum of the target volume as data range.
+
+    PSNR and NMSE are those of the whole volume, and SSIM is the mean over its slices.
+    """
 
     name: ClassVar[str] = "fastmri"
     selection_metric: ClassVar[str] = "psnr"
@@ -118,6 +114,8 @@ BRATS_REGIONS: dict[str, tuple[int, ...]] = {"WT": (1, 2, 3), "TC": (1, 3), "ET"
 class Overlap(Protocol):
     """Dice and IoU of regions. Pixel counts are summed over a case before any ratio is taken.
 
+    A region that is empty in output and target scores 1.
+
     Args:
         regions: the classes of each region, by its name; WT, TC and ET of BraTS by default.
     """
@@ -142,7 +140,7 @@ class Overlap(Protocol):
 
 
 class HeldOutProtocol(Protocol):
-    """Signal-to-noise ratio of measured k-space that the model did not see, for data without any truth."""
+    """Signal-to-noise ratio of measured k-space lines that the model did not see. It needs no truth."""
 
     name: ClassVar[str] = "held-out"
     selection_metric: ClassVar[str] = "snr"
