@@ -5,6 +5,8 @@ from torch import Tensor
 
 from chasm.mri.fft import ifft2c
 
+MIN_SIGNAL = 0.02  # share of the maximum of a low-resolution image; weaker pixels are air
+
 
 def rss(images: Tensor, dim: int = 1) -> Tensor:
     """Return the root of the sum over coils of squared magnitudes.
@@ -19,7 +21,7 @@ def rss(images: Tensor, dim: int = 1) -> Tensor:
     return images.abs().square().sum(dim, keepdim=True).sqrt()
 
 
-def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = 0.02) -> Tensor:
+def estimate_maps(y: Tensor, center: tuple[int, int], floor: float = MIN_SIGNAL) -> Tensor:
     """Return sensitivity maps (B, Q, H, W) from the calibration centre of k-space.
 
     They are low-resolution coil images (the centre square under a Hann window, against ringing) divided by their

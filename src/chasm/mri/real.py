@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from chasm.mri.coils import hann
+from chasm.mri.coils import MIN_SIGNAL, hann
 
 
 def dft2c(x: Tensor, inverse: bool = False) -> Tensor:
@@ -69,13 +69,10 @@ def calibration_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     return center - before, center + after
 
 
-def estimate_real_maps(k: Tensor, mask: Tensor, floor: float = 0.02) -> Tensor:
-    """Return sensitivity maps (B, Q, 2, H, W), the same as those of `chasm.mri.estimate_maps`.
+def estimate_real_maps(k: Tensor, mask: Tensor) -> Tensor:
+    """Return sensitivity maps of k-space (B, Q, 2, H, W), the same as those of `chasm.mri.estimate_maps`.
 
-    Args:
-        k: k-space (B, Q, 2, H, W).
-        mask: zeros and ones. The calibration block is the one around its centre; without one the maps are zero.
-        floor: a pixel is air where the low-resolution image is below this share of its maximum.
+    The calibration block is the one around the centre of the mask of zeros and ones; without one the maps are zero.
     """
     first, end = calibration_columns(mask)
     rows, columns = (torch.arange(n, device=k.device).to(k.dtype) for n in k.shape[-2:])
@@ -83,5 +80,5 @@ def estimate_real_maps(k: Tensor, mask: Tensor, floor: float = 0.02) -> Tensor:
     window = hann(columns, (first + end - 1) / 2, end - first) * hann(rows, middle, end - first)[:, None]
     low = dft2c(k * window, inverse=True)
     total = low.square().sum((1, 2), keepdim=True).sqrt()
-    inside = total > floor * total.amax((-2, -1), keepdim=True)
+    inside = total > MIN_SIGNAL * total.amax((-2, -1), keepdim=True)
     return torch.where(inside, low / total.clamp_min(torch.finfo(k.dtype).tiny), 0)
