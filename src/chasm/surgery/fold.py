@@ -25,7 +25,7 @@ from chasm.ops.gains import impulse_response
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
 from chasm.ops.operators import channel_operators, merge
-from chasm.surgery.fold_filter import FoldedFilter, cosines_and_sines
+from chasm.surgery.fold_filter import FoldedFilter, _cosines_and_sines
 from chasm.surgery.probe import watch
 
 Foldable: TypeAlias = CHASM | GFNet | SpectFormer
@@ -186,7 +186,7 @@ def _circulant(gains: Tensor, n: int) -> Tensor:
 
 def _real_dft(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the real DFT basis Q (n, n): rows are cosines k = 0..n//2, then sines k = 1..(n-1)//2; Q Q^T = I."""
-    cosines, sines = cosines_and_sines(n, n // 2 + 1, device)
+    cosines, sines = _cosines_and_sines(n, n // 2 + 1, device)
     k = torch.arange(n // 2 + 1, device=cosines.device)
     scale = (2 - ((k == 0) | (2 * k == n)).to(torch.float64)).div(n).sqrt()
     return torch.cat([cosines * scale, (sines * scale)[:, 1 : n - n // 2]], 1).mT.to(device, dtype).contiguous()

@@ -29,8 +29,8 @@ class FoldedFilter(nn.Module):
         self.size, (H, W) = size, size
         self.enter, self.leave = getattr(mixer, "enter", None), getattr(mixer, "leave", None)
         factors = spectrum_factors(mixer.filter, (H, W), mixer.resize_mode)  # (C, H, W//2+1, 2)
-        cos_h, sin_h = (t.to(factors) for t in cosines_and_sines(H, H, factors.device))
-        cos_w, sin_w = (t.to(factors) for t in cosines_and_sines(W, W // 2 + 1, factors.device))
+        cos_h, sin_h = (t.to(factors) for t in _cosines_and_sines(H, H, factors.device))
+        cos_w, sin_w = (t.to(factors) for t in _cosines_and_sines(W, W // 2 + 1, factors.device))
         k = torch.arange(W // 2 + 1, device=factors.device)
         twins = 2 - ((k == 0) | (2 * k == W)).to(factors.dtype)  # bins that a column stands for
         self.register_buffer("factors", factors.contiguous())
@@ -62,14 +62,8 @@ class FoldedFilter(nn.Module):
         return torch.cat(z.chunk(2, -2), -1) @ self.columns_back.to(dtype)
 
 
-def cosines_and_sines(n: int, bins: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of 2 pi i k / n in float64, each (n, bins).
-
-    Args:
-        n: number of positions i.
-        bins: number of frequencies k.
-        device: their device, or the CPU where that has no float64.
-    """
+def _cosines_and_sines(n: int, bins: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of 2 pi i k / n, (n, bins) each, in float64: on the CPU if the device has none."""
     home = float64_device(device)
     i, k = torch.arange(n, device=home), torch.arange(bins, device=home)
     angle = (i[:, None] * k % n).to(torch.float64) * (2 * math.pi / n)  # reduced in integers, so that it is exact

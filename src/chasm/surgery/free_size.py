@@ -13,8 +13,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, gelu, softplus
+from torch.nn.functional import conv2d, softplus
 
+from chasm.mixers._wrapper import after_core
 from chasm.mixers.chasm import CHASM
 from chasm.ops.operators import merge
 from chasm.surgery.fold import _check_plain
@@ -76,9 +77,7 @@ class FreeSizeCHASM(nn.Module):
                 y = gains(_channels(products[i], y) if products else y)
             outputs.append(_channels(products[-1], y) if products else y)
         y = torch.stack(outputs).mean(0) if outputs else x
-        if self.refine is not None and self.fuse is not None:
-            y = self.fuse(gelu(self.refine(y)))
-        return x + y if self.residual else y
+        return after_core(y, x, self.refine, self.fuse, self.residual)
 
 
 def _channels(A: Tensor, x: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Find the grid of a sequence of tokens (B, N, C), from the caller, from the call or from the host.
 
-A sequence does not show its grid: 16 tokens are 4 x 4 or 2 x 8. So the grid is never guessed. It is what `swap` was
-given as `size`; or numbers in the call (SegFormer and PVT pass height and width); or the size of the map that the
-tokens were made from, which the convolution that made it reports at every call.
+A sequence does not show its grid: 16 tokens are 4 x 4 or 2 x 8. So the grid is never guessed: `chasm.swap` says where
+it is looked for.
 """
 
 import math

@@ -115,19 +115,16 @@ def multiplicities(bins: int) -> Tensor:
 
 
 def joint_basis(operators: Tensor, weights: Tensor, max_sweeps: int = MAX_SWEEPS) -> Tensor:
-    """Return the basis V in which a family of matrices has the least energy off its diagonals.
+    """Return the basis V (C, C) in which a family of matrices has the least energy off its diagonals, in float64.
 
     V minimises sum_k w_k ||off(V^H M_k V)||^2 by plane rotations, each the best one for its pair of directions, so that
     no sweep raises that sum. It starts at the identity, where trained bases start too. The minimum is zero for normal
     matrices that commute, and else the one that the sweeps lead to.
 
     Args:
-        operators: M_k (K, C, C), real or complex. A family of real matrices gets a real V.
+        operators: M_k (K, C, C). A real family gets an orthogonal V, a complex one a unitary V.
         weights: w_k (K,), not negative.
         max_sweeps: the sweeps end after this many, or when they no longer make a difference.
-
-    Returns:
-        V (C, C), orthogonal or unitary, in double precision.
     """
     M = operators.to(torch.complex128 if operators.is_complex() else torch.float64)
     M = (weights.sqrt()[:, None, None] * M).permute(1, 2, 0).contiguous()  # (C, C, K)

@@ -94,7 +94,7 @@ def write_checked(
     tolerance: float = 1e-4,
     **options: Any,
 ) -> float:
-    """Write a model as ONNX, run the file in onnxruntime, and keep it only if it computes what is expected.
+    """Write a model as ONNX, run the file, keep it only if it computes what is expected, and return the largest error.
 
     Args:
         path: the file to write; its folder must exist.
@@ -107,9 +107,6 @@ def write_checked(
         weights_file: the file beside `path` that holds `weights`, as `weights_as_bytes` wrote it.
         tolerance: the largest relative error that is accepted.
         **options: options of torch.onnx.export.
-
-    Returns:
-        The largest relative error that was found.
     """
     runtime = require_runtime(path)
     from chasm.surgery.onnx_scan import TRANSLATIONS
