@@ -70,7 +70,9 @@ class Resident(SliceDataset):
         self.indices: list[int] = []
         for i in range(n):
             s = data[i]
-            if s.image.shape != first.image.shape or (s.label is None) != (first.label is None):
+            if (s.label is None) != (first.label is None):
+                raise DataError(f"case {s.case} slice {s.index}: label: only some slices of the dataset have a label")
+            if s.image.shape != first.image.shape:
                 shapes = f"shape {tuple(s.image.shape)}, expected {tuple(first.image.shape)} as in case {first.case}"
                 raise DataError(f"case {s.case} slice {s.index}: image: {shapes}: a resident set needs one shape")
             self.images[i].copy_((s.image * 255).round() if dtype == torch.uint8 else s.image)
