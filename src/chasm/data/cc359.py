@@ -20,6 +20,7 @@ from chasm.data.files import H5Files, h5_field, open_npy, reading, require_finit
 from chasm.data.records import Case, CaseFacts, RawSlice, Slice, fault
 from chasm.data.splits import SINGLE_FILE, assign_splits, role_folders
 from chasm.data.survey import SliceSurvey
+from chasm.mri.coils import rss
 from chasm.mri.fft import exchange_image_halves, resize_in_kspace
 
 
@@ -80,7 +81,7 @@ class CC359(KSpaceDataset):
         if self.crop is not None:
             image = resize_in_kspace(image, self.crop)
         if self.combine == "rss":
-            image = image.abs().square().sum(0, keepdim=True).sqrt()
+            image = rss(image, dim=0)
         channels = "single" if file.suffix == ".npy" else "multi"
         return Slice(image, None, case.name, k, f"CC359 {channels}-channel")
 

@@ -208,7 +208,7 @@ class KSpace(KSpaceDataset):
             problem = "undersampled: no target to train with or to score by"
             raise fault(case.files[0], f"kspace slice {k}", f"{problem}: reconstruct it (chasm reconstruct)")
         image = crop_or_pad(ifft2c(kspace), scan.size)
-        image = rss(image[None])[0] if self.combine == "rss" else image
+        image = rss(image, dim=0) if self.combine == "rss" else image
         return Slice(image, None, case.name, k, f"{kspace_format(case.files[0])} k-space")
 
     def geometry(self, case: str) -> Geometry | None:

@@ -63,16 +63,13 @@ class _Volume:
 
 
 def assemble(lines: Iterable[Line], encoding: Encoding, file: Path, patient: str) -> dict[str, KSpaceScan]:
-    """Put lines into volumes.
+    """Put lines into volumes. Their names say how they differ, such as "repetition2-echo1"; "" for the only one.
 
     Args:
         lines: the lines, in the order they were measured.
         encoding: the grid of the lines.
         file: their file, for messages.
         patient: a name for the patient, "" if unknown.
-
-    Returns:
-        Volumes by a name that says how they differ, such as "repetition2-echo1"; "" for the only one.
 
     Raises:
         DataError: if a line lies outside the grid, or missing lines are not whole columns.

@@ -64,7 +64,7 @@ class Proxy(FileDataset):
         phase: bool = False,
     ) -> None:
         names = _names(part) + (_names(also) if split == "train" else [])
-        super().__init__(path, split, part=part if names == _names(part) else names)
+        super().__init__(path, split, part=names)
         self.crop, self.phase = crop, phase
         self.several = not isinstance(part, str) or bool(also)
         domains = {"photo" if _is_photo(name) else "mri" for name in _names(part)}
@@ -103,8 +103,8 @@ class Proxy(FileDataset):
         image = stack.image(k)
         if self.domain == "mri" and _is_photo(part):
             image = (image * torch.tensor(LUMA)[:, None, None]).sum(0, keepdim=True)
-        no_label = stack.masks is None or self.several
-        label = None if no_label else torch.from_numpy(stack.masks[k].astype(np.int64))  # type: ignore[index]
+        masks = None if self.several else stack.masks
+        label = None if masks is None else torch.from_numpy(masks[k].astype(np.int64))
         if self.crop is not None:
             image, label = resize_in_kspace(image, self.crop), None if label is None else _nearest(label, self.crop)
         if self.phase and not image.is_complex():

@@ -49,7 +49,7 @@ def ranked_split(groups: Iterable[str], seed: int = 0) -> dict[str, str]:
 
 
 def assign_splits(cases: Sequence[Case], seed: int = 0, by: str = "case name") -> tuple[list[Case], str]:
-    """Give each case its split.
+    """Return the cases with their splits, and the rule in words.
 
     Cases of folders that stand for no split are split 70/10/20 by hash. A validation folder without a test folder is
     halved: even groups, in sorted order, stay, and odd ones are the test split, so that reported numbers never come
@@ -59,9 +59,6 @@ def assign_splits(cases: Sequence[Case], seed: int = 0, by: str = "case name") -
         cases: cases with the role of their folder as split, or "".
         seed: seed of the hash.
         by: what is hashed, for the rule: the group of a case, or its name if it has none.
-
-    Returns:
-        The cases with their splits, and the rule in words.
     """
     roles = {c.split for c in cases}
     if roles <= {""}:
