@@ -363,11 +363,18 @@ def test_a_split_without_cases_says_what_there_is(tmp_path: Path) -> None:
         open_dataset("cc359", tmp_path, split="val")
 
 
-def test_fastmri_header_without_a_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("<a><encoding/></a>", "no number at encoding/encodedSpace/matrixSize/x"),
+        ('<!DOCTYPE a [<!ENTITY x "x">]><a>&x;</a>', "declares a document type"),
+    ],
+)
+def test_a_fastmri_header_that_says_something_else(header: str, expected: str, tmp_path: Path) -> None:
     write_fastmri(tmp_path / "singlecoil_train" / "a.h5")
-    edit_h5(tmp_path / "singlecoil_train" / "a.h5", "ismrmrd_header", np.bytes_("<a><encoding/></a>"))
+    edit_h5(tmp_path / "singlecoil_train" / "a.h5", "ismrmrd_header", np.bytes_(header))
     data = open_dataset("fastmri", tmp_path)
-    with pytest.raises(DataError, match=r"a\.h5: ismrmrd_header: no number at encoding/encodedSpace/matrixSize/x"):
+    with pytest.raises(DataError, match=rf"a\.h5: ismrmrd_header: {expected}"):
         data.raw_slice(0)
 
 

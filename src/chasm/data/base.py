@@ -217,6 +217,9 @@ def open_dataset(name: str, path: str | Path | None = None, split: str = "train"
         split: "train", "val", "test" or "all".
         options: options of the reader; `help(chasm.data.CC359)` names those of "cc359".
 
+    Raises:
+        ValueError: if a name, option or path is wrong.
+
     Example:
         >>> open_dataset("embedded", split="val", size=32)[0].image.shape
         torch.Size([1, 32, 32])

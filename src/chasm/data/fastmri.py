@@ -19,7 +19,17 @@ from chasm.common.files import write_atomic
 from chasm.common.registry import suggest
 from chasm.common.text import counted
 from chasm.data.base import KSpaceDataset, register_dataset
-from chasm.data.files import H5Files, crop_or_pad, h5_field, h5_names, h5_slice, h5_whole, reading, require_single
+from chasm.data.files import (
+    H5Files,
+    crop_or_pad,
+    h5_field,
+    h5_names,
+    h5_slice,
+    h5_whole,
+    h5_xml,
+    reading,
+    require_single,
+)
 from chasm.data.filled import between
 from chasm.data.records import SOMEWHERE, Case, CaseFacts, DataError, Geometry, RawSlice, Slice, fault
 from chasm.data.scan import KSpaceScan
@@ -222,7 +232,7 @@ def read_header(handle: Any, file: Path) -> Header:
     if "ismrmrd_header" not in handle:
         raise fault(file, "ismrmrd_header", f"missing; the file has {', '.join(h5_names(handle, file))}")
     with reading(file, "ismrmrd_header"):
-        encoding = ET.fromstring(h5_whole(handle, file, "ismrmrd_header")).find("{*}encoding")
+        encoding = ET.fromstring(h5_xml(handle, file, "ismrmrd_header")).find("{*}encoding")
 
     def number(*steps: str) -> int:
         node = encoding

@@ -247,6 +247,17 @@ def h5_whole(handle: Any, file: Path, key: str) -> Any:
         return item[()]
 
 
+def h5_xml(handle: Any, file: Path, key: str) -> bytes:
+    """Read an XML header from HDF5, with the arguments of `h5_whole`. Refuse one that declares entities to expand."""
+    text = h5_whole(handle, file, key)
+    with reading(file, key):
+        text = text if isinstance(text, bytes | str) else text[0]
+        xml = text.encode() if isinstance(text, str) else bytes(text)
+    if b"<!DOCTYPE" in xml.replace(b"\0", b""):
+        raise fault(file, key, "declares a document type, as no ISMRMRD header does: the file may be a trap")
+    return xml
+
+
 def h5_slice(item: Any, k: int, file: Path, key: str) -> np.ndarray:
     """Read a slice along the first axis of an HDF5 dataset.
 

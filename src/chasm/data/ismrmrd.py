@@ -14,7 +14,7 @@ import numpy as np
 
 from chasm.common.files import write_atomic
 from chasm.common.text import counted
-from chasm.data.files import H5Files, h5_whole, reading, require_finite
+from chasm.data.files import H5Files, h5_xml, reading, require_finite
 from chasm.data.limits import max_bytes, require_fits, require_h5_fits
 from chasm.data.lines import Encoding, Line, assemble
 from chasm.data.records import fault, patient_name
@@ -53,12 +53,7 @@ def header_of_file(file: Path) -> bytes | None:
         with reading(file, key):
             if key not in handle:
                 return None
-            text = h5_whole(handle, file, key)
-    text = text if isinstance(text, bytes | str) else text[0]
-    xml = text.encode() if isinstance(text, str) else bytes(text)
-    if b"<!DOCTYPE" in xml.replace(b"\0", b""):
-        raise fault(file, key, "declares a document type, as no ISMRMRD header does: the file may be a trap")
-    return xml
+        return h5_xml(handle, file, key)
 
 
 def read_ismrmrd(file: Path) -> dict[str, KSpaceScan]:
