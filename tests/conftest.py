@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False  # where there is a GPU, what is compared with is float32
 
-# 20 to 60 seconds each, more with empty caches. pytest-xdist hands files out in the order of their tests, and a long file
+# 20 to 60 seconds each, more with empty caches. pytest-xdist hands files out in the order of their tests: a long file
 # at the end would leave the other process without work.
 LONGEST = (
     "ops/test_interpreter.py",
