@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import json
 import re
@@ -251,11 +252,31 @@ def parameters_with_help(function: ast.FunctionDef, options: set[str]) -> set[st
     return found
 
 
+@functools.cache
+def shared_names() -> set[tuple[str, str]]:
+    """Module and name of what the `__init__` of a package exports, and of what another package uses."""
+    shared = set()
+    for file in PACKAGE.rglob("*.py"):
+        tree, package = ast.parse(file.read_text()), file.relative_to(PACKAGE).parts[0]
+        imported: dict[str, str] = {}  # local name to what it stands for
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("chasm"):
+                is_elsewhere = file.name == "__init__.py" or f"{node.module}.".split(".")[1] != package
+                for alias in node.names if is_elsewhere else ():
+                    shared.add((str(node.module), alias.name))
+                    imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        for node in ast.walk(tree):  # of a module that was imported: what is used of it
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported:
+                shared.add((imported[node.value.id], node.attr))
+    return shared
+
+
 def undocumented(file: Path) -> list[str]:
-    """Public functions, methods and classes without a docstring, or with an Args section that misses a parameter."""
+    """Public functions, methods and classes without a docstring, or shared ones with a parameter missing in Args."""
     found = []
     tree = ast.parse(file.read_text())
     options = options_with_help(tree)
+    module = ".".join(("chasm", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
 
     def visit(body: list[ast.stmt], owner: ast.ClassDef | None) -> None:
         for node in body:
@@ -270,7 +291,8 @@ def undocumented(file: Path) -> list[str]:
             if isinstance(node, ast.ClassDef):
                 visit(node.body, node)
                 function = next((n for n in node.body if getattr(n, "name", "") == "__init__"), None)
-            if not isinstance(function, ast.FunctionDef) or not text:
+            is_shared = (module, (owner or node).name) in shared_names() or (owner or node).name in chasm.__all__
+            if not isinstance(function, ast.FunctionDef) or not text or not is_shared:
                 continue
             parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
             shown = {"self", "cls"} | parameters_with_help(function, options)

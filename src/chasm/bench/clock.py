@@ -33,15 +33,9 @@ class Pace(NamedTuple):
 def clock(call: Callable[[int], object], sets: int, device: torch.device, pace: Pace, calls: int = 1) -> float:
     """Return the milliseconds of a call that has already run once: the median on CUDA, the best on a CPU.
 
-    On CUDA, events are recorded around every call and read after the last one. A call that keeps the device waiting
-    for launches is therefore charged for the wait, as its user would be.
-
-    Args:
-        call: called with the number of an input set.
-        sets: number of input sets.
-        device: device that the call runs on.
-        pace: time to spend on measuring.
-        calls: number of calls that one invocation stands for, for a graph that holds several.
+    On CUDA, events are recorded around every call and read after the last one. A call that keeps the device waiting for
+    launches is therefore charged for the wait, as its user would be. The time is divided by `calls`, for a graph that
+    holds several.
     """
     synchronize(device)
     start = time.perf_counter()
@@ -94,11 +88,6 @@ class Captured(NamedTuple):
 
 def capture(call: Call, sets: int, device: torch.device) -> Captured:
     """Capture one call on each input set as one graph, to measure a call inside the captured step of a training loop.
-
-    Args:
-        call: called with the number of an input set; returns tensors by name.
-        sets: number of input sets.
-        device: a CUDA device.
 
     Returns:
         The graph and its results.
@@ -156,11 +145,7 @@ def no_collection() -> Iterator[None]:
 
 
 def input_sets(touched_bytes: int, device: torch.device) -> int:
-    """Return how many input sets to rotate, so that one round moves twice the size of the last cache.
-
-    Args:
-        touched_bytes: bytes that one call reads and writes.
-        device: device that the call runs on.
+    """Return how many input sets to rotate, so that one round touches twice as many bytes as the last cache holds.
 
     Returns:
         1 to 8; always 1 on a CPU.

@@ -117,13 +117,7 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
 
 
 def peak_of(run: Callable[[int], object], captured: Captured | None, device: torch.device) -> float | None:
-    """Return the memory that a call takes, in MiB.
-
-    Args:
-        run: called with 0 if it is not captured.
-        captured: the graph of the call, or None.
-        device: device that the call runs on.
-    """
+    """Return the memory that a call takes, in MiB, as its capture counted it if there is one."""
     return captured.peak_mib if captured is not None else peak_mib(lambda: run(0), device)
 
 
@@ -131,15 +125,7 @@ def peak_of(run: Callable[[int], object], captured: Captured | None, device: tor
 
 
 def host(name: str, mixer: str, size: int, device: torch.device, **options: Any) -> nn.Module:
-    """Create a backbone with the same weights in every call, and bases and gains away from their initial point.
-
-    Args:
-        name: name of the backbone.
-        mixer: name of the mixer in its slots.
-        size: height and width of the images.
-        device: device of the model.
-        **options: arguments of the backbone.
-    """
+    """Create a backbone with the same weights in every call, and bases and gains away from their initial point."""
     torch.manual_seed(0)
     model = create_backbone(name, mixer=mixer, size=(size, size), **options)
     with torch.no_grad():
@@ -161,13 +147,9 @@ def literal_slots(model: nn.Module) -> nn.Module:
 
 
 def output_error(model: nn.Module, exact: nn.Module, batch: TaskBatch, dtype: torch.dtype) -> float:
-    """Return the relative error of a model's output for the first image of a batch.
+    """Return the relative error of a model in eval mode for the first image of a batch.
 
-    Args:
-        model: model in eval mode.
-        exact: the same network, which runs in float64.
-        batch: batch from `make_batch`.
-        dtype: dtype of the model's input.
+    The exact network is the same, and runs in float64.
     """
     x, mask = batch.input[:1], batch.mask
     with torch.no_grad():
@@ -178,13 +160,7 @@ def output_error(model: nn.Module, exact: nn.Module, batch: TaskBatch, dtype: to
 
 
 def make_batch(batch: int, size: int, device: torch.device) -> TaskBatch:
-    """Prepare random images for reconstruction, the same in every call.
-
-    Args:
-        batch: number of images.
-        size: height and width.
-        device: device of the batch.
-    """
+    """Prepare random images for reconstruction, the same in every call."""
     generator = torch.Generator(device).manual_seed(0)
     return Reconstruction().prepare(torch.rand(batch, 1, size, size, generator=generator, device=device))
 
@@ -236,11 +212,7 @@ def training_step(
 ) -> Callable[[int], object]:
     """Return a step (forward, loss, backward, AdamW) under bfloat16 autocast, as `chasm train` runs it.
 
-    Args:
-        model: backbone to train.
-        batch: batch from `make_batch`.
-        graph: capture forward and backward in a CUDA graph.
-        part: context around the parts of `add_gradients` and around "optimiser", for a profiler.
+    A profiler passes `part`, the context around the parts of `add_gradients` and around "optimiser".
     """
     model.train()
     task = Reconstruction()

@@ -10,11 +10,7 @@ from chasm.ops import reference
 
 
 class LiteralBlock(torch.nn.Module):
-    """Computes the block of a `chasm.CHASM` from its parameters, and rebuilds both bases in every call.
-
-    Args:
-        mixer: mixer whose parameters are used.
-    """
+    """Computes the block of a `chasm.CHASM` from its parameters, and rebuilds both bases in every call."""
 
     def __init__(self, mixer: chasm.CHASM) -> None:
         super().__init__()

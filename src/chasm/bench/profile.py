@@ -123,12 +123,7 @@ def _mark_part(part: str) -> record_function:
 
 
 def summarise(events: list[Any], steps: int, gpu: bool) -> tuple[list[Row], list[Row]]:
-    """Add up the times of profiled events.
-
-    Args:
-        events: events from torch's profiler.
-        steps: number of steps that were profiled.
-        gpu: count the times of kernels; on a CPU those of operations.
+    """Add up the times of the kernels in profiled events, or of the operations if they ran on a CPU.
 
     Returns:
         Rows by part and rows by kernel, the largest first.

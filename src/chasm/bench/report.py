@@ -80,11 +80,7 @@ def header(title: str, facts: dict[str, str]) -> str:
 
 
 def require_replaceable_pages(out: Path | None) -> None:
-    """Raise a ValueError if OUT.md or OUT.csv is there and not from an earlier measurement.
-
-    Args:
-        out: path of both without its suffix; None writes nothing.
-    """
+    """Raise a ValueError if OUT.md or OUT.csv is there and not from an earlier measurement."""
     if out is not None:
         page = out.with_suffix(".md")
         require_replaceable(page, lambda path: holds(path, b"\n- command: "))

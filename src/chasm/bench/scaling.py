@@ -42,9 +42,7 @@ MAX_ORACLE_ELEMENTS = 2**24  # for a larger map the float64 oracle takes longer 
 def shapes(sweep: str, gpu: bool) -> list[tuple[int, Shape]]:
     """Return the points of a sweep, in growing order: the number that grows, and the shape.
 
-    Args:
-        sweep: one of `SWEEPS`. The numbers are powers of two; "size" has a few others, too.
-        gpu: larger shapes.
+    The numbers are powers of two; "size" has a few others, too.
     """
     if sweep == "size":
         sizes = [16, 32, 63, 64, 90, 128, 218, 256, 320, 512, 1024, 2048, 4096, 8192] if gpu else [8, 15, 16, 32, 64]
@@ -139,12 +137,6 @@ def _line(config: table.BenchConfig, sweep: str, name: str, tick: Callable[[str]
 
 def expected_ms(sweep: str, n: int, before: int, time_ms: float) -> float:
     """Return an estimate of the time of a call, which grows with the pixels, with C, or with the batch.
-
-    Args:
-        sweep: one of `SWEEPS`.
-        n: number to extrapolate to.
-        before: number that was measured.
-        time_ms: time at that number.
 
     >>> expected_ms("size", 64, before=32, time_ms=10.0)
     40.0

@@ -45,11 +45,6 @@ def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
     """Create a CHASM mixer away from its initial point, the same in every call.
 
     Its branch is about as large as x, so that the residual does not hide an error.
-
-    Args:
-        shape: shape of the input.
-        form: form of the mixer.
-        device: device of the mixer.
     """
     torch.manual_seed(0)
     mixer = CHASM(shape[1], size=shape[2:], form=form)
@@ -76,25 +71,13 @@ def compiled_literal(shape: Shape, device: torch.device) -> Subject:
 
 
 def chasm_subject(shape: Shape, form: str, device: torch.device) -> Subject:
-    """Return CHASM in one of its forms.
-
-    Args:
-        shape: shape of the input.
-        form: "auto" or one of `chasm.ops.FORMS`.
-        device: device of the block.
-    """
+    """Return CHASM in one of its forms."""
     mixer = chasm_block(shape, form, device)
     return Subject("chasm", form, mixer, mixer.core, mixer)
 
 
 def rival(name: str, shape: Shape, device: torch.device) -> Subject:
-    """Return another mixer in a slot, which adds the identity path if the mixer has none; or a peer.
-
-    Args:
-        name: name of the mixer or peer.
-        shape: shape of the input.
-        device: device of the block.
-    """
+    """Return another mixer in a slot, which adds the identity path if the mixer has none; or a peer."""
     torch.manual_seed(0)
     if name in PEERS:
         return Subject(name, "-", PEERS[name](shape[1]).to(device))
@@ -133,15 +116,7 @@ LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device: torch.device) -> Inputs:
-    """Return x and the gradient of the output for every set: random numbers that bfloat16 represents exactly.
-
-    Args:
-        shape: shape of the input.
-        dtype: dtype of the input.
-        layout: a key of `LAYOUTS`.
-        sets: number of input sets.
-        device: device of the inputs.
-    """
+    """Return x and the gradient of the output for every set: random numbers that bfloat16 represents exactly."""
     generator = torch.Generator(device).manual_seed(1)
     pairs = []
     for _ in range(sets):
@@ -157,14 +132,10 @@ def make_inputs(shape: Shape, dtype: torch.dtype, layout: str, sets: int, device
 
 
 def call_of(subject: Subject, kind: str, inputs: Inputs, dtype: torch.dtype) -> Call:
-    """Return the call that is timed.
+    """Return the call that is timed, and set the block to training or eval.
 
-    Args:
-        subject: the block; its mode is set to training or eval.
-        kind: "core" (spectral core in eval, with cached constants), "eval" (block without gradient) or "step" (forward
-            and backward in training, including the bases).
-        inputs: inputs from `make_inputs`.
-        dtype: dtype of the inputs.
+    The kinds are "core" (spectral core in eval, with cached constants), "eval" (block without gradient) and "step"
+    (forward and backward in training, including the bases).
 
     Returns:
         A function of the number of an input set. It returns the output "y" and, for "step", the gradients of "x" and
@@ -198,13 +169,7 @@ def call_of(subject: Subject, kind: str, inputs: Inputs, dtype: torch.dtype) -> 
 
 
 def form_that_runs(subject: Subject, kind: str, x: Tensor) -> str:
-    """Return the form that runs, for example "auto (fft)".
-
-    Args:
-        subject: the block.
-        kind: "core", "eval" or "step".
-        x: input of the block.
-    """
+    """Return the form that runs, for example "auto (fft)"."""
     if subject.chasm is None or subject.form != "auto":
         return subject.form
     subject.chasm.train(kind == "step")
@@ -243,14 +208,7 @@ def errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float,
 
 
 def exact_results(subject: Subject, kinds: Iterable[str], shape: Shape, device: torch.device) -> dict[str, Any]:
-    """Return the results of each kind of call of a block, in float64.
-
-    Args:
-        subject: the block; for CHASM, pass the paper-literal block.
-        kinds: kinds from "core", "eval" and "step".
-        shape: shape of the input.
-        device: device to compute on.
-    """
+    """Return the results of each kind of call in float64; for CHASM, pass the paper-literal block."""
     results: dict[str, Any] = {}
     for kind in kinds:
         if kind == "core" and subject.core is None:

@@ -163,12 +163,7 @@ def make_config(
 
 
 def run(config: BenchConfig, tick: Callable[[str], None] = lambda _: None) -> Iterator[list[Row]]:
-    """Measure, and yield the rows of each shape.
-
-    Args:
-        config: the rows to measure.
-        tick: called with the name of each row before it is measured.
-    """
+    """Measure, and yield the rows of each shape. `tick` is called with the name of each row before it is measured."""
     for shape in config.shapes:
         rows = list(_rows_of(config, shape, tick))
         order = {mode: i for i, mode in enumerate(MODES)}
@@ -224,14 +219,7 @@ def _rows_of(config: BenchConfig, shape: Shape, tick: Callable[[str], None]) -> 
 def exact_or_reason(
     make: Callable[[], Subject], kinds: list[str], shape: Shape, device: torch.device
 ) -> dict[str, Any]:
-    """Return the float64 results of each kind, or a string that says why there are none.
-
-    Args:
-        make: creates the block.
-        kinds: kinds from "core", "eval" and "step".
-        shape: shape of the input.
-        device: device to compute on.
-    """
+    """Return the float64 results of each kind, or a string that says why there are none."""
     try:
         return subjects.exact_results(make(), kinds, shape, device)
     except Exception as e:  # out of memory, or the mixer does not take this width: the rows say so
@@ -250,15 +238,8 @@ def measure(
 ) -> Row:
     """Measure a block: its errors and, if they are small enough, its time and memory.
 
-    Args:
-        make: creates the block.
-        shape: shape of the input.
-        dtype: a key of `DTYPES`.
-        mode: a key of `MODES`.
-        exact: float64 results, or the reason why there are none. Empty skips the comparison, for callers that compared
-            at another size.
-        config: device and pace.
-        layouts: memory formats to try, from `subjects.LAYOUTS`.
+    `exact` holds float64 results, or the reason why there are none. Empty skips the comparison, for callers that
+    compared at another size.
 
     Returns:
         The row of the faster layout, or a row with a note that says what is wrong.

@@ -102,13 +102,7 @@ def mixers(
 
 
 def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """Return the costs and facts of one mixer, or the reason why it cannot be built at this width.
-
-    Args:
-        name: name of the mixer.
-        channels: channels of the map.
-        size: (H, W) of the map.
-    """
+    """Return the costs and facts of one mixer, or the reason why it cannot be built at this width."""
     import torch
 
     from chasm.mixers import MIXERS, create_mixer
@@ -149,10 +143,7 @@ def row(name: str, channels: int, size: tuple[int, int]) -> dict[str, Any]:
 def agreement(once: int, twice: int, paper: str) -> str:
     """Return which of our counts the paper's equals: "yes" (both), "once", "as two" or "no"; "-" without one.
 
-    Args:
-        once: parameters, a complex number counted once.
-        twice: parameters, a complex number counted twice.
-        paper: as the paper prints it, in millions with two decimals.
+    The paper prints millions with two decimals. A complex number is one parameter or two.
 
     >>> agreement(1_640_000, 3_280_000, "1.64M")
     'once'

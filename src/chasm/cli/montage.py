@@ -19,13 +19,7 @@ _GREY = {"cmap": "gray", "vmin": 0, "vmax": 1}
 
 
 def montage(slices: Sequence[Slice], domain: str, sampling: Sampling) -> "Figure":
-    """Draw one row per slice: target with outlined labels, mask or reduced image, plain reconstruction, error.
-
-    Args:
-        slices: what to draw.
-        domain: that of the dataset; "photo" is reduced and enlarged, anything else undersampled.
-        sampling: the mask of MRI slices.
-    """
+    """Draw one row per slice: target with outlined labels, mask or reduced image, plain reconstruction, error."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3 * len(slices)), layout="constrained", facecolor="0.88")

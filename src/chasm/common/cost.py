@@ -90,8 +90,7 @@ def counted_as(kind: str, macs: int | None = None) -> AbstractContextManager[Non
 def paper_products(macs: Callable[..., int], *args: Any) -> AbstractContextManager[None]:
     """Say what the paper's rule counts for the matrix products of a block, whatever form they take.
 
-    Args:
-        macs: returns the multiply-adds of the products in the published equations, a complex one counted once.
-        *args: its arguments. It is called only while a count is running.
+    `macs` returns the multiply-adds of the products in the published equations, a complex one counted once. It is
+    called with the arguments, and only while a count is running.
     """
     return nullcontext() if TALLY is None else TALLY.paper_products(macs(*args))

@@ -10,10 +10,7 @@ from chasm.common.text import first_line
 
 
 def usable_device(device: torch.device | str | None = None) -> torch.device:
-    """Return a device that can be used here.
-
-    Args:
-        device: its name. None chooses a CUDA device if there is one, and the CPU otherwise.
+    """Return a device that can be used here; by default a CUDA device if there is one, and the CPU otherwise.
 
     Raises:
         ValueError: if torch does not know the name, or the machine does not have the device.

@@ -23,12 +23,9 @@ _UNFINISHED = ".chasm-{}.partial"  # without the name of the file, which may be 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that it appears at its place complete, on disk, or not at all.
 
-    The content goes to a new file with a random name in the same folder, which is synced and then renamed. The file or
-    link that was at `path` stays until then; a link is replaced, not followed.
-
-    Args:
-        path: the file to write; its folder is made if needed.
-        write: called with the path of an empty file, which it fills.
+    `write` is called with the path of an empty file with a random name in the same folder, which is made if needed. The
+    file is synced and then renamed. The file or link that was at `path` stays until then; a link is replaced, not
+    followed.
 
     Raises:
         OSError: if the disk is full, the folder is read-only and the like; the message names `path` and the reason.

@@ -89,10 +89,7 @@ class Lock:
 
 @contextmanager
 def locked(file: Path) -> Iterator[Lock]:
-    """Hold a lock file, made with its folder if needed, while the block runs.
-
-    Args:
-        file: the lock file; it stays when the lock is released.
+    """Hold a lock file, made with its folder if needed, while the block runs. The file stays.
 
     Raises:
         BusyError: when another process, or another block of this one, holds it.

@@ -59,9 +59,6 @@ def tf32(allowed: bool) -> Iterator[None]:
     This is for programs, never for modules. torch allows it by default for the convolutions of cuDNN and not for matrix
     products. The earlier settings come back at the end. torch's older settings are used, because compiled code still
     reads those, and fails if the newer ones were written.
-
-    Args:
-        allowed: True for the faster products, False for exact ones.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     with warnings.catch_warnings():

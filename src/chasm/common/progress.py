@@ -7,11 +7,7 @@ from typing import Any
 
 
 class ProgressBar:
-    """A bar with the number done, a text and the time left. It disappears at the end.
-
-    Args:
-        total: the number of things to do, if known.
-        enabled: False for no bar, as on a stream that is not a terminal.
+    """A bar with the number done, a text and the time left, on a terminal only. It disappears at the end.
 
     Example:
         >>> with ProgressBar(total=2) as bar:

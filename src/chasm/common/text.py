@@ -33,11 +33,7 @@ def printable(text: str) -> str:
 
 
 def parse_shape(text: str, *examples: str) -> tuple[int, ...]:
-    """Return the positive whole numbers of a text, which an "x" or a comma divides.
-
-    Args:
-        text: the text as it was typed.
-        *examples: texts that are allowed: the number of their numbers counts, and the error shows them.
+    """Return the positive whole numbers of a text, which an "x" or a comma divides, as many as one of the examples has.
 
     Raises:
         ValueError: if there are more or fewer numbers than in every example, or other things than numbers.
@@ -52,10 +48,7 @@ def parse_shape(text: str, *examples: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Return height and width.
-
-    Args:
-        text: two numbers, or one for a square.
+    """Return height and width, from two numbers, or from one for a square.
 
     >>> parse_size("128x96"), parse_size("128")
     ((128, 96), (128, 128))

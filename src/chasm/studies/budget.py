@@ -26,13 +26,8 @@ _LADDERS: dict[str, list[dict[str, Any]]] = {
 def near_budget(mixer: str, backbone: str, options: str, size: int) -> Part:
     """Return the rival whose real numbers in the slots of a host come nearest to CHASM's.
 
-    FFC, FNO-D, DiffFNO and FSEL cannot go as low: they get their smallest form, and the results show the counts.
-
-    Args:
-        mixer: name of the rival.
-        backbone: name of the host.
-        options: the options of the host as JSON with sorted keys, so that the answer can be cached.
-        size: height and width of the images.
+    FFC, FNO-D, DiffFNO and FSEL cannot go as low: they get their smallest form, and the results show the counts. The
+    options of the host are JSON with sorted keys, so that the answer can be cached.
 
     Raises:
         ValueError: if no form of the rival fits the widths of the slots.

@@ -27,15 +27,9 @@ def compare(
     metrics: Mapping[str, Sequence[str]],
     quotes: Quotes | None = None,
 ) -> list[Comparison]:
-    """Compare every arm with the Baseline, and CHASM with every other arm.
+    """Compare every arm with the Baseline, and CHASM with every other arm, in the metrics of each setting.
 
     The comparisons of one setting, host and metric are one table, over which p-values and verdicts are corrected.
-
-    Args:
-        rows: the arms that have finished runs.
-        runs: the runs behind the rows.
-        metrics: setting to the metrics to compare in.
-        quotes: what the paper prints, for the differences of its means.
     """
     by_key = {run.key: run for run in runs}
     members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
@@ -79,11 +73,6 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: boo
 
     The strongest rival is the one with the highest test score, as in the paper: one under the structured mask, and one
     over all draws of the random mask.
-
-    Args:
-        rows: the arms that have finished runs.
-        runs: the runs behind the rows.
-        has_paper: whether the runs are those that the paper's numbers are about.
     """
     by_key = {run.key: run for run in runs}
     members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
@@ -144,13 +133,7 @@ def _gain_over_the_strongest(
 def paired_scores(
     ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str
 ) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Return case to score of both sides, for the seeds that both have.
-
-    Args:
-        ours: finished runs of one arm.
-        theirs: finished runs of another.
-        metric: the score.
-    """
+    """Return case to score of both sides, for the seeds that both have."""
     a, b = per_seed(ours, metric), per_seed(theirs, metric)
     seeds = sorted(set(a) & set(b))
     return [a[seed] for seed in seeds], [b[seed] for seed in seeds]

@@ -51,14 +51,9 @@ class Estimate:
 
 
 def time_batch(config: RunConfig, modalities: int, size: int, device: torch.device, seconds: float) -> Probe:
-    """Return the seconds of a full batch of the model of a config, timed on random images.
+    """Return the seconds of a full batch of the model of a config, timed on random images with `modalities` channels.
 
-    Args:
-        config: names the model and its task.
-        modalities: channels of a raw image.
-        size: height and width of the images.
-        device: device to measure on.
-        seconds: how long to measure. A warm-up step that takes longer is the measurement.
+    A warm-up step that takes longer than `seconds` is the measurement.
     """
     t = config.train
     # On a CPU the time of large images is nearly proportional to their number and their pixels.

@@ -34,16 +34,10 @@ def visible_gpus() -> list[str]:
 
 
 def environment_of(slot: int, at_once: int, gpus: Sequence[str], threads: int | None = None) -> dict[str, str]:
-    """Return the environment variables of the worker in a slot.
+    """Return the environment variables of the worker in a slot, which gets its share of the cores and one of the GPUs.
 
     Threads that wait for each other sleep instead of spinning, unless the caller's environment says otherwise. On a
     core that another process uses, a spinning thread would delay the thread that it waits for.
-
-    Args:
-        slot: the number of the slot, from 0.
-        at_once: number of workers that run at once.
-        gpus: values of CUDA_VISIBLE_DEVICES, which the slots take in turn.
-        threads: threads of the worker; None for its share of the cores.
     """
     count = str(threads or max(1, (os.cpu_count() or 1) // at_once))
     variables = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
@@ -160,13 +154,8 @@ def on_ray(
 ) -> Generator[tuple[str, str], None, None]:
     """Run each cell as a Ray task, in its own process as `local` does, and yield (key, outcome) as each ends.
 
-    The folder of the runs and the data must have the same paths on all machines.
-
-    Args:
-        jobs: the cells.
-        address: address of a cluster; None to start one on this machine.
-        cpus: CPUs of a cell, and the number of its threads.
-        gpus: GPUs of a cell; a fraction lets several cells share one.
+    The folder of the runs and the data must have the same paths on all machines. Without an address, Ray is started on
+    this machine. A fraction of a GPU lets several cells share one.
 
     Raises:
         ValueError: if Ray is not installed.
@@ -213,10 +202,7 @@ def on_ray(
 def _run_in_task(job: Job, threads: int, folder: str) -> str:
     """Run one cell inside a Ray task. Cancelling the task raises KeyboardInterrupt here, and the cell saves.
 
-    Args:
-        job: the cell.
-        threads: number of threads of its process.
-        folder: where the study was started. Relative paths of data begin there if this machine has the folder.
+    Relative paths of data begin in `folder`, where the study was started, if this machine has it.
     """
     try:
         with suppress(OSError):

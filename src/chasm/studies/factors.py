@@ -195,10 +195,7 @@ class UnknownArmError(ValueError):
 
 
 def get_arm(name: str) -> Arm:
-    """Return an arm of the studies, or a registered mixer, with its default options or with others.
-
-    Args:
-        name: the arm or mixer; options may follow in brackets, as in "chasm(bins=256)".
+    """Return an arm of the studies, or a registered mixer. Options may follow its name in brackets.
 
     Raises:
         ValueError: if the name or an option is unknown; the message suggests near ones.
@@ -237,12 +234,7 @@ def _with_options(arm: Arm, text: str) -> Arm:
 
 
 def with_options(arm: Arm, options: dict[str, Any]) -> Arm:
-    """Return an arm with options of its mixer, which its label names.
-
-    Args:
-        arm: the arm.
-        options: option to value. Without any, the arm itself is returned.
-    """
+    """Return an arm with options of its mixer, which its label names."""
     if not options:
         return arm
     label = f"{arm.label} ({', '.join(f'{k}={v}' for k, v in options.items())})"
@@ -266,12 +258,7 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
-    """Return the value of a name.
-
-    Args:
-        kind: what the name stands for, for the message.
-        name: key to look up.
-        known: values by name.
+    """Return the value of a name; `kind` says in the message what the name stands for.
 
     Raises:
         ValueError: if the name is unknown; the message suggests near ones.
@@ -291,11 +278,7 @@ def image_size(setting: Setting, scale: str) -> int:
 def base_recipe(setting: Setting, host: Host, scale: str, paths: dict[str, str]) -> dict[str, Any]:
     """Return the part of the recipe that all runs of a setting in a host share: all but the slot, step size and seed.
 
-    Args:
-        setting: the setting.
-        host: the host.
-        scale: one of `SCALES`.
-        paths: folders of datasets, by the key of `needed_path`.
+    The folders in `paths` have the keys of `needed_path`.
     """
     dataset = DATASETS[setting.dataset]
     data: dict[str, Any]

@@ -29,40 +29,26 @@ class FinishedRow:
 
 
 class FinishedRows:
-    """Rows of several studies by setting, host and arm.
+    """Rows of several studies by setting, host and arm; of equal rows the first one counts.
 
-    Args:
-        rows: in order of preference.
-        left_out: studies that could not be read or do not belong in the paper's tables, and why.
+    `left_out` names studies that could not be read or do not belong in the paper's tables, and says why.
     """
 
     def __init__(self, rows: Sequence[FinishedRow], left_out: Sequence[str] = ()) -> None:
         self.rows, self.left_out = list(rows), list(left_out)
 
     def get(self, study: str, setting: str, host: str, arm: str) -> FinishedRow | None:
-        """Return a row of the study, else the first of another one that ran the same; None if no run is finished.
-
-        Args:
-            study: whose row is preferred.
-            setting: name of the setting.
-            host: name of the host.
-            arm: name of the arm.
-        """
+        """Return a row of the study, else the first of another one that ran the same; None if no run is finished."""
         here = [r for r in self.rows if (r.row.setting, r.row.host, r.row.arm) == (setting, host, arm)]
         here = [r for r in here if STUDIES[r.study].kind == STUDIES[study].kind]
         return next((r for r in here if r.study == study), here[0] if here else None)
 
 
 def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> FinishedRows:
-    """Read the finished runs of all studies in some folders.
+    """Read the finished runs of all studies in some folders. Where two have the same run, the first one counts.
 
     Studies that ran with other data, tasks, hosts or mixers (--set) are not what the paper's tables are about. They are
     left out and named, and so is a study with a mixer of a --with file that is not loaded.
-
-    Args:
-        folders: as given to `chasm study run --out`. Where two have the same run, the first one counts.
-        scale: scale of the studies.
-        protocol: protocol of the studies.
 
     Raises:
         FileNotFoundError: if a folder is not there.
@@ -88,13 +74,7 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> Finished
 
 
 def paired_difference(ours: FinishedRow | None, theirs: FinishedRow | None, metric: str) -> Interval | None:
-    """Return the mean paired difference of two rows, None unless they share seeds and test cases.
-
-    Args:
-        ours: the row that is compared.
-        theirs: the row it is compared with.
-        metric: the score.
-    """
+    """Return the mean paired difference of two rows, None unless they share seeds and test cases."""
     if ours is None or theirs is None:
         return None
     a, b = paired_scores(ours.runs, theirs.runs, metric)

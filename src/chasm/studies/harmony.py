@@ -77,10 +77,7 @@ def axis_operators(mixer: nn.Module) -> dict[str, FrequencyOperators]:
 
 
 def commutators(operators: Tensor) -> Tensor:
-    """Return ||M_k M_l - M_l M_k|| / (||M_k|| ||M_l||) in the Frobenius norm, at most sqrt(2).
-
-    Args:
-        operators: M (K, C, C).
+    """Return ||M_k M_l - M_l M_k|| / (||M_k|| ||M_l||) of operators (K, C, C) in the Frobenius norm, at most sqrt(2).
 
     Returns:
         A symmetric matrix (K, K); zero where an operator is zero.
@@ -112,14 +109,11 @@ def mixing_parts(operators: Tensor) -> Tensor:
 
 
 def basis_angles(bases: Tensor) -> Tensor:
-    """Return the angle between the eigenbases of every pair of frequencies, in degrees.
+    """Return the angle between every pair of eigenbases (K, C, C), whose columns have unit length, in degrees.
 
     The order of eigenvectors means nothing, so each one is compared with the nearest of the other frequency (the
     principal angle of two lines). The angle of two bases is the mean over all eigenvectors of both. Eigenvectors of
     equal gains are arbitrary: the angle says little where the gains of a frequency hardly differ.
-
-    Args:
-        bases: (K, C, C), columns of unit length.
 
     Returns:
         A symmetric matrix (K, K).
@@ -140,12 +134,9 @@ def unrelated_angle(channels: int) -> float:
 
 
 def off_diagonal_energy(operators: Tensor, basis: Tensor, weights: Tensor) -> float:
-    """Return the energy that a shared basis leaves off the diagonals of all operators.
+    """Return the energy that a shared basis (C, C) leaves off the diagonals of all operators (K, C, C).
 
-    Args:
-        operators: M (K, C, C).
-        basis: V (C, C), orthogonal or unitary, such as `joint_basis` returns.
-        weights: (K,), the number of frequencies that each operator stands for.
+    The weights (K,) are the numbers of frequencies that each operator stands for.
     """
     rotated = basis.mH @ operators @ basis
     return _energy(rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1)), weights)

@@ -24,10 +24,6 @@ ACCELERATION = "task.options.sampling.acceleration"
 def setting_title(name: str, overrides: Sequence[str]) -> str:
     """Return the title of a setting.
 
-    Args:
-        name: name of the setting.
-        overrides: ``a.b=c``, those of data and task among them.
-
     >>> setting_title("cc359-x8", ["data.options.part=tumour_lgg_flair", "data.options.crop=128"])
     'tumour lgg flair ×8, 128 x 128'
     >>> setting_title("cc359-x8-random", ["task.options.sampling={kind: gaussian, acceleration: 6}"])
@@ -49,10 +45,6 @@ def setting_title(name: str, overrides: Sequence[str]) -> str:
 
 def host_label(name: str, overrides: Sequence[str]) -> str:
     """Return the label of a host.
-
-    Args:
-        name: name of the host.
-        overrides: ``a.b=c``, those of the backbone among them.
 
     >>> host_label("hifi-mamba", ["backbone.name=unet", "backbone.options={width: 8, levels: [0, 1]}"])
     'unet, width 8, levels 0 1'

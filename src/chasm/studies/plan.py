@@ -106,28 +106,16 @@ class Plan:
         return {} if self.own_parts else self.study.quotes
 
     def setting_title(self, setting: str) -> str:
-        """Return the title of a setting in reports. It names other data that overrides put in place.
-
-        Args:
-            setting: name of the setting.
-        """
+        """Return the title of a setting in reports. It names other data that overrides put in place."""
         title, size = labels.setting_title(setting, self.overrides), SETTINGS[setting].size
         return title.replace(f"{size} x {size}", f"{TINY_SIZE} x {TINY_SIZE}") if self.scale == "tiny" else title
 
     def host_label(self, host: str) -> str:
-        """Return the label of a host in reports. It names another host that overrides put in place.
-
-        Args:
-            host: name of the host.
-        """
+        """Return the label of a host in reports. It names another host that overrides put in place."""
         return labels.host_label(host, self.overrides)
 
     def arm(self, name: str) -> Arm:
-        """Return an arm, with those options of overrides that its mixer has and the arm itself does not set.
-
-        Args:
-            name: name of the arm.
-        """
+        """Return an arm, with those options of overrides that its mixer has and the arm itself does not set."""
         arm = get_arm(name)
         known = MIXERS.options(arm.mixer.name).keys() - arm.mixer.options.keys()
         return with_options(arm, {key: value for key, value in _mixer_options(self.overrides).items() if key in known})

@@ -322,13 +322,7 @@ class Results:
         return [by_key[key] for key in row.runs]
 
     def comparisons_of(self, setting: str, host: str, metric: str) -> list[Comparison]:
-        """Return the comparisons of one table.
-
-        Args:
-            setting: name of the setting.
-            host: name of the host.
-            metric: name of the metric.
-        """
+        """Return the comparisons of one table."""
         return [c for c in self.comparisons if (c.setting, c.host, c.metric) == (setting, host, metric)]
 
     def metrics_of(self, setting: str, rows: list[ArmResult]) -> list[str]:

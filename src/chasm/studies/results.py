@@ -73,11 +73,7 @@ def read_environment(path: Path) -> Environment | None:
 
 
 def score_over(seeds: Sequence[dict[str, float]]) -> Score:
-    """Summarise one metric.
-
-    Args:
-        seeds: test case to score, for each seed.
-    """
+    """Summarise one metric, from the scores by test case of each seed."""
     cases = {case: sum(scores[case] for scores in seeds) / len(seeds) for case in seeds[0]}
     mean, over_cases = spread(list(cases.values()))
     means = [sum(scores.values()) / len(scores) for scores in seeds]

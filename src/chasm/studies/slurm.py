@@ -37,16 +37,7 @@ def on_slurm(
 
     The folder of the runs and the data must have the same paths on all machines. A task that meets its time limit or is
     preempted saves and goes back to the queue. Closing the generator cancels the tasks that are left; they save, too.
-
-    Args:
-        jobs: the cells.
-        folder: for logs and job scripts.
-        at_once: how many tasks run at the same time.
-        cpus: CPUs of a task, and the number of its threads.
-        gpus: GPUs of a task.
-        minutes: time limit of a task, 5 or more.
-        partition: partition of the cluster; None for its default.
-        cluster: "slurm"; "local" runs the tasks on this machine, for tests.
+    Logs and job scripts go to `folder`. With cluster="local" the tasks run on this machine, for tests.
 
     Raises:
         ValueError: if submitit or SLURM is not installed, GPUs are not a whole number, or the time limit is too short.

@@ -43,11 +43,7 @@ class Interval:
 
 
 def spread(values: Sequence[float], *, sample: bool = False) -> tuple[float, float]:
-    """Return mean and standard deviation.
-
-    Args:
-        values: the values.
-        sample: estimate the deviation of the population that the values were drawn from.
+    """Return mean and standard deviation; with `sample`, that of the population that the values were drawn from.
 
     >>> spread([1.0, 3.0]), spread([1.0, 3.0], sample=True)
     ((2.0, 1.0), (2.0, 1.4142135623730951))
@@ -71,14 +67,9 @@ def difference(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Return the mean of ours - theirs, case by case, with its interval.
+    """Return the mean of ours - theirs, case by case, with its interval. Both have the scores by case of each seed.
 
-    Args:
-        ours: for each seed the scores by case.
-        theirs: scores of the other mixer for the same seeds and cases.
-        metric: name of the score; a difference that prints as zero is then "level".
-        draws: number of bootstrap draws.
-        seed: seed of the draws.
+    With the name of the metric, a difference that prints as zero is "level".
 
     Raises:
         ValueError: if seeds or cases differ.
@@ -97,14 +88,7 @@ def difference(
 
 
 def mean_difference(d: np.ndarray, metric: str | None = None, *, draws: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Return the mean of paired differences, with its interval.
-
-    Args:
-        d: differences, (seeds, cases) or (masks, seeds, cases).
-        metric: name of the score; a difference that prints as zero is then "level".
-        draws: number of bootstrap draws.
-        seed: seed of the draws.
-    """
+    """Return the mean of paired differences, (seeds, cases) or (masks, seeds, cases), with its interval."""
     means = resampled(d, draws=draws, seed=seed)
     digits = None if metric is None else printed_digits(metric)
     return Interval(float(d.mean()), *central_interval(means), d.shape[-1], d.shape[-2], digits, two_sided(means))
@@ -181,14 +165,9 @@ def central_interval(means: np.ndarray) -> tuple[float, float]:
 def drop(structured: np.ndarray, random: np.ndarray, *, digits: int = 6) -> tuple[float, float, float]:
     """Return 1 - random gain / structured gain in per cent, and the limits of its interval.
 
-    Both gains use the same draws of cases and seeds. The interval is infinite if the structured gain may be zero. The
-    drop is NaN if the mean structured gain is not positive as it is printed, since it would divide by a loss, or by
-    next to nothing.
-
-    Args:
-        structured: gains under the structured mask, (seeds, cases).
-        random: gains under one or several random masks for the same seeds and cases, ([masks,] seeds, cases).
-        digits: digits after the point when a gain is printed.
+    The gains are (seeds, cases), and the random ones may have a first dimension of masks. Both use the same draws of
+    cases and seeds. The interval is infinite if the structured gain may be zero. The drop is NaN if the mean structured
+    gain is not positive when printed with `digits`, since it would divide by a loss, or by next to nothing.
     """
     is_gain = round(float(structured.mean()), digits) > 0
     value = 100 * (1 - float(random.mean() / structured.mean())) if is_gain else float("nan")

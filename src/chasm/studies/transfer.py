@@ -46,11 +46,6 @@ def transfer_file(folder: Path, size: int) -> Path:
 def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Return scores of the best weights of a run on test images of another size. Stored scores are read.
 
-    Args:
-        folder: folder of a finished run.
-        size: height and width of the images.
-        device: device to compute on.
-
     Raises:
         ValueError: if the dataset of the run comes in one size only, or the model cannot take this one.
     """

@@ -30,10 +30,7 @@ class Example:
 
 
 def read_example(folder: Path) -> Example | None:
-    """Return the example of a run, None where it has saved none.
-
-    Args:
-        folder: folder of the run.
+    """Return the example of a run, None if it has saved none.
 
     Raises:
         ValueError: with one line that names the file, if it cannot be read.
@@ -51,12 +48,7 @@ def read_example(folder: Path) -> Example | None:
 
 
 def slice_score(output: np.ndarray, target: np.ndarray) -> str:
-    """Return PSNR with the target's maximum as peak; of label maps Dice, all classes as one.
-
-    Args:
-        output: an image or a label map.
-        target: target of the same kind.
-    """
+    """Return PSNR with the target's maximum as peak; of label maps Dice, all classes as one."""
     if target.dtype.kind in "ui":
         a, b = output > 0, target > 0
         total = int(a.sum() + b.sum())

@@ -97,13 +97,7 @@ def axis_style(ax: Any, grid: Literal["x", "y", "both"] = "y") -> None:
 
 
 def forest(comparisons: Sequence[Comparison], labels: dict[str, str], unit: str) -> "Figure":
-    """Draw paired differences with their intervals, one line each; filled where the interval excludes zero.
-
-    Args:
-        comparisons: comparisons of one arm against others.
-        labels: the names of all arms.
-        unit: the metric with its unit.
-    """
+    """Draw paired differences with their intervals, one line each; filled where the interval excludes zero."""
     figure = new_figure(8.2, 0.95 + 0.30 * len(comparisons))
     ax = figure.add_subplot()
     for y, c in enumerate(reversed(comparisons)):
@@ -142,13 +136,7 @@ class Curve:
 
 
 def learning(curves: Sequence[Curve], labels: dict[str, str], metric: str) -> str:
-    """Draw validation score and training loss over steps; seeds of a method share its colour.
-
-    Args:
-        curves: curves of the runs.
-        labels: the names of all arms of the report, which decide the colours.
-        metric: the metric with its unit.
-    """
+    """Draw validation score and training loss over steps; seeds of a method share its colour, set by its label."""
     arms = list(dict.fromkeys(c.arm for c in curves))
     tints = colours(list(labels))
     figure = new_figure(9.2, 3.7)
@@ -192,13 +180,8 @@ def panel(
 ) -> tuple[str, bool]:
     """Draw target, reference and each method, with a zoomed box and the error below.
 
+    Images are (H, W) or (3, H, W) in [0, 1]. A target of integers is a label map, which is shown over the reference.
     The box is where the reference errs most, so that no method's output decides its place.
-
-    Args:
-        target: image (H, W) or (3, H, W) in [0, 1], or a label map of integers, which is shown over the reference.
-        reference: name and image of the reference.
-        outputs: image or label map of each method, by its label.
-        notes: a line below the name of a method.
 
     Returns:
         The picture as a data URI, and whether it shows labels.

@@ -78,9 +78,7 @@ def _read(weights: Path, gain: str) -> list[Learned]:
 def figure(learned: list[Learned], gain: str = "positive") -> str:
     """Draw U and the gains over frequency of each axis for the first slots, and mean and spread of the gains.
 
-    Args:
-        learned: what `read` found.
-        gain: the kind of gain. Positive ones are coloured on a logarithmic scale, signed ones on a linear one.
+    Positive gains are coloured on a logarithmic scale, signed ones on a linear one.
     """
     slots = list(dict.fromkeys(x.slot for x in learned))[:MAX_SLOTS_DRAWN]
     axes_used = list(dict.fromkeys(x.axis for x in learned))
@@ -113,9 +111,7 @@ def figure(learned: list[Learned], gain: str = "positive") -> str:
 def gain_colours(gains: list[np.ndarray], *, is_log: bool) -> Any:
     """Return a colour scale on which gain 1 has the middle colour.
 
-    Args:
-        gains: all gains of the figure.
-        is_log: g and 1 / g are equally far from the middle; gains must be positive. Else 1 + d and 1 - d are.
+    With `is_log`, g and 1 / g are equally far from the middle, and gains must be positive. Else 1 + d and 1 - d are.
     """
     from matplotlib.colors import LogNorm, Normalize
 

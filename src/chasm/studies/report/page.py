@@ -64,12 +64,7 @@ def write_report(
 
 
 def write_page(report: ReportPage, page: Path, prefix: str = "") -> None:
-    """Write a page as HTML and Markdown, and beside it the files of its pictures and tables.
-
-    Args:
-        report: what to show.
-        page: the HTML file.
-        prefix: put before the names of the files of pictures.
+    """Write a page as HTML and Markdown, and the files of its tables and (with a prefix) its pictures beside it.
 
     Raises:
         ValueError: if a file that is not from an earlier report has the name of a file to write.

@@ -63,12 +63,7 @@ def write_paper_page(
 
 
 def claims(finished: FinishedRows, falsified: list[Falsification]) -> Table:
-    """Return the conclusions of the paper from its tables, beside what our runs say about each.
-
-    Args:
-        finished: our runs.
-        falsified: CHASM's gains under structured and random masks.
-    """
+    """Return the conclusions of the paper from its tables, beside what our runs say about each."""
     lines = [("CHASM has the highest mean PSNR (mIoU) of its column in Tables 1 and 2", *_columns_won(finished))]
     drop = f"{paper.FALSIFICATION['mean']['drop']:.1f} % of the gain is lost, mean of four settings"
     lines.append(("A random mask takes most of CHASM's gain (Table 3a)", drop, _drops(falsified)))

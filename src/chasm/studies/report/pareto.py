@@ -43,13 +43,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def pareto_figure(points: Sequence[Point], labels: dict[str, str], metric: str) -> "Figure":
-    """Draw score against the real numbers in the slots, and against the time of a training step.
-
-    Args:
-        points: the methods of one setting in one host.
-        labels: the names of all methods of the report, which decide the colours.
-        metric: what the score is, with its unit; more is better.
-    """
+    """Draw score against the real numbers in the slots, and against the time of a training step."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = new_figure(9.2, 4.6)

@@ -17,14 +17,7 @@ from chasm.studies.report.pareto import Point, pareto_figure
 
 
 def place_section(results: Results, setting: str, host: str, root: Path | None) -> Section:
-    """Return the section about a setting in a host.
-
-    Args:
-        results: results of the study.
-        setting: name of the setting.
-        host: name of the host.
-        root: folder of the runs; None: numbers only.
-    """
+    """Return the section about a setting in a host; without a folder of the runs it has numbers only."""
     rows = results.rows_of(setting, host)
     metrics = results.metrics_of(setting, rows)
     section = Section(results.place_name(setting, host))

@@ -15,12 +15,7 @@ MAIN_METRICS = ("psnr", "ssim", "dice", "iou")
 
 
 def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str, question: str = "") -> Results:
-    """Return the results of finished runs.
-
-    Args:
-        runs: folders by the name of the method; without names, those in their configs are taken.
-        title: title of the report.
-        question: what the runs are to answer.
+    """Return the results of finished runs: folders by the name of the method, or under the names in their configs.
 
     Raises:
         ValueError: if there is no run.

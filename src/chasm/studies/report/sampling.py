@@ -19,11 +19,7 @@ MIN_MASKS = 3  # fewer do not show a trend
 
 
 def sampling_section(results: Results) -> Section | None:
-    """Return CHASM's gain for every mask of a host, the most coherent one first; None with too few masks.
-
-    Args:
-        results: results of a study.
-    """
+    """Return CHASM's gain for every mask of a host, the most coherent one first; None with too few masks."""
     if results.is_cost:
         return None
     points = {}
@@ -68,10 +64,6 @@ def _trend(points: Sequence[Point], label: str) -> str:
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Return Spearman's correlation; equal values share their mean rank. 0 if all values of one list are equal.
 
-    Args:
-        a: values.
-        b: as many values.
-
     >>> rank_correlation([0.1, 0.2, 0.7], [3, 4, 5])
     1.0
     """
@@ -83,12 +75,7 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def scatter(results: Results, points: Sequence[Point]) -> "Figure":
-    """Draw gains with their intervals over the coherence of the masks.
-
-    Args:
-        results: results of the study, for titles.
-        points: points of one host.
-    """
+    """Draw gains with their intervals over the coherence of the masks."""
     figure = figures.new_figure(8.2, 3.6)
     ax = figure.add_subplot()
     common = results.settings[points[0][1]].title.partition(",")[0]

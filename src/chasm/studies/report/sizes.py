@@ -9,12 +9,7 @@ from chasm.studies.report.elements import Section, Table, TableCell, TableRow
 
 
 def sizes_section(results: Results, root: Path | None) -> Section | None:
-    """Return a table per setting and host with a column per size; None if nothing was scored at another size.
-
-    Args:
-        results: results of a study.
-        root: folder of the runs.
-    """
+    """Return a table per setting and host with a column per size; None if nothing was scored at another size."""
     section = Section("Other resolutions")
     if root is None:
         return None
