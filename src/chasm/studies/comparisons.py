@@ -10,7 +10,7 @@ from chasm.studies.catalogue import Quotes
 from chasm.studies.factors import RIVALS, SETTINGS, random_draws
 from chasm.studies.paper import FALSIFICATION
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, RunRecord
-from chasm.studies.statistics import DECIMALS, MAX_ERROR, difference, drop, holm, mean_difference
+from chasm.studies.statistics import DECIMALS, MAX_ERROR, Interval, difference, drop, holm, mean_difference
 
 FOCUS, BASE = "chasm", "baseline"
 SeedScores = dict[int, dict[str, float]]  # seed to test case to score
@@ -31,41 +31,32 @@ def compare(
 
     The comparisons of one setting, host and metric are one table, over which p-values and verdicts are corrected.
     """
-    by_key = {run.key: run for run in runs}
-    members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
+    members = _runs_by_arm(rows, runs)
     comparisons = []
     for place in dict.fromkeys(row.place for row in rows):
         arms = [row.arm for row in rows if row.place == place]
         pairs = [(arm, BASE) for arm in arms if BASE in arms and arm != BASE]
         pairs += [(FOCUS, arm) for arm in arms if FOCUS in arms and arm not in (FOCUS, BASE)]
         for metric in metrics[place[0]]:
-            differences = {}
-            for arm, against in pairs:
-                ours, theirs = paired_scores(members[*place, arm], members[*place, against], metric)
-                if ours and all(set(a) == set(b) for a, b in zip(ours, theirs, strict=True)):
-                    differences[arm, against] = difference(ours, theirs, metric)
-                # otherwise no seed in common, or tested on other cases
+            found = {
+                (arm, against): paired_difference(members[*place, arm], members[*place, against], metric)
+                for arm, against in pairs
+            }
+            differences = {pair: d for pair, d in found.items() if d is not None}
             corrected = holm([d.p for d in differences.values()])  # over all comparisons of one table
             for ((arm, against), d), p in zip(differences.items(), corrected, strict=True):
                 printed = [(quotes or {}).get((*place, a), {}).get(metric) for a in (arm, against)]
                 paper = round(printed[0].mean - printed[1].mean, 4) if printed[0] and printed[1] else None
+                verdict = "level" if p >= MAX_ERROR and d.verdict in ("win", "loss") else d.verdict
                 comparisons.append(
-                    Comparison(
-                        *place,
-                        metric,
-                        arm,
-                        against,
-                        mean=d.mean,
-                        low=d.low,
-                        high=d.high,
-                        cases=d.cases,
-                        seeds=d.seeds,
-                        verdict="level" if p >= MAX_ERROR and d.verdict in ("win", "loss") else d.verdict,
-                        paper=paper,
-                        p=p,
-                    )
+                    Comparison(*place, metric, arm, against, d.mean, d.low, d.high, d.cases, d.seeds, verdict, paper, p)
                 )
     return comparisons
+
+
+def _runs_by_arm(rows: Sequence[ArmResult], runs: Sequence[RunRecord]) -> dict[tuple[str, str, str], list[RunRecord]]:
+    by_key = {run.key: run for run in runs}
+    return {(*row.place, row.arm): [by_key[key] for key in row.runs] for row in rows}
 
 
 def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: bool = True) -> list[Falsification]:
@@ -74,8 +65,7 @@ def falsify(rows: Sequence[ArmResult], runs: Sequence[RunRecord], has_paper: boo
     The strongest rival is the one with the highest test score, as in the paper: one under the structured mask, and one
     over all draws of the random mask.
     """
-    by_key = {run.key: run for run in runs}
-    members = {(row.setting, row.host, row.arm): [by_key[key] for key in row.runs] for row in rows}
+    members = _runs_by_arm(rows, runs)
     results = []
     for setting, host in dict.fromkeys(row.place for row in rows):
         metric = SETTINGS[setting].metrics[0]
@@ -137,3 +127,9 @@ def paired_scores(
     a, b = per_seed(ours, metric), per_seed(theirs, metric)
     seeds = sorted(set(a) & set(b))
     return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
+
+
+def paired_difference(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str) -> Interval | None:
+    """Return the mean paired difference of two arms, None unless they share seeds, all with the same test cases."""
+    a, b = paired_scores(ours, theirs, metric)
+    return difference(a, b, metric) if a and all(set(scores) == set(a[0]) for scores in (*a, *b)) else None

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chasm.studies import comparisons
 from chasm.studies.catalogue import STUDIES
-from chasm.studies.comparisons import paired_scores
 from chasm.studies.factors import UnknownArmError
 from chasm.studies.plan import load_plan
 from chasm.studies.records import ArmResult, RunRecord
 from chasm.studies.results import collect
-from chasm.studies.statistics import Interval, difference
+from chasm.studies.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,12 @@ class FinishedRow:
         return self.root / self.runs[0].folder
 
 
+@dataclass(frozen=True)
 class FinishedRows:
-    """Rows of several studies by setting, host and arm; of equal rows the first one counts.
+    """Rows of several studies by setting, host and arm; of equal rows the first one counts."""
 
-    `left_out` names studies that could not be read or do not belong in the paper's tables, and says why.
-    """
-
-    def __init__(self, rows: Sequence[FinishedRow], left_out: Sequence[str] = ()) -> None:
-        self.rows, self.left_out = list(rows), list(left_out)
+    rows: list[FinishedRow]
+    left_out: list[str]  # studies that could not be read or do not belong in the paper's tables, and why
 
     def get(self, study: str, setting: str, host: str, arm: str) -> FinishedRow | None:
         """Return a row of the study, else the first of another one that ran the same; None if no run is finished."""
@@ -75,9 +73,4 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> Finished
 
 def paired_difference(ours: FinishedRow | None, theirs: FinishedRow | None, metric: str) -> Interval | None:
     """Return the mean paired difference of two rows, None unless they share seeds and test cases."""
-    if ours is None or theirs is None:
-        return None
-    a, b = paired_scores(ours.runs, theirs.runs, metric)
-    if not a or any(set(x) != set(y) or set(x) != set(a[0]) for x, y in zip(a, b, strict=True)):
-        return None
-    return difference(a, b, metric)
+    return comparisons.paired_difference(ours.runs, theirs.runs, metric) if ours and theirs else None

@@ -138,24 +138,28 @@ def _rows(plan: Plan, runs: list[RunRecord]) -> list[ArmResult]:
     chosen_from = {(s.setting, s.host, s.arm): _selection(s).scores for s in plan.open_selections}
     rows = []
     for place, members in groups.items():
-        first = members[0].result
-        if plan.study.kind == "cost":
-            scores = {name: Score(value) for name, value in first.costs.items()}
-        else:
-            metrics = dict.fromkeys((*next(iter(first.cases.values()), {}), *SETTINGS[place[0]].metrics))
-            scores = {metric: score_over(list(per_seed(members, metric).values())) for metric in metrics}
-        seconds = [run.result.seconds for run in members if run.result.seconds is not None]
-        row = ArmResult(
-            *place,
-            multiplier=members[0].multiplier,
-            seeds=[run.seed for run in members],
-            runs=[run.key for run in members],
-            scores=scores,
-            chosen_from=chosen_from.get(place),
-            paper=plan.quotes.get(place, {}),
-            slot_numbers=first.slot_numbers,
-            macs=first.macs,
-            seconds=sum(seconds) / len(seconds) if seconds else None,
-        )
+        row = arm_result(members, [] if plan.study.kind == "cost" else SETTINGS[place[0]].metrics)
+        row.chosen_from, row.paper = chosen_from.get(place), plan.quotes.get(place, {})
         rows.append(row)
     return rows
+
+
+def arm_result(runs: Sequence[RunRecord], metrics: Sequence[str] = ()) -> ArmResult:
+    """Summarise finished runs that differ only in their seed, in their own metrics and those that are expected."""
+    run, first = runs[0], runs[0].result
+    scores = {name: Score(value) for name, value in first.costs.items()}
+    for metric in dict.fromkeys((*next(iter(first.cases.values()), {}), *metrics)):
+        scores[metric] = score_over(list(per_seed(runs, metric).values()))
+    seconds = [run.result.seconds for run in runs if run.result.seconds is not None]
+    return ArmResult(
+        run.setting,
+        run.host,
+        run.arm,
+        run.multiplier,
+        seeds=[run.seed for run in runs],
+        runs=[run.key for run in runs],
+        scores=scores,
+        slot_numbers=first.slot_numbers,
+        macs=first.macs,
+        seconds=sum(seconds) / len(seconds) if seconds else None,
+    )

@@ -13,6 +13,11 @@ class TableCell:
     kind: str = ""  # best, paper, name, win or loss
 
 
+def row_kind(arm: str) -> str:
+    """Return the kind of the line of an arm: that of CHASM stands out."""
+    return "focus" if arm == "chasm" else ""
+
+
 def verdict_cell(text: str, verdict: str) -> TableCell:
     """Return a cell that is coloured if the verdict is a win or a loss."""
     return TableCell(text, verdict if verdict in ("win", "loss") else "")
@@ -25,6 +30,11 @@ class TableRow:
     cells: list[TableCell]
     kind: str = ""  # focus or reference
     starts_block: bool = False  # a line is drawn above it
+
+
+def table_row(*cells: str | TableCell, kind: str = "", starts_block: bool = False) -> TableRow:
+    """Return a line of cells, each of which may be given as its text alone."""
+    return TableRow([TableCell(c) if isinstance(c, str) else c for c in cells], kind, starts_block)
 
 
 @dataclass(frozen=True)

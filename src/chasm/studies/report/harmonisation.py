@@ -12,9 +12,9 @@ from torch import Tensor
 from chasm.studies.comparisons import FOCUS
 from chasm.studies.harmony import Harmony, measure_harmony
 from chasm.studies.projection import harmonised_folder
-from chasm.studies.records import ArmResult, Gain, Metrics, Results
+from chasm.studies.records import ArmResult, Metrics, Results
 from chasm.studies.report import text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.elements import Picture, Section, Table, row_kind, table_row
 from chasm.studies.report.figures import INK, new_figure, source
 from chasm.studies.statistics import difference
 from chasm.train.run import load_run
@@ -118,9 +118,8 @@ def _table(
         values = [results.label(row), f"{mean['commutator']:.4f}", f"{mean['mixing_commutator']:.4f}"]
         values += [f"{mean[k]:.1f}°" for k in ("neighbour_angle", "distant_angle", "unrelated_angle")]
         values += [f"{100 * mean[k]:.2f} %" for k in ("off_diagonal", "mixing_off_diagonal")]
-        cells = [TableCell(value) for value in (*values, _lost(results, row, metric, root))]
-        table_rows.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
-    return Table(title, [*columns, f"{text.NAMES.get(metric, metric)}, harmonised − before"], table_rows, NOTE)
+        table_rows.append(table_row(*values, _lost(results, row, metric, root), kind=row_kind(row.arm)))
+    return Table(title, [*columns, f"{text.short_name(metric)}, harmonised − before"], table_rows, NOTE)
 
 
 def _lost(results: Results, row: ArmResult, metric: str, root: Path) -> str:
@@ -131,7 +130,4 @@ def _lost(results: Results, row: ArmResult, metric: str, root: Path) -> str:
         if scored.is_file():
             before.append({case: values[metric] for case, values in run.result.cases.items()})
             after.append({case: values[metric] for case, values in Metrics.read(scored).cases.items()})
-    if not before:
-        return text.UNKNOWN
-    d = difference(after, before, metric)
-    return text.interval(Gain(d.mean, d.low, d.high, d.verdict), metric)
+    return text.interval(difference(after, before, metric), metric) if before else text.UNKNOWN

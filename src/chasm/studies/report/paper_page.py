@@ -11,9 +11,8 @@ from chasm.studies.factors import ARMS, RIVALS, SETTINGS
 from chasm.studies.gather import FinishedRows, gather, paired_difference
 from chasm.studies.records import Falsification, data_kind
 from chasm.studies.report import paper_figures, paper_tables, text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, table_row
 from chasm.studies.report.page import ReportPage, write_page
-from chasm.studies.statistics import Interval
 
 QUESTION = "What does the paper print, and what do runs of this package say in the same place?"
 
@@ -77,7 +76,7 @@ def claims(finished: FinishedRows, falsified: list[Falsification]) -> Table:
     for arm in paper.AXES:
         if arm != "chasm":
             lines.append((f"CH → CW beats {ARMS[arm].label} (Table 3c)", *_against(finished, "axes", arm, paper.AXES)))
-    rows = [TableRow([TableCell(c), TableCell(p, "paper"), TableCell(o)]) for c, p, o in lines]
+    rows = [table_row(claim, TableCell(printed, "paper"), ours) for claim, printed, ours in lines]
     note = (
         "Ours is the mean paired difference in dB with its 95 % interval over test cases and seeds, and win, loss or "
         "level by that interval. A dash means that there are no finished runs."
@@ -126,12 +125,11 @@ def _columns_won(finished: FinishedRows) -> tuple[str, str]:
 
 
 def _drops(falsified: list[Falsification]) -> str:
-    drops = [f"{SETTINGS[f.setting].title} {_drop(f)}" for f in falsified]
+    drops = []
+    for f in falsified:
+        drop = f"{f.drop.mean:.1f} %" if math.isfinite(f.drop.mean) else "(no gain to lose)"
+        drops.append(f"{SETTINGS[f.setting].title} {drop}")
     return ", ".join(drops) or text.UNKNOWN
-
-
-def _drop(f: Falsification) -> str:
-    return f"{f.drop.mean:.1f} %" if math.isfinite(f.drop.mean) else "(no gain to lose)"
 
 
 def _against(
@@ -140,9 +138,5 @@ def _against(
     printed = quotes["chasm"]["psnr"].mean - quotes[arm]["psnr"].mean
     ours, theirs = (finished.get(study, "cc359-x8", "hifi-mamba", name) for name in ("chasm", arm))
     d = paired_difference(ours, theirs, "psnr")
-    return f"{text.signed(printed, 'psnr', 0)} dB", text.UNKNOWN if d is None else _with_verdict(d)
-
-
-def _with_verdict(d: Interval) -> str:
-    limits = f"[{text.signed(d.low, 'psnr')}, {text.signed(d.high, 'psnr')}]"
-    return f"{text.signed(d.mean, 'psnr')} dB {limits}, {d.verdict}"
+    found = text.UNKNOWN if d is None else f"{text.interval(d, 'psnr')}, {d.verdict}"
+    return f"{text.signed(printed, 'psnr', 0)} dB", found

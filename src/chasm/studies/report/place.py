@@ -11,7 +11,16 @@ import numpy as np
 from chasm.studies.comparisons import BASE, FOCUS
 from chasm.studies.records import ArmResult, Results, RunRecord, Score
 from chasm.studies.report import figures, text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, verdict_cell
+from chasm.studies.report.elements import (
+    Picture,
+    Section,
+    Table,
+    TableCell,
+    TableRow,
+    row_kind,
+    table_row,
+    verdict_cell,
+)
 from chasm.studies.report.examples import read_example
 from chasm.studies.report.pareto import Point, pareto_figure
 
@@ -42,68 +51,46 @@ def place_section(results: Results, setting: str, host: str, root: Path | None) 
     points = [_point(results, row, first) for row in rows]
     if any(p.slot_numbers is not None or p.step_seconds is not None for p in points):
         section.items.append(_pareto(points, labels, text.metric_name(first), f"{setting}-{host}"))
-    if root is not None:
-        runs = [run for row in rows for run in results.runs_of(row)]
-        curves = []
-        for run in runs:
-            try:
-                curves += [curve] if (curve := _curve(root, run, first)) is not None else []
-            except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as e:
-                results.unreadable.append(f"{root / run.folder / 'log.jsonl'} ({' '.join(str(e).split())})")
-        if any(curve.val for curve in curves):
-            caption = "Learning curves: the validation score, which selects the tested weights, and the training loss."
-            drawn = figures.learning(curves, labels, text.metric_name(first))
-            section.items.append(Picture(drawn, "learning curves", caption))
+    curves = [] if root is None else _curves(results, root, rows, first)
+    if any(curve.val for curve in curves):
+        caption = "Learning curves: the validation score, which selects the tested weights, and the training loss."
+        drawn = figures.learning(curves, labels, text.metric_name(first))
+        section.items.append(Picture(drawn, "learning curves", caption))
     return section
 
 
 def _scores(results: Results, setting: str, rows: list[ArmResult], metrics: list[str]) -> Table:
     has_paper = {m: any(m in row.paper for row in rows) for m in metrics}
     is_tuned = any(row.chosen_from for row in rows)
-    columns = ["Mixer"]
-    for m in metrics:
-        columns += [text.NAMES.get(m, m), *(["paper"] if has_paper[m] else [])]
+    columns = ["Mixer", *(title for m in metrics for title in (text.short_name(m), *["paper"] * has_paper[m]))]
+    empty = [""] * (3 * (not results.is_cost) + is_tuned)  # of lines that are no arms
     columns += [] if results.is_cost else ["slot numbers", "GMACs", "train time"]
     columns += ["step size ×"] if is_tuned else []
     lines = []
     for reference in (r for r in results.references if r.setting == setting):
-        texts = [reference.name]
+        cells = [reference.name]
         for m in metrics:
             score = Score(reference.mean[m], reference.std[m], None, rows[0].scores[m].cases)
-            texts += [text.score_text(score, m), *([""] if has_paper[m] else [])]
-        lines.append(_padded(texts, len(columns)))
-    best = {}
-    for m in metrics:
-        best[m] = max((row.scores[m].mean for row in rows if math.isfinite(row.scores[m].mean)), default=math.nan)
+            cells += [text.score_text(score, m), *[""] * has_paper[m]]
+        lines.append(table_row(*cells, *empty, kind="reference"))
     for row in rows:
-        cells = [TableCell(results.label(row))]
+        line: list[str | TableCell] = [results.label(row)]
         for m in metrics:
-            is_best = not results.is_cost and row.scores[m].mean == best[m] and len(rows) > 1
-            cells.append(TableCell(text.score_text(row.scores[m], m), "best" if is_best else ""))
-            cells += [TableCell(text.quote(row.paper.get(m), m), "paper")] if has_paper[m] else []
+            best = max((r.scores[m].mean for r in rows if math.isfinite(r.scores[m].mean)), default=math.nan)
+            is_best = not results.is_cost and row.scores[m].mean == best and len(rows) > 1
+            line.append(TableCell(text.score_text(row.scores[m], m), "best" if is_best else ""))
+            line += [TableCell(text.quote(row.paper.get(m), m), "paper")] * has_paper[m]
         if not results.is_cost:
-            costs = (text.thousands(row.slot_numbers), text.giga(row.macs), text.duration(row.seconds))
-            cells += [TableCell(cost) for cost in costs]
-        cells += [TableCell(f"{row.multiplier:g}" if row.chosen_from else text.UNKNOWN)] if is_tuned else []
-        lines.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
-    if printed := results.paper.get("largest_spread", {}).get(setting):
-        lines.append(_largest_spread(rows, metrics, has_paper, printed, len(columns)))
+            line += [text.thousands(row.slot_numbers), text.giga(row.macs), text.duration(row.seconds)]
+        line += [f"{row.multiplier:g}" if row.chosen_from else text.UNKNOWN] * is_tuned
+        lines.append(table_row(*line, kind=row_kind(row.arm)))
+    if printed := results.paper.get("largest_spread", {}).get(setting):  # the last line of the paper's Table 2
+        cells = ["Max std."]
+        for m in metrics:
+            largest = max(row.scores[m].std_cases or 0.0 for row in rows)
+            cells += [text.number(largest, m), *[text.number(printed.get(m), m)] * has_paper[m]]
+        lines.append(table_row(*cells, *empty, kind="reference"))
     return Table("", columns, lines, _scores_note(results, setting, rows, any(has_paper.values())))
-
-
-def _padded(texts: list[str], length: int) -> TableRow:
-    return TableRow([TableCell(t) for t in texts] + [TableCell("")] * (length - len(texts)), "reference")
-
-
-def _largest_spread(
-    rows: list[ArmResult], metrics: list[str], has_paper: dict[str, bool], printed: dict[str, float], length: int
-) -> TableRow:
-    """Return the last line of the paper's Table 2: the largest spread over cases of any method."""
-    texts = ["Max std."]
-    for m in metrics:
-        texts.append(text.number(max((row.scores[m].std_cases or 0.0 for row in rows), default=None), m))
-        texts += [text.number(printed.get(m), m)] if has_paper[m] else []
-    return _padded(texts, length)
 
 
 def _scores_note(results: Results, setting: str, rows: list[ArmResult], has_paper: bool) -> str:
@@ -136,17 +123,17 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
     has_paper = any(c.paper is not None for c in comparisons.values())
     columns, rows = ["Mixer"], []
     for side in ("it − Baseline", "CHASM − it"):
-        columns += [side, *(["paper"] if has_paper else [])]
+        columns += [side, *["paper"] * has_paper]
     for row in results.rows_of(setting, host):
-        cells = [TableCell(results.label(row))]
-        for pair in ((row.arm, BASE), (FOCUS, row.arm)):
-            c = comparisons.get(pair)
-            cells.append(verdict_cell(f"{text.interval(c, metric)} {c.verdict}", c.verdict) if c else TableCell(""))
-            if has_paper:
-                printed = "" if c is None or c.paper is None else text.signed(c.paper, metric, 0)
-                cells.append(TableCell(printed, "paper"))
-        if any(cell.text for cell in cells[1:]):
-            rows.append(TableRow(cells, "focus" if row.arm == FOCUS else ""))
+        sides = comparisons.get((row.arm, BASE)), comparisons.get((FOCUS, row.arm))
+        if not any(sides):
+            continue
+        cells: list[str | TableCell] = [results.label(row)]
+        for c in sides:
+            cells.append(verdict_cell(f"{text.interval(c, metric)} {c.verdict}", c.verdict) if c else "")
+            printed = "" if c is None or c.paper is None else text.signed(c.paper, metric, 0)
+            cells += [TableCell(printed, "paper")] * has_paper
+        rows.append(table_row(*cells, kind=row_kind(row.arm)))
     filled = [i for i in range(len(columns)) if i == 0 or any(row.cells[i].text for row in rows)]
     rows = [TableRow([row.cells[i] for i in filled], row.kind) for row in rows]
     note = (
@@ -154,7 +141,7 @@ def _differences(results: Results, setting: str, host: str, metric: str) -> Tabl
         "interval excludes zero, p stays below 0.05 when corrected for the number of comparisons in this table (Holm), "
         "and the mean is not zero in the digits printed here. Otherwise it is level, or there are too few cases."
     )
-    return Table(f"Paired differences, {text.NAMES.get(metric, metric)}", [columns[i] for i in filled], rows, note)
+    return Table(f"Paired differences, {text.short_name(metric)}", [columns[i] for i in filled], rows, note)
 
 
 def _point(results: Results, row: ArmResult, metric: str) -> Point:
@@ -176,12 +163,23 @@ def _pareto(points: list[Point], labels: dict[str, str], metric: str, place: str
     return Picture(figures.source(figure), "score against cost", caption, files)
 
 
-def _curve(root: Path, run: RunRecord, metric: str) -> figures.Curve | None:
-    path = root / run.folder / "log.jsonl"
-    if not path.is_file():
-        return None
+def _curves(results: Results, root: Path, rows: Sequence[ArmResult], metric: str) -> list[figures.Curve]:
+    """Return what the runs logged. A log that cannot be read is left out and named in the results."""
+    curves = []
+    for run in (run for row in rows for run in results.runs_of(row)):
+        path = root / run.folder / "log.jsonl"
+        if not path.is_file():
+            continue
+        try:
+            curves.append(_curve(run, path.read_text(encoding="utf-8"), metric))
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as e:
+            results.unreadable.append(f"{path} ({' '.join(str(e).split())})")
+    return curves
+
+
+def _curve(run: RunRecord, log: str, metric: str) -> figures.Curve:
     curve = figures.Curve(run.arm, run.seed)
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in log.splitlines():
         row = json.loads(line)
         for name, steps, values in (("loss", curve.steps, curve.loss), (f"val_{metric}", curve.val_steps, curve.val)):
             if row.get(name) is not None:  # null: not finite

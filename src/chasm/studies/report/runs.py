@@ -5,9 +5,9 @@ from pathlib import Path
 
 from chasm.common.files import expanded
 from chasm.mixers import MIXERS
-from chasm.studies.comparisons import compare, per_seed
-from chasm.studies.records import ArmInfo, ArmResult, Metrics, Results, RunRecord, SettingInfo, StudyInfo
-from chasm.studies.results import read_environment, references_of, score_over
+from chasm.studies.comparisons import compare
+from chasm.studies.records import ArmInfo, Metrics, Results, RunRecord, SettingInfo, StudyInfo
+from chasm.studies.results import arm_result, read_environment, references_of
 from chasm.train.config import RunConfig, load_recipe
 
 ARM_NAMES = {"wrapper only": "wrapper"}  # names that studies also use, so that colours agree
@@ -34,7 +34,7 @@ def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str
         scores = next(iter(record.result.cases.values()), {})
         metrics = [m for m in MAIN_METRICS if m in scores] or list(scores)
         settings.setdefault(record.setting, SettingInfo(record.setting, metrics))
-    rows = [_row(record) for record in records]
+    rows = [arm_result([record]) for record in records]
     return Results(
         study=StudyInfo(title, title, question=question),
         settings=settings,
@@ -98,20 +98,3 @@ def _place(config: RunConfig, metrics: Metrics) -> tuple[str, str]:
     how = f" ×{mask['nominal']:g} {mask['kind']}" if mask and mask.get("nominal") else ""
     how += f" ×{factor:g}" if factor else ""
     return f"{metrics.source or config.data.name}: {config.task.name}{how}", config.backbone.name
-
-
-def _row(record: RunRecord) -> ArmResult:
-    metrics = record.result
-    names = next(iter(metrics.cases.values()), {})
-    return ArmResult(
-        record.setting,
-        record.host,
-        record.arm,
-        multiplier=record.multiplier,
-        seeds=[record.seed],
-        runs=[record.key],
-        scores={metric: score_over(list(per_seed([record], metric).values())) for metric in names},
-        slot_numbers=metrics.slot_numbers,
-        macs=metrics.macs,
-        seconds=metrics.seconds,
-    )

@@ -9,7 +9,7 @@ from chasm.studies.comparisons import FOCUS
 from chasm.studies.factors import RIVALS
 from chasm.studies.records import Comparison, Results
 from chasm.studies.report import figures, text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, verdict_cell
+from chasm.studies.report.elements import Picture, Section, Table, table_row, verdict_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,14 +22,9 @@ def sampling_section(results: Results) -> Section | None:
     """Return CHASM's gain for every mask of a host, the most coherent one first; None with too few masks."""
     if results.is_cost:
         return None
-    points = {}
-    for setting, host in results.places():
-        coherence, gain = _coherence(results, setting, host), _gain(results, setting, host)
-        if coherence is not None and gain is not None:
-            points[setting, host] = (coherence, gain)
     section, rows = Section("Gain against coherence"), []
     for host, label in results.hosts.items():
-        here: list[Point] = [(c, s, gain) for (s, h), (c, gain) in points.items() if h == host]
+        here = [p for s, h in results.places() if h == host and (p := _point(results, s, host)) is not None]
         here.sort(key=lambda point: -point[0])
         if len({coherence for coherence, *_ in here}) < MIN_MASKS:
             continue
@@ -39,7 +34,7 @@ def sampling_section(results: Results) -> Section | None:
         for coherence, setting, gain in here:
             names = [results.place_name(setting, host), f"{coherence:.3f}", results.arms[gain.against].label]
             difference = verdict_cell(f"{text.interval(gain, gain.metric)} {gain.verdict}", gain.verdict)
-            rows.append(TableRow([*map(TableCell, names), difference]))
+            rows.append(table_row(*names, difference))
     if not rows:
         return None
     note = (
@@ -93,19 +88,15 @@ def scatter(results: Results, points: Sequence[Point]) -> "Figure":
     return figure
 
 
-def _coherence(results: Results, setting: str, host: str) -> float | None:
-    row = results.rows_of(setting, host)[0]
-    mask = results.runs_of(row)[0].result.task.get("mask") or {}
-    value: float | None = mask.get("coherence")
-    return value
-
-
-def _gain(results: Results, setting: str, host: str) -> Comparison | None:
-    """Return the comparison of CHASM with the strongest rival, None if either is not finished."""
-    rows = [row for row in results.rows_of(setting, host) if row.arm in RIVALS]
-    if not rows:
+def _point(results: Results, setting: str, host: str) -> Point | None:
+    """Return the coherence of a mask and CHASM's gain over the strongest rival; None if either is not known."""
+    rows = results.rows_of(setting, host)
+    mask = results.runs_of(rows[0])[0].result.task.get("mask") or {}
+    rivals = [row for row in rows if row.arm in RIVALS]
+    if not rivals or mask.get("coherence") is None:
         return None
-    metric = results.metrics_of(setting, rows)[0]
-    strongest = max(rows, key=lambda row: row.scores[metric].mean)
+    metric = results.metrics_of(setting, rivals)[0]
+    strongest = max(rivals, key=lambda row: row.scores[metric].mean)
     pairs = results.comparisons_of(setting, host, metric)
-    return next((c for c in pairs if (c.arm, c.against) == (FOCUS, strongest.arm)), None)
+    gain = next((c for c in pairs if (c.arm, c.against) == (FOCUS, strongest.arm)), None)
+    return None if gain is None else (mask["coherence"], setting, gain)

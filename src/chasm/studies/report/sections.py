@@ -10,7 +10,7 @@ from chasm.studies.comparisons import BASE, FOCUS, mean_falsification
 from chasm.studies.records import ArmResult, Falsification, Results
 from chasm.studies.report import learned as learned_operators
 from chasm.studies.report import text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, verdict_cell
+from chasm.studies.report.elements import Picture, Section, Table, TableCell, TableRow, table_row, verdict_cell
 
 MAX_METHODS_IN_ORDER = 8  # a longer list is easier to read in the table
 
@@ -63,7 +63,7 @@ def summary(results: Results) -> Section:
     for setting, host in results.places():
         rows = results.rows_of(setting, host)
         metric = results.metrics_of(setting, rows)[0]
-        name, place = text.NAMES.get(metric, metric), results.place_name(setting, host)
+        name, place = text.short_name(metric), results.place_name(setting, host)
         scored = [row for row in rows if math.isfinite(row.scores[metric].mean)]
         if not scored:
             section.points.append(f"{place}: no method has a score that is a number.")
@@ -84,7 +84,7 @@ def _order(results: Results, setting: str, rows: list[ArmResult], metric: str) -
     means = {results.label(row): row.scores[metric].mean for row in rows}
     means |= {r.name: r.mean[metric] for r in results.references if r.setting == setting}
     ranked = sorted(means, key=lambda label: means[label], reverse=True)
-    best = f"highest mean {text.NAMES.get(metric, metric)} {ranked[0]}, {text.number(means[ranked[0]], metric)}"
+    best = f"highest mean {text.short_name(metric)} {ranked[0]}, {text.number(means[ranked[0]], metric)}"
     best += f" {text.UNITS[metric]}" if metric in text.UNITS else ""
     if len(ranked) > MAX_METHODS_IN_ORDER:
         return best
@@ -119,19 +119,16 @@ def falsification(results: Results) -> Section | None:
         return None
     rows = []
     for f in results.falsification:
-        place, paper = results.place_name(f.setting, f.host), f.paper or {}
-        masks = (("structured", f.structured, f.rival), ("random", f.random, f.rival_random))
-        for name, gain, rival in masks:
-            draws = f", {counted(f.draws, 'draw')}" if name == "random" else ""
-            cells = [TableCell(place if name == "structured" else ""), TableCell(name + draws)]
-            cells += [TableCell(results.arms[rival].label), verdict_cell(text.interval(gain, f.metric), gain.verdict)]
-            cells += [TableCell(_printed_gain(paper.get(name)), "paper")]
-            is_last = name == "random"
-            cells += [TableCell(_drop_text(f) if is_last else "")]
-            cells += [TableCell(f"{paper['drop']:.1f} %" if paper and is_last else "", "paper")]
-            rows.append(TableRow(cells))
-    if printed := results.paper.get("falsification", {}).get("mean"):
-        rows += _mean_rows(results.falsification, printed)
+        paper = f.paper or {}
+        rivals = [results.arms[rival].label for rival in (f.rival, f.rival_random)]
+        gains = [verdict_cell(text.interval(gain, f.metric), gain.verdict) for gain in (f.structured, f.random)]
+        printed = [TableCell(_printed_gain(paper.get(mask)), "paper") for mask in ("structured", "random")]
+        printed_drop = TableCell(f"{paper['drop']:.1f} %" if paper else "", "paper")
+        place, draws = results.place_name(f.setting, f.host), counted(f.draws, "draw")
+        rows.append(table_row(place, "structured", rivals[0], gains[0], printed[0], "", TableCell("", "paper")))
+        rows.append(table_row("", f"random, {draws}", rivals[1], gains[1], printed[1], _drop_text(f), printed_drop))
+    if mean := results.paper.get("falsification", {}).get("mean"):
+        rows += _mean_rows(results.falsification, mean)
     columns = ["setting", "mask", "strongest rival", "CHASM's gain", "paper", "drop", "paper"]
     note = (
         "The gain is over the rival with the highest test mean, as in the paper; this choice favours the rival. The "
@@ -157,15 +154,15 @@ def _drop_text(f: Falsification) -> str:
 def _mean_rows(settings: list[Falsification], printed: dict[str, float]) -> list[TableRow]:
     """Return the mean over settings, of gains and of drops, as in the paper."""
     structured, random, mean_drop = mean_falsification(settings)
+    gains = [text.signed(gain, settings[0].metric) for gain in (structured, random)]
+    papers = [TableCell(_printed_gain(printed[mask]), "paper") for mask in ("structured", "random")]
     drop = f"{mean_drop:.0f} %" if math.isfinite(mean_drop) else "undefined"
-    lines = []
-    for name, value in (("structured", structured), ("random", random)):
-        is_last = name == "random"
-        texts = ["" if is_last else f"Mean of {counted(len(settings), 'setting')}", name, ""]
-        texts += [text.signed(value, settings[0].metric), _printed_gain(printed[name])]
-        texts += [drop if is_last else "", f"{printed['drop']:.1f} %" if is_last else ""]
-        lines.append(TableRow([TableCell(t, "paper" if i in (4, 6) else "") for i, t in enumerate(texts)]))
-    return lines
+    printed_drop = TableCell(f"{printed['drop']:.1f} %", "paper")
+    mean = f"Mean of {counted(len(settings), 'setting')}"
+    return [
+        table_row(mean, "structured", "", gains[0], papers[0], "", TableCell("", "paper")),
+        table_row("", "random", "", gains[1], papers[1], drop, printed_drop),
+    ]
 
 
 def printed_gains(results: Results) -> Section | None:
@@ -176,9 +173,9 @@ def printed_gains(results: Results) -> Section | None:
     rows = []
     for c in results.comparisons:
         if c.arm == FOCUS and c.metric == "psnr" and c.setting in printed:
-            cells = [TableCell(results.place_name(c.setting, c.host)), TableCell(results.arms[c.against].label)]
-            cells.append(verdict_cell(text.interval(c, c.metric), c.verdict))
-            rows.append(TableRow([*cells, TableCell(_printed_gain(printed[c.setting]), "paper")]))
+            names = results.place_name(c.setting, c.host), results.arms[c.against].label
+            gain = verdict_cell(text.interval(c, c.metric), c.verdict)
+            rows.append(table_row(*names, gain, TableCell(_printed_gain(printed[c.setting]), "paper")))
     return Section("Gain over the strongest rival", items=[Table("", ["setting", "rival", "gain", "paper"], rows)])
 
 
@@ -190,12 +187,12 @@ def selections(results: Results) -> Section | None:
     rows = []
     for s in results.selections:
         metric = results.settings[s.setting].metrics[0]
-        cells = [TableCell(results.place_name(s.setting, s.host)), TableCell(results.arms[s.arm].label)]
+        cells = []
         for m in multipliers:
             is_chosen = s.multiplier is not None and float(m) == s.multiplier
             score = text.number(s.scores[m], metric) if m in s.scores else ""
             cells.append(TableCell(score, "best" if is_chosen else ""))
-        rows.append(TableRow(cells))
+        rows.append(table_row(results.place_name(s.setting, s.host), results.arms[s.arm].label, *cells))
     note = (
         "Validation score of a short run with seed 0 for each multiplier of the spectral step size. The bold one is "
         "chosen and trained at full length. A dash stands for a run that diverged or has not run yet. An "
@@ -243,12 +240,12 @@ def learned(results: Results, root: Path | None) -> Section | None:
 def _learned_table(title: str, operators: list[learned_operators.Learned]) -> Table:
     rows = []
     for x in operators:
+        axis = learned_operators.AXES.get(x.axis, x.axis)
         bins, channels = x.gains.shape
         angle = text.UNKNOWN if x.rotation is None else f"{x.rotation:.1f}°"
-        values = [f"{x.slot}", learned_operators.AXES.get(x.axis, x.axis), f"{channels}", f"{bins}", angle]
-        values += [f"{value:.3f}" for value in (x.gains.min(), x.gains.mean(), x.gains.max())]
-        values += [f"{x.over_frequency:.4f}", f"{x.over_directions:.4f}"]
-        rows.append(TableRow([TableCell(value) for value in values]))
+        gains = [f"{value:.3f}" for value in (x.gains.min(), x.gains.mean(), x.gains.max())]
+        spreads = [f"{value:.4f}" for value in (x.over_frequency, x.over_directions)]
+        rows.append(table_row(f"{x.slot}", axis, f"{channels}", f"{bins}", angle, *gains, *spreads))
     columns = ["slot", "axis", "C", "bins", "mean turn of U", "least gain", "mean", "largest", "std over frequency"]
     note = (
         "The turn is the angle between a channel and the direction that was this channel at the start. The standard "
@@ -262,7 +259,7 @@ def unfinished(results: Results) -> Section | None:
     runs = [run for run in results.runs if run.status != "done"]
     if not runs:
         return None
-    rows = [TableRow([TableCell(run.key), TableCell(run.status), TableCell(run.error or "")]) for run in runs]
+    rows = [table_row(run.key, run.status, run.error or "") for run in runs]
     table = Table("", ["run", "state", "error"], rows, is_text=True)
     return Section("Runs that are not finished", items=[table])
 
@@ -293,7 +290,7 @@ def protocol(results: Results) -> Section | None:
             "spectral step size": ", ".join(f"×{m:g}" for m in multipliers) + " the learning rate" * bool(multipliers),
             "selection": "best validation score; the test split is read once, at the end",
         }
-        rows = [TableRow([TableCell(k), TableCell(v)]) for k, v in lines.items() if v.strip()]
+        rows = [table_row(name, value) for name, value in lines.items() if value.strip()]
         section.items.append(Table(results.place_name(setting, host), ["", ""], rows, is_text=True))
     return section
 
@@ -310,22 +307,21 @@ def runs(results: Results) -> Section | None:
         "commit": {text.commit(e) for e in environments},
         "command": {e.command for e in environments},
     }
-    rows = [TableRow([TableCell(k), TableCell("; ".join(sorted(v)))]) for k, v in origin.items() if any(v)]
+    rows = [table_row(name, "; ".join(sorted(values))) for name, values in origin.items() if any(values)]
     if results.is_cost:
         line = f"{counted(len(finished), 'model')} counted; nothing was trained."
         return Section("Runs", [line], items=[Table("", ["", ""], rows, is_text=True)])
     seconds = sum(run.result.seconds or 0 for run in finished)
-    total = f"{text.duration(seconds)} of training over {counted(len(finished), 'run')}"
-    rows.append(TableRow([TableCell("time"), TableCell(total)]))
+    rows.append(table_row("time", f"{text.duration(seconds)} of training over {counted(len(finished), 'run')}"))
     columns = ["run", "seed", "step size ×", "best step", "steps", "time", "peak memory", "device"]
-    table = []
+    lines = []
     for run in finished:
         m = run.result
         memory = f"{m.peak_memory / 2**30:.2f} GiB" if m.peak_memory else None
         multiplier = None if run.multiplier is None else f"{run.multiplier:g}"
         values = [run.key, run.seed, multiplier, m.best_step, m.steps, text.duration(m.seconds), memory, m.device]
-        table.append(TableRow([TableCell(text.UNKNOWN if v is None else str(v)) for v in values]))
-    return Section("Runs", items=[Table("", ["", ""], rows, is_text=True), Table("", columns, table)])
+        lines.append(table_row(*(text.UNKNOWN if value is None else str(value) for value in values)))
+    return Section("Runs", items=[Table("", ["", ""], rows, is_text=True), Table("", columns, lines)])
 
 
 def score_lines(results: Results) -> list[dict[str, Any]]:

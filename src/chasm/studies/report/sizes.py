@@ -5,14 +5,14 @@ from pathlib import Path
 from chasm.common.files import read_json
 from chasm.studies.records import Results
 from chasm.studies.report import text
-from chasm.studies.report.elements import Section, Table, TableCell, TableRow
+from chasm.studies.report.elements import Section, Table, row_kind, table_row
 
 
 def sizes_section(results: Results, root: Path | None) -> Section | None:
     """Return a table per setting and host with a column per size; None if nothing was scored at another size."""
-    section = Section("Other resolutions")
     if root is None:
         return None
+    section = Section("Other resolutions")
     for setting, host in results.places():
         rows = results.rows_of(setting, host)
         metric = results.metrics_of(setting, rows)[0]
@@ -23,9 +23,9 @@ def sizes_section(results: Results, root: Path | None) -> Section | None:
         lines = []
         for row in rows:
             means = by_arm[row.arm]
-            cells = [results.label(row), text.number(row.scores[metric].mean, metric)]
-            cells += [text.number(means.get(size), metric) for size in sizes]
-            lines.append(TableRow([TableCell(cell) for cell in cells], "focus" if row.arm == "chasm" else ""))
+            scores = [row.scores[metric].mean, *(means.get(size) for size in sizes)]
+            cells = [results.label(row), *(text.number(score, metric) for score in scores)]
+            lines.append(table_row(*cells, kind=row_kind(row.arm)))
         columns = ["Mixer", "as trained", *(f"{size} x {size}" for size in sizes)]
         note = f"Mean {text.metric_name(metric)} over test cases and scored seeds. Nothing was trained again."
         section.items.append(Table(results.place_name(setting, host), columns, lines, note))

@@ -6,20 +6,34 @@ from typing import Any
 from chasm.studies import statistics
 from chasm.studies.paper import Quote
 from chasm.studies.records import Comparison, Environment, Gain, Score
+from chasm.studies.statistics import Interval
 from chasm.studies.worker import COSTS
 
 DECIMALS = statistics.DECIMALS | dict.fromkeys(COSTS, 2)
-NAMES = {"psnr": "PSNR", "ssim": "SSIM", "nmse": "NMSE", "dice": "Dice", "iou": "IoU"}
-NAMES |= {"gmacs_paper": "GMACs, counted as in the paper", "gmacs": "GMACs per image"}
-NAMES |= {"gmacs_of_weights": "GMACs once per call"}
-NAMES |= {"core_mparams": "parameters, M (complex once)", "core_mparams_real": "real numbers, M"}
+NAMES = {
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "nmse": "NMSE",
+    "dice": "Dice",
+    "iou": "IoU",
+    "gmacs_paper": "GMACs, counted as in the paper",
+    "gmacs": "GMACs per image",
+    "gmacs_of_weights": "GMACs once per call",
+    "core_mparams": "parameters, M (complex once)",
+    "core_mparams_real": "real numbers, M",
+}
 UNITS = {"psnr": "dB"}
 UNKNOWN = "–"
 
 
+def short_name(metric: str) -> str:
+    """Return a metric without its unit: "PSNR"."""
+    return NAMES.get(metric, metric)
+
+
 def metric_name(metric: str) -> str:
     """Return a metric with its unit: "PSNR, dB"."""
-    return ", ".join(part for part in (NAMES.get(metric, metric), UNITS.get(metric)) if part)
+    return ", ".join(part for part in (short_name(metric), UNITS.get(metric)) if part)
 
 
 def number(value: float | None, metric: str) -> str:
@@ -44,7 +58,7 @@ def signed(value: float, metric: str, extra_digits: int = 1) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
 
-def interval(difference: Comparison | Gain, metric: str) -> str:
+def interval(difference: Comparison | Gain | Interval, metric: str) -> str:
     """Return a mean difference with its interval: "+0.52 dB [+0.41, +0.63]"."""
     unit = f" {UNITS[metric]}" if metric in UNITS else ""
     limits = f"[{signed(difference.low, metric)}, {signed(difference.high, metric)}]"
@@ -95,11 +109,8 @@ def duration(seconds: float | None) -> str:
 
 def options_text(options: dict[str, Any]) -> str:
     """Return options as one line: "kind equispaced, acceleration 8"."""
-    parts = []
-    for key, value in options.items():
-        inner = f"({options_text(value)})" if isinstance(value, dict) else value
-        parts.append(f"{key.replace('_', ' ')} {inner}")
-    return ", ".join(parts)
+    values = {key: f"({options_text(v)})" if isinstance(v, dict) else v for key, v in options.items()}
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
 
 
 def versions(environment: Environment) -> str:
