@@ -11,7 +11,7 @@ from chasm.studies.factors import ARMS, RIVALS, SETTINGS
 from chasm.studies.gather import FinishedRows, gather, paired_difference
 from chasm.studies.records import Falsification, data_kind
 from chasm.studies.report import paper_figures, paper_tables, text
-from chasm.studies.report.elements import Picture, Section, Table, TableCell, table_row
+from chasm.studies.report.elements import Section, Table, TableCell, table_row
 from chasm.studies.report.page import ReportPage, write_page
 
 QUESTION = "What does the paper print, and what do runs of this package say in the same place?"
@@ -39,12 +39,21 @@ def write_paper_page(
     finished = gather(folders, scale, protocol)
     table_3a, falsified = paper_tables.falsification(finished)
     pictures = [paper_figures.overview(), paper_figures.qualitative(finished), paper_figures.gains(finished)]
+    appendix = [
+        paper_tables.seeds(finished),
+        paper_tables.variants(finished, "seeds-basis"),
+        paper_tables.flops(finished, scale),
+        paper_tables.protocol(finished),
+        paper_tables.taxonomy(),
+    ]
     shown = [
         Section("Claims", items=[claims(finished, falsified)]),
         Section("Main tables", items=[paper_tables.cc359(finished), paper_tables.cross_domain(finished)]),
         Section("Figures", items=[picture for picture in pictures if picture is not None]),
-        Section("Mechanism", items=[table_3a, paper_tables.basis(finished), paper_tables.axes(finished)]),
-        Section("Appendix", items=_appendix(finished, scale)),
+        Section(
+            "Mechanism", items=[table_3a, *(paper_tables.variants(finished, study) for study in ("basis", "axes"))]
+        ),
+        Section("Appendix", items=[*appendix]),
     ]
     runs = {(row.root, run.key): run for row in finished.rows for run in row.runs}
     where = " ".join(shlex.quote(str(folder)) for folder in folders)
@@ -82,11 +91,6 @@ def claims(finished: FinishedRows, falsified: list[Falsification]) -> Table:
         "level by that interval. A dash means that there are no finished runs."
     )
     return Table("", ["claim", "paper", "ours"], rows, note, is_text=True, file="claims")
-
-
-def _appendix(finished: FinishedRows, scale: str) -> list[Table | Picture]:
-    tables = [paper_tables.seeds(finished), paper_tables.seeds_basis(finished), paper_tables.flops(finished, scale)]
-    return [*tables, paper_tables.protocol(finished), paper_tables.taxonomy()]
 
 
 def _notices(finished: FinishedRows, scale: str) -> list[str]:

@@ -16,9 +16,10 @@ from chasm.studies.gather import FinishedRow, FinishedRows
 from chasm.studies.paper import Quote
 from chasm.studies.records import Falsification, RunRecord, data_kind
 from chasm.studies.report import text
-from chasm.studies.report.elements import SOURCE, Table, TableCell, TableRow
+from chasm.studies.report.elements import SOURCE, Table, TableCell, TableRow, row_kind, table_row
 from chasm.studies.worker import core_parameters
 
+QuotesOfArms = dict[str, dict[str, Quote]]  # arm to metric to what the paper prints
 LABELS = {name: arm.label for name, arm in ARMS.items()}
 HIFI = "hifi-mamba"
 MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
@@ -53,6 +54,14 @@ LOSSES = {
     "superres": "ℓ1 of RGB",
     "segmentation": "cross-entropy plus soft Dice, equal weights",
 }
+# Title, what the paper prints, name of the files, and what the spread is over.
+VARIANTS: dict[str, tuple[str, QuotesOfArms, str, str]] = {
+    "basis": ("Table 3 (b). Constraints on the basis", paper.BASIS, "table-3b", "cases"),
+    "axes": ("Table 3 (c). Compositions of the axes", paper.AXES, "table-3c", "cases"),
+    "seeds-basis": (
+        "Appendix. The shared-basis ablation over three seeds", paper.SEEDS_BASIS, "table-seeds-basis", "seeds",
+    ),
+}  # fmt: skip
 OPERATORS = {  # what each mixer does to a frequency by default, as far as the paper's taxonomy leaves it open
     "gfnet": "one complex number per bin and channel: diagonal",
     "afno": "one small network for all bins, dense within 4 blocks of channels",
@@ -69,13 +78,7 @@ class _Column:
     """One column of numbers: a metric of a setting in a host, as printed and as found."""
 
     def __init__(
-        self,
-        finished: FinishedRows,
-        study: str,
-        setting: str,
-        host: str,
-        metric: str,
-        quotes: dict[str, dict[str, Quote]],
+        self, finished: FinishedRows, study: str, setting: str, host: str, metric: str, quotes: QuotesOfArms
     ) -> None:
         self.metric, self.quotes = metric, quotes
         rows = {arm: finished.get(study, setting, host, arm) for arm in quotes}
@@ -93,14 +96,14 @@ class _Column:
             return TableCell(text.UNKNOWN)
         score = self.rows[arm].row.scores[self.metric]
         spread = score.std_cases if over == "cases" else score.std_seeds
-        value = text.number(score.mean, self.metric)
-        value += "" if spread is None or (over == "cases" and len(score.cases) < 2) else _spread(spread, self.metric)
-        is_best = text.number(score.mean, self.metric) == text.number(self.best, self.metric) != text.UNKNOWN
-        return TableCell(value, "best" if is_best else "")
+        mean = text.number(score.mean, self.metric)
+        has_spread = spread is not None and (over == "seeds" or len(score.cases) > 1)
+        is_best = mean == text.number(self.best, self.metric) != text.UNKNOWN
+        return TableCell(mean + f" ± {text.number(spread, self.metric)}" * has_spread, "best" if is_best else "")
 
-    def largest_spread(self) -> TableCell:
+    def largest_spread(self) -> str:
         spreads = [row.row.scores[self.metric].std_cases for row in self.rows.values()]
-        return TableCell(text.number(max((s for s in spreads if s is not None), default=None), self.metric))
+        return text.number(max((s for s in spreads if s is not None), default=None), self.metric)
 
 
 def cc359(finished: FinishedRows) -> Table:
@@ -114,10 +117,11 @@ def cc359(finished: FinishedRows) -> Table:
         ]
         used += columns
         for arm in paper.MIXERS:
-            front = [f"×{r}" if arm == "baseline" else "", LABELS[arm], "paper", f"{paper.CORE_PARAMETERS[arm]:.2f}M"]
-            rows.append(_line(front, [c.printed(arm) for c in columns], "paper", arm == "baseline"))
-            core = f"{core_parameters(ARMS[arm].mixer)[0] / 1e6:.3f}M"
-            rows.append(_line(["", "", "ours", core], [c.ours(arm) for c in columns], _focus(arm)))
+            names = f"×{r}" if arm == "baseline" else "", LABELS[arm]
+            printed_core = TableCell(f"{paper.CORE_PARAMETERS[arm]:.2f}M", "name")
+            core = TableCell(f"{core_parameters(ARMS[arm].mixer)[0] / 1e6:.3f}M", "name")
+            printed, ours = [c.printed(arm) for c in columns], [c.ours(arm) for c in columns]
+            rows += _two_lines(names, [printed_core, *printed], [core, *ours], arm, starts_block=arm == "baseline")
     return Table(
         "Table 1. CC359: reconstruction from a fourth and an eighth of k-space",
         ["AR", "Method", SOURCE, "Core Params", *[text.NAMES[m] for m in paper.IMAGE] * 3],
@@ -139,11 +143,10 @@ def cross_domain(finished: FinishedRows) -> Table:
     rows = []
     for arm in paper.MIXERS:
         printed = [_without_spread(c.printed(arm)) for c in columns.values()]
-        rows.append(_line([LABELS[arm], "paper"], printed, "paper", arm == "chasm"))
-        rows.append(_line(["", "ours"], [_without_spread(c.ours(arm)) for c in columns.values()], _focus(arm)))
-    largest = [TableCell(text.number(paper.LARGEST_SPREAD[setting][m], m)) for setting, m in columns]
-    rows.append(_line(["Max std.", "paper"], largest, "paper", True))
-    rows.append(_line(["", "ours"], [c.largest_spread() for c in columns.values()]))
+        ours = [_without_spread(c.ours(arm)) for c in columns.values()]
+        rows += _two_lines([LABELS[arm]], printed, ours, arm, starts_block=arm == "chasm")
+    largest = [text.number(paper.LARGEST_SPREAD[setting][m], m) for setting, m in columns]
+    rows += _two_lines(["Max std."], largest, [c.largest_spread() for c in columns.values()], starts_block=True)
     return Table(
         "Table 2. fastMRI reconstruction, natural images, and segmentation of undersampled MRI",
         ["Mixer block", SOURCE, *("mIoU" if m == "iou" else text.NAMES[m] for _, m in columns)],
@@ -164,43 +167,28 @@ def falsification(finished: FinishedRows) -> tuple[Table, list[Falsification]]:
         for arm in (*RIVALS, "chasm")
     ]
     here = [row for row in wanted if row is not None]
-    measured = {f.setting: f for f in falsify([r.row for r in here], [run for r in here for run in r.runs])}
+    falsified = falsify([r.row for r in here], [run for r in here for run in r.runs])
+    measured = {f.setting: f for f in falsified}
     rows = []
-    for setting in MRI:
-        printed, f = paper.FALSIFICATION[setting], measured.get(setting)
+    for setting, printed in paper.FALSIFICATION.items():
+        found = _mean_falsified(falsified) if setting == "mean" else _falsified(measured.get(setting))
+        title = "Mean" if setting == "mean" else SETTINGS[setting].title
         texts = [_signed(printed["structured"]), _signed(printed["random"]), f"{printed['drop']:.1f} %"]
-        rows.append(_line([SETTINGS[setting].title, "paper"], [TableCell(t) for t in texts], "paper"))
-        rows.append(_line(["", "ours"], [TableCell(t) for t in _falsified(f)]))
-    mean = paper.FALSIFICATION["mean"]
-    texts = [_signed(mean["structured"]), _signed(mean["random"]), f"{mean['drop']:.1f} %"]
-    rows.append(_line(["Mean", "paper"], [TableCell(t) for t in texts], "paper", True))
-    rows.append(_line(["", "ours"], [TableCell(t) for t in _mean_falsified([*measured.values()])]))
+        rows += _two_lines([title], texts, found, starts_block=setting == "mean")
     return (
         Table(
             "Table 3 (a). CHASM's gain in PSNR over the strongest rival, under structured and random masks",
             ["Setting", SOURCE, "Struct.", "Random", "Drop"],
             rows,
-            f"{_draws_text([*measured.values()])}The strongest rival is the one with the highest test mean, under the "
+            f"{_draws_text(falsified)}The strongest rival is the one with the highest test mean, under the "
             "structured mask and over all draws of the random one. A † means that the 95 % interval of the paired "
             "difference includes zero, or that there are too few cases. The drop is one minus the random over the "
             "structured gain, and has no meaning unless the structured gain is above zero. The last line has the means "
             "of gains and of drops." + _note([run for row in here for run in row.runs]),
             file="table-3a",
         ),
-        [*measured.values()],
+        falsified,
     )
-
-
-def basis(finished: FinishedRows) -> Table:
-    """Return Table 3 (b): constraints on the spectral core."""
-    title = "Table 3 (b). Constraints on the basis, CC359 ×8 in HiFi-Mamba"
-    return _variants(finished, "basis", title, paper.BASIS, "table-3b")
-
-
-def axes(finished: FinishedRows) -> Table:
-    """Return Table 3 (c): compositions of the two axes."""
-    title = "Table 3 (c). Compositions of the axes, CC359 ×8 in HiFi-Mamba"
-    return _variants(finished, "axes", title, paper.AXES, "table-3c")
 
 
 def seeds(finished: FinishedRows) -> Table:
@@ -208,24 +196,18 @@ def seeds(finished: FinishedRows) -> Table:
     rows, used = [], []
     for setting, quotes in paper.SEEDS.items():
         rival = next(arm for arm in quotes if arm != "chasm")
+        arms = rival, "chasm"
         psnr, ssim = (_Column(finished, "seeds", setting, HIFI, metric, quotes) for metric in paper.IMAGE)
         used.append(psnr)
-        printed = [psnr.printed(rival), psnr.printed("chasm"), TableCell(_signed(paper.SEEDS_GAIN[setting]))]
-        printed += [ssim.printed(rival), ssim.printed("chasm")]
-        rows.append(_line([SETTINGS[setting].title, LABELS[rival], "paper"], printed, "paper"))
-        means = [psnr.rows[arm].row.scores["psnr"].mean for arm in (rival, "chasm") if arm in psnr.rows]
-        gain = _signed(means[1] - means[0]) if len(means) == 2 else text.UNKNOWN
-        ours = [psnr.ours(rival, "seeds"), psnr.ours("chasm", "seeds"), TableCell(gain)]
-        rows.append(_line(["", "", "ours"], [*ours, ssim.ours(rival, "seeds"), ssim.ours("chasm", "seeds")]))
+        means = [psnr.rows[arm].row.scores["psnr"].mean for arm in arms if arm in psnr.rows]
+        gain: str | TableCell = _signed(means[1] - means[0]) if len(means) == 2 else text.UNKNOWN
+        printed_gain: str | TableCell = _signed(paper.SEEDS_GAIN[setting])
+        printed = [*map(psnr.printed, arms), printed_gain, *map(ssim.printed, arms)]
+        ours = [*(psnr.ours(arm, "seeds") for arm in arms), gain, *(ssim.ours(arm, "seeds") for arm in arms)]
+        rows += _two_lines([SETTINGS[setting].title, LABELS[rival]], printed, ours)
     columns = ["Setting", "Best baseline", SOURCE, "Base PSNR", "CHASM PSNR", "ΔPSNR", "Base SSIM", "CHASM SSIM"]
     note = f"Mean ± standard deviation over seeds. A number without ± has one seed.{_origin(used)}"
     return Table("Appendix. Stability over three seeds, HiFi-Mamba", columns, rows, note, file="table-seeds")
-
-
-def seeds_basis(finished: FinishedRows) -> Table:
-    """Return the appendix table of the shared-basis ablation over three seeds."""
-    title = "Appendix. The shared-basis ablation over three seeds, CC359 ×8 in HiFi-Mamba"
-    return _variants(finished, "seeds-basis", title, paper.SEEDS_BASIS, "table-seeds-basis", over="seeds")
 
 
 def flops(finished: FinishedRows, scale: str) -> Table:
@@ -234,8 +216,8 @@ def flops(finished: FinishedRows, scale: str) -> Table:
     columns = [_Column(finished, "flops", "cc359-x8", host, "gmacs_paper", quotes[host]) for host in paper.HOSTS]
     rows = []
     for arm in paper.MIXERS:
-        rows.append(_line([LABELS[arm], "paper"], [_plain(c.printed(arm)) for c in columns], "paper"))
-        rows.append(_line(["", "ours"], [_plain(c.ours(arm)) for c in columns], _focus(arm)))
+        printed, ours = [c.printed(arm).text for c in columns], [c.ours(arm).text for c in columns]  # most is not best
+        rows += _two_lines([LABELS[arm]], printed, ours, arm)
     note = "In G, for one complex image, counted as the paper's table seems to count (help(chasm.surgery.count))."
     if scale == "tiny":
         note += " Ours are toy models on images of 32 x 32: do not compare them with the paper's full-size models."
@@ -247,17 +229,16 @@ def protocol(finished: FinishedRows) -> Table:
     """Return the appendix table of the cross-domain protocol: the paper's, and that of our runs."""
     rows = []
     for dataset, (settings, host, printed) in PROTOCOL.items():
-        rows.append(_line([dataset, "paper"], [TableCell(t) for t in printed], "paper", dataset != "fastMRI"))
         rows_of_runs = (finished.get(CROSS_DOMAIN[s][0], s, host, arm) for s in settings for arm in paper.MIXERS)
         run = next((row.runs[0] for row in rows_of_runs if row is not None), None)
-        if run is None or run.config is None:
-            rows.append(_line(["", "ours"], [*[TableCell(text.UNKNOWN)] * 3, TableCell("")]))
-            continue
-        mask, factor = run.result.task.get("mask"), run.result.task.get("factor")
-        operator = f"{mask['kind']} Cartesian mask" if mask else f"bicubic reduction by {factor}"
-        backbone = ", ".join(filter(None, (run.config.backbone.name, text.options_text(run.config.backbone.options))))
-        texts = [backbone, f"{operator}, {run.result.source}", LOSSES.get(run.config.task.name, text.UNKNOWN)]
-        rows.append(_line(["", "ours"], [TableCell(t) for t in (*texts, "")]))
+        ours = [text.UNKNOWN] * 3
+        if run is not None and run.config is not None:
+            mask, factor = run.result.task.get("mask"), run.result.task.get("factor")
+            operator = f"{mask['kind']} Cartesian mask" if mask else f"bicubic reduction by {factor}"
+            host_texts = run.config.backbone.name, text.options_text(run.config.backbone.options)
+            ours = [", ".join(filter(None, host_texts)), f"{operator}, {run.result.source}"]
+            ours.append(LOSSES.get(run.config.task.name, text.UNKNOWN))
+        rows += _two_lines([dataset], printed, [*ours, ""], starts_block=dataset != "fastMRI")
     columns = ["Setting", SOURCE, "Backbone", "Input operator", "Objective", "Purpose"]
     return Table("Appendix. Protocol of Table 2", columns, rows, is_text=True, file="table-protocol")
 
@@ -268,52 +249,47 @@ def taxonomy() -> Table:
     for arm, operator in OPERATORS.items():
         facts = MIXERS.get(arm).facts  # type: ignore[attr-defined]
         printed = [facts.response, facts.channel_mixing, facts.shared_basis, facts.positive_gains]
-        rows.append(TableRow([TableCell(LABELS[arm]), *(TableCell(t, "paper") for t in printed), TableCell(operator)]))
-    columns = [
-        "Mixer",
-        "Spectral response",
-        "Channel mixing",
-        "Shared basis",
-        "Positive gains",
-        "Here, at one frequency",
-    ]
+        rows.append(table_row(LABELS[arm], *(TableCell(t, "paper") for t in printed), operator))
+    properties = ["Spectral response", "Channel mixing", "Shared basis", "Positive gains"]
+    columns = ["Mixer", *properties, "Here, at one frequency"]
     title = "Appendix. Taxonomy of the mixers, and the operators of this package"
     return Table(title, columns, rows, is_text=True, file="table-taxonomy")
 
 
-def _variants(
-    finished: FinishedRows, study: str, title: str, quotes: dict[str, dict[str, Quote]], file: str, over: str = "cases"
-) -> Table:
+def variants(finished: FinishedRows, study: str) -> Table:
+    """Return Table 3 (b), 3 (c), or the appendix table of the shared-basis ablation over three seeds."""
+    title, quotes, file, over = VARIANTS[study]
     columns = [_Column(finished, study, "cc359-x8", HIFI, metric, quotes) for metric in paper.IMAGE]
     rows = []
     for arm in quotes:
         label = "CH → CW" if study == "axes" and arm == "chasm" else LABELS[arm]
-        rows.append(_line([label, "paper"], [c.printed(arm) for c in columns], "paper"))
-        rows.append(_line(["", "ours"], [c.ours(arm, over) for c in columns], _focus(arm)))
+        rows += _two_lines([label], [c.printed(arm) for c in columns], [c.ours(arm, over) for c in columns], arm)
     note = f"Mean ± standard deviation over {over}.{_origin(columns)}"
-    return Table(title, ["Variant", SOURCE, *(text.NAMES[m] for m in paper.IMAGE)], rows, note, file=file)
+    columns_titles = ["Variant", SOURCE, *(text.NAMES[m] for m in paper.IMAGE)]
+    return Table(f"{title}, CC359 ×8 in HiFi-Mamba", columns_titles, rows, note, file=file)
 
 
-def _line(front: Sequence[str], cells: Sequence[TableCell], kind: str = "", starts_block: bool = False) -> TableRow:
-    if kind == "paper":
-        cells, kind = [TableCell(c.text, c.kind or "paper") for c in cells], ""
-    return TableRow([*(TableCell(name, "name") for name in front), *cells], kind, starts_block)
-
-
-def _focus(arm: str) -> str:
-    return "focus" if arm == "chasm" else ""
-
-
-def _plain(cell: TableCell) -> TableCell:
-    return TableCell(cell.text)
+def _two_lines(
+    names: Sequence[str],
+    printed: Sequence[str | TableCell],
+    ours: Sequence[str | TableCell],
+    arm: str = "",
+    *,
+    starts_block: bool = False,
+) -> list[TableRow]:
+    """Return the line that the paper prints, and the line of our runs below it."""
+    cells = [TableCell(c, "paper") if isinstance(c, str) else TableCell(c.text, c.kind or "paper") for c in printed]
+    first, second = (
+        [TableCell(name, "name") for name in line] for line in ([*names, "paper"], [""] * len(names) + ["ours"])
+    )
+    return [
+        table_row(*first, *cells, starts_block=starts_block),
+        table_row(*second, *ours, kind=row_kind(arm)),
+    ]
 
 
 def _without_spread(cell: TableCell) -> TableCell:
     return TableCell(cell.text.partition(" ± ")[0], cell.kind)
-
-
-def _spread(value: float, metric: str) -> str:
-    return f" ± {text.number(value, metric)}"
 
 
 def _signed(value: float) -> str:
