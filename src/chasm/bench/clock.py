@@ -126,6 +126,16 @@ def capture(call: Call, sets: int, device: torch.device) -> Captured:
     return Captured(graph.replay, results, peak)
 
 
+def timed(
+    call: Callable[[int], object], captured: Captured | None, sets: int, device: torch.device, pace: Pace
+) -> dict[str, float | None]:
+    """Return the milliseconds and MiB of a call, replayed if it is captured."""
+    if captured is None:
+        return {"time_ms": clock(call, sets, device, pace), "peak_mib": peak_mib(lambda: call(0), device)}
+    time_ms = clock(lambda _: captured.replay(), 1, device, pace, calls=sets)
+    return {"time_ms": time_ms, "peak_mib": captured.peak_mib}
+
+
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream of all captures. Libraries keep workspaces per stream, so one stream keeps them few."""

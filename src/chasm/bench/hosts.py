@@ -12,7 +12,6 @@ Before a host is timed, its output is compared with the same network in float64 
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from torch import Tensor, nn
 import chasm
 from chasm import ops
 from chasm.backbones import create_backbone
-from chasm.bench.clock import Captured, Pace, capture, clock, peak_mib
+from chasm.bench.clock import Pace, capture, clock, peak_mib, timed
 from chasm.bench.literal import LiteralBlock
+from chasm.bench.report import Row, titles
 from chasm.bench.subjects import LAYOUTS, errors
 from chasm.bench.table import reason
 from chasm.mixers import CHASM
@@ -30,26 +30,8 @@ from chasm.ops import reference
 from chasm.tasks import Reconstruction, TaskBatch
 from chasm.train.step import Context, add_gradients
 
-Row = dict[str, Any]
-BASES = {
-    "what": "what",
-    "mode": "mode",
-    "time_ms": "ms",
-    "times_literal": "x literal",
-    "peak_mib": "MiB",
-    "error": "error",
-}
-TITLES = {
-    "what": "what",
-    "batch": "batch",
-    "mode": "mode",
-    "mixer": "slots",
-    "layout": "layout",
-    "time_ms": "ms",
-    "ratio": "over empty slots",
-    "peak_mib": "MiB",
-    "error": "error",
-}
+BASES = titles("what", "mode", "time_ms", "times_literal", "peak_mib", "error")
+TITLES = titles("what", "batch", "mode", "mixer", "layout", "time_ms", "ratio", "peak_mib", "error", mixer="slots")
 COLUMNS = (*TITLES, "times_literal", "grad_error", "worst_gradient", "note")
 MAX_HOST_ERROR = 5e-2  # relative error of a whole network in bfloat16
 
@@ -87,9 +69,8 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
         "torch's matrix exponential, batched": lambda t: reference.basis(torch.stack(t)),
         "ours, batched": lambda t: ops.orthogonal_basis(torch.stack(t)),
     }
-    exact = gradients(
-        ways["torch's matrix exponential, batched"], [t.detach().double().requires_grad_() for t in thetas]
-    )(0)
+    in_float64 = [t.detach().double().requires_grad_() for t in thetas]
+    exact = gradients(ways["torch's matrix exponential, batched"], in_float64)(0)
     literal = None
     for what, build in ways.items():
         for mode in ("eager", "graph") if device.type == "cuda" and what.startswith("ours") else ("eager",):
@@ -105,8 +86,7 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
                 record = {"error": error, "grad_error": grad_error, "worst_gradient": worst}
                 if not (error <= 1e-4 and grad_error <= 1e-2):
                     return record | {"note": f"wrong: error {error:.1e} of U, {grad_error:.1e} of its gradient"}
-                run: Callable[[int], object] = call if captured is None else partial(_replay, captured.replay)
-                return record | {"time_ms": clock(run, 1, device, pace), "peak_mib": peak_of(run, captured, device)}
+                return record | timed(call, captured, 1, device, pace)
 
             row = guarded({"what": f"{count} bases, C = {channels}: {what}", "mode": mode}, measure)
             if literal is None:
@@ -114,11 +94,6 @@ def bases(device: torch.device, pace: Pace) -> Iterator[Row]:
             if row.get("time_ms") is not None and literal is not None:
                 row["times_literal"] = literal / row["time_ms"]
             yield row
-
-
-def peak_of(run: Callable[[int], object], captured: Captured | None, device: torch.device) -> float | None:
-    """Return the memory that a call takes, in MiB, as its capture counted it if there is one."""
-    return captured.peak_mib if captured is not None else peak_mib(lambda: run(0), device)
 
 
 # --- hosts ------------------------------------------------------------------------------------------
@@ -262,10 +237,6 @@ def unet(device: torch.device, pace: Pace) -> Iterator[Row]:
                 yield _with_ratio(row, base, mixer == "identity", f"{batch} {mode}")
 
 
-def _replay(replay: Callable[[], None], _: int) -> None:
-    replay()
-
-
 @torch.no_grad()
 def _unet_row(mixer: str, mode: str, size: int, batch: TaskBatch, options: dict[str, Any], pace: Pace) -> Row:
     device = batch.input.device
@@ -283,7 +254,6 @@ def _unet_row(mixer: str, mode: str, size: int, batch: TaskBatch, options: dict[
             with torch.no_grad():
                 return {"y": model(x)}
 
-        run: Callable[[int], object] = call
         captured = None
         want = call(0)["y"].clone()
         if mode == "graph":
@@ -292,8 +262,7 @@ def _unet_row(mixer: str, mode: str, size: int, batch: TaskBatch, options: dict[
             captured.replay()
             if not torch.allclose(captured.results["y"], want, rtol=0.1, atol=0.1):
                 return {"error": error, "note": "wrong: the graph does not repeat the eager call"}
-            run = partial(_replay, captured.replay)
-        time = clock(run, 1, device, pace)
-        if not best or time < best["time_ms"]:
-            best = {"error": error, "layout": layout, "time_ms": time, "peak_mib": peak_of(run, captured, device)}
+        measured = {"error": error, "layout": layout, **timed(call, captured, 1, device, pace)}
+        if not best or measured["time_ms"] < best["time_ms"]:
+            best = measured
     return best

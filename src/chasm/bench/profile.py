@@ -20,9 +20,9 @@ from chasm.backbones.hifi import blocks, layers, patches, ssm
 from chasm.backbones.hifi.kernels import norm
 from chasm.backbones.measurement import Measurement
 from chasm.bench import hosts
+from chasm.bench.report import Row, titles
 from chasm.common.devices import synchronize
 
-Row = dict[str, Any]
 MARK = "part: "
 REST = "rest of the host"
 PARTS: dict[type[nn.Module], str] = {
@@ -34,14 +34,8 @@ PARTS: dict[type[nn.Module], str] = {
     patches.PatchEmbed: "patches in and out",
     patches.ToImage: "patches in and out",
 }
-BY_PART = {
-    "part": "part",
-    "time_ms": "ms per step",
-    "share": "share",
-    "forward_ms": "of it forward",
-    "calls": "kernels",
-}
-BY_KERNEL = {"kernel": "kernel", "time_ms": "ms per step", "share": "share", "calls": "calls"}
+BY_PART = titles("part", "time_ms", "share", "forward_ms", "calls", time_ms="ms per step", calls="kernels")
+BY_KERNEL = titles("kernel", "time_ms", "share", "calls", time_ms="ms per step")
 COLUMNS = ("part", "kernel", "time_ms", "share", "forward_ms", "calls")
 
 

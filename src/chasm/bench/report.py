@@ -1,6 +1,6 @@
 """Results as CSV files, Markdown pages and tables on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +9,31 @@ from chasm.common.tables import csv_text, markdown_table, print_table
 
 Row = dict[str, Any]
 NUMBERS = ("times_literal", "times_floor", "peak_mib", "ratio", "share", "forward_ms", "calls")
-TITLES = {
-    "shape": "shape",
-    "dtype": "dtype",
-    "mode": "mode",
-    "mixer": "mixer",
-    "form": "form",
-    "layout": "layout",
+# Titles of the columns whose field is not its own title.
+_TITLES = {
     "time_ms": "ms",
     "times_literal": "x literal",
     "times_floor": "x floor",
     "peak_mib": "MiB",
-    "error": "error",
+    "ratio": "over empty slots",
+    "forward_ms": "of it forward",
+    "range": "over",
+    "largest": "largest that ran",
 }
 LEGEND = """\
 ms: median time (on a CPU the fastest; there only ratios are meaningful). x literal: how many times faster than the \
 paper-literal eager block of the same dtype and pass (also for graph rows, since torch's matrix exponential waits for \
 the host and cannot be captured). x floor: time divided by the time to move the maps through memory. MiB: peak memory \
 above the inputs. error: relative to float64, of the output / the largest of the gradients."""
+
+
+def titles(*fields: str, **special: str) -> dict[str, str]:
+    """Return the titles of the columns of a table by their fields.
+
+    >>> titles("mixer", "time_ms", mixer="slots")
+    {'mixer': 'slots', 'time_ms': 'ms'}
+    """
+    return {field: special.get(field) or _TITLES.get(field, field) for field in fields}
 
 
 def cell(field: str, row: Row) -> str:
@@ -36,28 +43,13 @@ def cell(field: str, row: Row) -> str:
     '12.3'
     """
     value = row.get(field)
-    if field == "shape" and value is not None:
-        return "x".join(map(str, value))
-    if field == "time_ms":
-        return significant(value) if value is not None else row.get("note", "-")
-    if field == "error":
-        if value is None:
-            return "-"
-        gradient = row.get("grad_error")
-        return f"{value:.0e} / {gradient:.0e}" if row.get("worst_gradient") else f"{value:.0e}"
     if value is None:
-        return "-"
-    if field == "share":
-        return f"{100 * value:.1f} %"
-    if field == "times_literal":
-        return f"{value:.1f}x"
-    if field == "times_floor":
-        return f"{value:.1f}"
-    if field == "peak_mib":
-        return f"{value:,.0f}"
-    if isinstance(value, float):
-        return significant(value)
-    return str(value)
+        return str(row.get("note", "-")) if field == "time_ms" else "-"
+    if field == "error":
+        return f"{value:.0e}" + (f" / {row['grad_error']:.0e}" if row.get("worst_gradient") else "")
+    if field in _FORMATS:
+        return _FORMATS[field](value)
+    return significant(value) if isinstance(value, float) else str(value)
 
 
 def significant(value: float) -> str:
@@ -69,9 +61,19 @@ def significant(value: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def markdown(rows: Sequence[Row], titles: dict[str, str]) -> str:
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "shape": lambda shape: "x".join(map(str, shape)),
+    "time_ms": significant,
+    "share": lambda share: f"{100 * share:.1f} %",
+    "times_literal": "{:.1f}x".format,
+    "times_floor": "{:.1f}".format,
+    "peak_mib": "{:,.0f}".format,
+}
+
+
+def markdown(rows: Sequence[Row], columns: dict[str, str]) -> str:
     """Return rows as a Markdown table."""
-    return markdown_table(list(titles.values()), [[cell(field, row) for field in titles] for row in rows])
+    return markdown_table(list(columns.values()), [[cell(field, row) for field in columns] for row in rows])
 
 
 def header(title: str, facts: dict[str, str]) -> str:
@@ -111,15 +113,15 @@ def _plain(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else value
 
 
-def show(rows: Sequence[Row], titles: dict[str, str], caption: str = "") -> None:
+def show(rows: Sequence[Row], columns: dict[str, str], caption: str = "") -> None:
     """Print rows as a table, those with a note in red.
 
     Args:
         rows: rows of the table.
-        titles: title of each column, by the name of its field.
+        columns: title of each column, by the name of its field.
         caption: printed above the table.
     """
-    cells = [[cell(field, row) for field in titles] for row in rows]
-    right = [title for field, title in titles.items() if field in NUMBERS]
+    cells = [[cell(field, row) for field in columns] for row in rows]
+    right = [title for field, title in columns.items() if field in NUMBERS]
     marked = [i for i, row in enumerate(rows) if row.get("note")]
-    print_table(list(titles.values()), cells, title=caption, right=right, marked=marked)
+    print_table(list(columns.values()), cells, title=caption, right=right, marked=marked)

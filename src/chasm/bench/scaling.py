@@ -9,30 +9,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import torch
 
 from chasm.bench import subjects, table
+from chasm.bench.report import Row, titles
 from chasm.bench.subjects import LITERAL, Shape
-from chasm.bench.table import Row
 from chasm.common.files import write_atomic
 
 SWEEPS = ("size", "channels", "batch")
 PLOT_TITLE = "chasm bench scaling"  # in every picture: which may be replaced by the next
-TITLES = {
-    "sweep": "sweep",
-    "dtype": "dtype",
-    "mode": "mode",
-    "mixer": "mixer",
-    "n": "n",
-    "shape": "shape",
-    "form": "form",
-    "layout": "layout",
-    "time_ms": "ms",
-    "peak_mib": "MiB",
-    "error": "error",
-}
+TITLES = titles("sweep", "dtype", "mode", "mixer", "n", "shape", "form", "layout", "time_ms", "peak_mib", "error")
 COLUMNS = (*TITLES, "grad_error", "worst_gradient", "note")
 MAX_CALL_MS = 1000.0
 MAX_TWO_LAYOUTS_MS = 20.0  # longer calls run only in the layout that was faster at the size before
@@ -154,15 +143,7 @@ def _maker(name: str, shape: Shape, device: torch.device) -> Callable[[], subjec
 
 # --- slopes -----------------------------------------------------------------------------------------
 
-SLOPES = {
-    "sweep": "sweep",
-    "dtype": "dtype",
-    "mode": "mode",
-    "mixer": "mixer",
-    "slope": "slope",
-    "range": "over",
-    "largest": "largest that ran",
-}
+SLOPES = titles("sweep", "dtype", "mode", "mixer", "slope", "range", "largest")
 
 
 def slopes(rows: Sequence[Row]) -> list[Row]:
@@ -178,7 +159,7 @@ def slopes(rows: Sequence[Row]) -> list[Row]:
         used = doublings[-max(3, len(doublings) // 2) :]
         if len(used) < 3:
             continue
-        p = _fit([math.log(n) for n, _ in used], [math.log(t) for _, t in used])
+        p = linear_regression([math.log(n) for n, _ in used], [math.log(t) for _, t in used]).slope
         row = dict(zip(("sweep", "dtype", "mode", "mixer"), key, strict=True))
         fits.append(row | {"slope": p, "range": f"{used[0][0]} to {used[-1][0]}", "largest": points[-1][0]})
     return fits
@@ -186,12 +167,6 @@ def slopes(rows: Sequence[Row]) -> list[Row]:
 
 def _key(row: Row) -> tuple[str, str, str, str]:
     return row["sweep"], row["dtype"], row["mode"], row["mixer"]
-
-
-def _fit(x: list[float], y: list[float]) -> float:
-    """Return the slope of the least-squares line."""
-    mx, my = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
 
 
 # --- picture ----------------------------------------------------------------------------------------

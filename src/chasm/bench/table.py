@@ -27,17 +27,9 @@ from torch import Tensor
 
 from chasm import ops
 from chasm.bench import subjects
-from chasm.bench.clock import (
-    Limits,
-    NotCapturableError,
-    Pace,
-    capture,
-    clock,
-    input_sets,
-    measure_limits,
-    peak_mib,
-)
+from chasm.bench.clock import Limits, NotCapturableError, Pace, capture, input_sets, measure_limits, timed
 from chasm.bench.peers import PEERS
+from chasm.bench.report import Row, titles
 from chasm.bench.subjects import LITERAL, Shape, Subject
 from chasm.common.registry import OWN_NAME_HINT, suggest
 from chasm.common.text import first_line
@@ -69,11 +61,10 @@ GPU_SHAPES: list[Shape] = [
     (4, 96, 218, 170),
 ]
 CPU_SHAPES: list[Shape] = [(2, 96, 64, 64), (1, 96, 45, 37)]
-COLUMNS = (
-    "shape", "dtype", "mode", "mixer", "form", "layout", "time_ms", "times_literal", "times_floor", "peak_mib",
-    "error", "grad_error", "worst_gradient", "note",
-)  # fmt: skip
-Row = dict[str, Any]
+TITLES = titles(
+    "shape", "dtype", "mode", "mixer", "form", "layout", "time_ms", "times_literal", "times_floor", "peak_mib", "error"
+)
+COLUMNS = (*TITLES, "grad_error", "worst_gradient", "note")
 
 
 @dataclass(frozen=True)
@@ -278,18 +269,15 @@ def _in_layout(
     inputs = subjects.make_inputs(shape, DTYPES[dtype], layout, sets, device)
     call = subjects.call_of(subject, kind, inputs, DTYPES[dtype])
     form = subjects.form_that_runs(subject, kind, inputs[0][0])
-    if graph:
-        captured = capture(call, sets, device)
+    captured = capture(call, sets, device) if graph else None
+    if captured is not None:
         input_storage = {t.untyped_storage().data_ptr() for pair in inputs for t in pair}
         with torch.no_grad():
             for result in captured.results.values():
                 if result.untyped_storage().data_ptr() not in input_storage:
                     result.fill_(float("nan"))  # shows results that the replay does not write
         captured.replay()
-        results, peak = captured.results, captured.peak_mib
-    else:
-        results = call(0)
-        peak = None
+    results = call(0) if captured is None else captured.results
     row: Row = {"form": form, "layout": layout}
     error = grad_error = 0.0
     if exact:
@@ -301,12 +289,7 @@ def _in_layout(
         of_gradient = f", {grad_error:.1e} of the gradient of {worst}" if worst else ""
         limits = f"allowed {allowed:.0e} and {allowed_grad:.0e}"
         return {**row, "note": f"wrong: error {error:.1e} of y{of_gradient}, {limits}"}
-    if graph:
-        time = clock(lambda _: captured.replay(), 1, device, pace, calls=sets)
-    else:
-        time = clock(call, sets, device, pace)
-        peak = peak_mib(lambda: call(0), device)
-    return {**row, "time_ms": time, "peak_mib": peak}
+    return row | timed(call, captured, sets, device, pace)
 
 
 def reason(e: Exception) -> str:

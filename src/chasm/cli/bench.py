@@ -72,7 +72,7 @@ def bench(
         with ProgressBar(config.rows()) as bar:
             for of_shape in table.run(config, bar.advance):
                 rows += of_shape
-                titles = {k: v for k, v in report.TITLES.items() if k != "shape"}
+                titles = {k: v for k, v in table.TITLES.items() if k != "shape"}
                 name = report.cell("shape", of_shape[0])
                 with bar.hidden():
                     report.show(of_shape, titles, name)
