@@ -53,58 +53,35 @@ HIFI, ALL = ("hifi-mamba",), paper.MIXERS
 Quotes = dict[tuple[str, str, str], dict[str, Quote]]
 
 
-def _quotes(setting: str, host: str, arms: dict[str, dict[str, Quote]]) -> Quotes:
+def _quotes(setting: str, host: str, arms: Mapping[str, dict[str, Quote]]) -> Quotes:
     return {(setting, host, arm): metrics for arm, metrics in arms.items()}
 
 
-def _cc359(r: int, hosts: tuple[str, ...] = paper.HOSTS) -> Quotes:
+def _main_quotes(settings: Sequence[str], hosts: Sequence[str]) -> Quotes:
+    """Return what Tables 1 and 2 print for some settings in some hosts."""
     quotes: Quotes = {}
-    for host in hosts:
-        quotes |= _quotes(f"cc359-x{r}", host, paper.CC359[r][host])
+    for setting in settings:
+        for host in hosts:
+            quotes |= _quotes(setting, host, paper.MAIN[setting, host])
     return quotes
 
 
-def _cross(setting: str, host: str) -> Quotes:
-    return _quotes(setting, host, paper.CROSS_DOMAIN[setting])
-
-
-def _seeds() -> tuple[tuple[Grid, ...], Quotes]:
-    grids, quotes = [], {}
-    for setting, arms in paper.SEEDS.items():
-        grids.append(Grid((setting,), HIFI, tuple(arms), (0, 1, 2)))
-        quotes.update(_quotes(setting, "hifi-mamba", arms))
-    return tuple(grids), quotes
-
-
-def _costs() -> Quotes:
-    return {
-        ("cc359-x8", host, arm): {"gmacs_paper": Quote(value)}
-        for host, arms in paper.FLOPS.items()
-        for arm, value in arms.items()
-    }
-
-
-def _parameters() -> Quotes:
-    return {("cc359-x8", "hifi-mamba", arm): {"core_mparams": Quote(v)} for arm, v in paper.CORE_PARAMETERS.items()}
+def _cost_quotes(metric: str, costs: Mapping[str, Mapping[str, float]]) -> Quotes:
+    """Return printed costs, host to arm to value, which do not depend on the setting."""
+    return {("cc359-x8", host, arm): {metric: Quote(v)} for host, arms in costs.items() for arm, v in arms.items()}
 
 
 _MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
 _BASIS = ("chasm-identity", "chasm-untied", "chasm-signed", "chasm-complex", "chasm")
 _AXES = ("chasm-ch", "chasm-cw", "chasm-cw-ch", "chasm-sum", "chasm")
 _X8 = ("cc359-x8",)
-_EVERY = (
-    *("baseline", "wrapper", *RIVALS),
-    *("chasm-identity", "chasm-untied", "chasm-signed", "chasm-complex", "chasm"),
-)
+_EVERY = ("baseline", "wrapper", *RIVALS, *_BASIS)
 _OURS = "not in the paper"
-_SEED_GRIDS, _SEED_QUOTES = _seeds()
 
 
 def _table_two(name: str, title: str, settings: tuple[str, ...], host: str) -> Study:
-    quotes: Quotes = {}
-    for setting in settings:
-        quotes |= _cross(setting, host)
     question = f"Does the order of the mixers carry over to {title}?"
+    quotes = _main_quotes(settings, (host,))
     return Study(name, title, "Table 2", question, (Grid(settings, (host,), ALL),), quotes)
 
 
@@ -112,7 +89,7 @@ _LIST = [
     Study(
         "cc359", "CC359 reconstruction", "Table 1",
         "Does CHASM beat every other mixer in the slots of each of three hosts?",
-        (Grid(("cc359-x8", "cc359-x4"), paper.HOSTS, ALL),), _cc359(8) | _cc359(4),
+        (Grid(("cc359-x8", "cc359-x4"), paper.HOSTS, ALL),), _main_quotes(("cc359-x8", "cc359-x4"), paper.HOSTS),
     ),
     _table_two("fastmri", "fastMRI knee reconstruction", ("fastmri-x8", "fastmri-x4"), "hifi-mamba"),
     _table_two("ade20k", "ADE20K, 4x bicubic", ("ade20k",), "unet"),
@@ -122,7 +99,7 @@ _LIST = [
         "random-mask", "Random-mask falsification, three draws", "Table 3 (a)",
         "Does CHASM's lead over the strongest rival shrink under random masks, whichever lines are drawn?",
         (Grid((*_MRI, *(f"{s}-random-{draw}" for s in _MRI for draw in MASK_DRAWS)), HIFI, (*RIVALS, "chasm")),),
-        {k: v for s in _MRI for k, v in (_cc359(int(s[-1]), HIFI) if s[0] == "c" else _cross(s, "hifi-mamba")).items()},
+        _main_quotes(_MRI, HIFI),
     ),
     Study(
         "basis", "Shared-basis constraint", "Table 3 (b)", "What does each constraint on the spectral core contribute?",
@@ -135,7 +112,9 @@ _LIST = [
     ),
     Study(
         "seeds", "Three-seed stability", "Appendix, seed stability",
-        "Is the lead over the strongest rival larger than the spread from run to run?", _SEED_GRIDS, _SEED_QUOTES,
+        "Is the lead over the strongest rival larger than the spread from run to run?",
+        tuple(Grid((setting,), HIFI, tuple(arms), (0, 1, 2)) for setting, arms in paper.SEEDS.items()),
+        {key: q for setting, arms in paper.SEEDS.items() for key, q in _quotes(setting, "hifi-mamba", arms).items()},
     ),
     Study(
         "seeds-basis", "Three-seed stability of the shared-basis ablation", "Appendix, shared-basis ablation stability",
@@ -146,20 +125,21 @@ _LIST = [
     Study(
         "flops", "Multiply-adds of whole models", "Appendix, computational cost",
         "What does a model cost with each mixer?",
-        (Grid(_X8, paper.HOSTS, ALL),), _costs(), kind="cost",
+        (Grid(_X8, paper.HOSTS, ALL),), _cost_quotes("gmacs_paper", paper.FLOPS), kind="cost",
     ),
     Study(
         "parameters", "Parameters of one mixer at 96 channels", "Table 1, Core Params", "How large is each mixer?",
-        (Grid(_X8, HIFI, ALL),), _parameters(), kind="cost",
+        (Grid(_X8, HIFI, ALL),), _cost_quotes("core_mparams", {"hifi-mamba": paper.CORE_PARAMETERS}), kind="cost",
     ),
     Study(
         "wrapper", "Wrapper-only control", _OURS,
         "How much of CHASM's gain remains when its spectral core is taken out and its convolutions stay?",
-        (Grid(_X8, paper.HOSTS, ("baseline", "wrapper", "chasm")),), _cc359(8),
+        (Grid(_X8, paper.HOSTS, ("baseline", "wrapper", "chasm")),), _main_quotes(_X8, paper.HOSTS),
     ),
     Study(
         "budget", "Parameter-matched rivals", _OURS, "Does CHASM lead rivals of about its own size?",
-        (Grid(_X8, paper.HOSTS, ("baseline", *(f"{r}-budget" for r in RIVALS if r != "gfnet"), "chasm")),), _cc359(8),
+        (Grid(_X8, paper.HOSTS, ("baseline", *(f"{r}-budget" for r in RIVALS if r != "gfnet"), "chasm")),),
+        _main_quotes(_X8, paper.HOSTS),
     ),
     Study(
         "hifi", "Every mixer and variant in HiFi-Mamba", _OURS,

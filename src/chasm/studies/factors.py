@@ -67,29 +67,27 @@ MASK_DRAWS = (1, 2, 3)  # seeds of the random mask: a single draw may happen to 
 PATTERNS = ("equispaced-plain", "gaussian", "poisson-2d", "gaussian-2d", "radial-2d")  # beside equispaced and random
 
 
+def _reconstruction(dataset: str, acceleration: int, name: str = "", title: str = "", **options: Any) -> Setting:
+    title = f"{DATASETS[dataset].title} ×{acceleration}{title}"
+    metrics = ("psnr", "ssim")
+    return Setting(
+        f"{dataset}-x{acceleration}{name}", title, dataset, "reconstruction", metrics, acceleration, **options
+    )
+
+
 def _settings() -> list[Setting]:
     image, overlap = ("psnr", "ssim"), ("iou", "dice")
     settings = []
     for name in ("cc359", "fastmri"):
         for r in (4, 8):
-            plain, title = f"{name}-x{r}", f"{DATASETS[name].title} ×{r}"
-            settings.append(Setting(plain, title, name, "reconstruction", image, r))
-            for draw in (None, *MASK_DRAWS):
-                tail, words = ("", "") if draw is None else (f"-{draw}", f" {draw}")
-                drawn = Setting(
-                    f"{plain}-random{tail}", f"{title}, random mask{words}", name, "reconstruction", image, r
-                )
-                settings.append(replace(drawn, mask="random", draw=draw))
-    for mask in PATTERNS:
-        title = f"CC359 ×8, {mask} mask"
-        settings.append(Setting(f"cc359-x8-{mask}", title, "cc359", "reconstruction", image, 8, mask))
-    for snr_db in (30, 20):
-        title = f"CC359 ×8, SNR {snr_db} dB"
-        noisy = Setting(f"cc359-x8-snr{snr_db}", title, "cc359", "reconstruction", image, 8, snr_db=float(snr_db))
-        settings.append(noisy)
-    for name in ("cc359", "fastmri"):
-        title = f"{DATASETS[name].title} ×8, 128 x 128"
-        settings.append(Setting(f"{name}-x8-128", title, name, "reconstruction", image, 8, size=128))
+            settings.append(_reconstruction(name, r))
+            settings.append(_reconstruction(name, r, "-random", ", random mask", mask="random"))
+            for draw in MASK_DRAWS:
+                title = f", random mask {draw}"
+                settings.append(_reconstruction(name, r, f"-random-{draw}", title, mask="random", draw=draw))
+    settings += [_reconstruction("cc359", 8, f"-{mask}", f", {mask} mask", mask=mask) for mask in PATTERNS]
+    settings += [_reconstruction("cc359", 8, f"-snr{n}", f", SNR {n} dB", snr_db=float(n)) for n in (30, 20)]
+    settings += [_reconstruction(name, 8, "-128", ", 128 x 128", size=128) for name in ("cc359", "fastmri")]
     for mask in ("equispaced", "poisson-2d"):
         title = f"CC359 volumes ×4, {mask} mask"
         settings.append(Setting(f"cc359-volume-x4-{mask}", title, "cc359", "volume", image, 4, mask, depth=8))

@@ -97,6 +97,11 @@ _SEGMENTATION = _table(
     _columns(("brats-x4", "brats-x8"), OVERLAP),
 )
 CROSS_DOMAIN = _RECONSTRUCTION | _SEGMENTATION
+CROSS_DOMAIN_HOSTS = {setting: "hifi-mamba" if setting.startswith("fastmri") else "unet" for setting in CROSS_DOMAIN}
+
+# Tables 1 and 2: (setting, host) -> mixer -> metric.
+MAIN = {(f"cc359-x{r}", host): CC359[r][host] for host in HOSTS for r in (8, 4)}
+MAIN |= {(setting, host): CROSS_DOMAIN[setting] for setting, host in CROSS_DOMAIN_HOSTS.items()}
 LARGEST_SPREAD = {
     "fastmri-x8": {"psnr": 1.85, "ssim": 0.076},
     "fastmri-x4": {"psnr": 2.24, "ssim": 0.052},

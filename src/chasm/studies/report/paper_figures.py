@@ -13,7 +13,7 @@ from chasm.studies.report import figures
 from chasm.studies.report.elements import Picture
 from chasm.studies.report.examples import Example, read_example
 from chasm.studies.report.overview import overview_figure
-from chasm.studies.report.paper_tables import CROSS_DOMAIN, HIFI, LABELS
+from chasm.studies.report.paper_tables import HIFI, LABELS, study_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,8 +39,7 @@ def qualitative(finished: FinishedRows) -> Picture | None:
     """
     blocks: dict[str, dict[str, Example]] = {}
     for setting in QUALITATIVE:
-        study = "fastmri" if setting.startswith("fastmri") else "cc359"
-        rows = {arm: finished.get(study, setting, HIFI, arm) for arm in paper.MIXERS}
+        rows = {arm: finished.get(study_of(setting), setting, HIFI, arm) for arm in paper.MIXERS}
         examples = {arm: _example(row.folder) for arm, row in rows.items() if row is not None}
         present = {arm: example for arm, example in examples.items() if example is not None}
         first = next((example.slice_name for example in present.values()), None)
@@ -70,19 +69,17 @@ def _example(folder: Path) -> Example | None:
 
 def gains(finished: FinishedRows) -> Picture | None:
     """Draw CHASM's gain over the strongest rival in every column of Tables 1 and 2 beside the printed gain."""
-    places = [("cc359", f"cc359-x{r}", host) for host in paper.HOSTS for r in (8, 4)]
-    places += [(study, setting, host) for setting, (study, host) in CROSS_DOMAIN.items()]
     comparisons, labels = [], {"chasm": LABELS["chasm"]}
-    for study, setting, host in places:
+    for (setting, host), quotes in paper.MAIN.items():
         metric = SETTINGS[setting].metrics[0]
         if metric != "psnr":
             continue  # another unit
-        rivals = [row for arm in RIVALS if (row := finished.get(study, setting, host, arm)) is not None]
+        rows = {arm: finished.get(study_of(setting), setting, host, arm) for arm in (*RIVALS, "chasm")}
+        rivals = [row for arm in RIVALS if (row := rows[arm]) is not None]
         strongest: FinishedRow | None = max(rivals, key=lambda r: r.row.scores[metric].mean, default=None)
-        d = paired_difference(finished.get(study, setting, host, "chasm"), strongest, metric)
+        d = paired_difference(rows["chasm"], strongest, metric)
         if d is None or strongest is None:
             continue
-        quotes = paper.CROSS_DOMAIN[setting] if setting in CROSS_DOMAIN else paper.CC359[int(setting[-1])][host]
         printed = quotes["chasm"][metric].mean - max(quotes[arm][metric].mean for arm in RIVALS)
         key = f"{setting} {host}"
         labels[key] = f"{SETTINGS[setting].title}, {HOSTS[host].label} (ours: {LABELS[strongest.row.arm]})"

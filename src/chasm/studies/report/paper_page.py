@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chasm.common.files import expanded
 from chasm.studies import paper
-from chasm.studies.factors import ARMS, RIVALS, SETTINGS
+from chasm.studies.factors import ARMS, SETTINGS
 from chasm.studies.gather import FinishedRows, gather, paired_difference
 from chasm.studies.records import Falsification, data_kind
 from chasm.studies.report import paper_figures, paper_tables, text
@@ -112,20 +112,18 @@ def _notices(finished: FinishedRows, scale: str) -> list[str]:
 
 def _columns_won(finished: FinishedRows) -> tuple[str, str]:
     """Count the columns in which CHASM is ahead of all others, as printed and among those with our runs."""
-    columns = [("cc359", f"cc359-x{r}", host, paper.CC359[r][host]) for r in (8, 4) for host in paper.HOSTS]
-    for setting, (study, host) in paper_tables.CROSS_DOMAIN.items():
-        columns.append((study, setting, host, paper.CROSS_DOMAIN[setting]))
     printed = won = judged = 0
-    for study, setting, host, quotes in columns:
+    for (setting, host), quotes in paper.MAIN.items():
         metric = SETTINGS[setting].metrics[0]
         printed += max(quotes, key=lambda arm: quotes[arm][metric].mean) == "chasm"
-        rows = {arm: finished.get(study, setting, host, arm) for arm in ("baseline", *RIVALS, "chasm")}
+        study = paper_tables.study_of(setting)
+        rows = {arm: finished.get(study, setting, host, arm) for arm in paper.MIXERS}
         means = {arm: row.row.scores[metric].mean for arm, row in rows.items() if row is not None}
         if "chasm" in means and len(means) > 1:
             judged += 1
             won += max(means, key=lambda arm: means[arm]) == "chasm"
     ours = f"{won} of {judged} with finished runs" if judged else text.UNKNOWN
-    return f"{printed} of {len(columns)} columns", ours
+    return f"{printed} of {len(paper.MAIN)} columns", ours
 
 
 def _drops(falsified: list[Falsification]) -> str:

@@ -23,15 +23,6 @@ QuotesOfArms = dict[str, dict[str, Quote]]  # arm to metric to what the paper pr
 LABELS = {name: arm.label for name, arm in ARMS.items()}
 HIFI = "hifi-mamba"
 MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
-CROSS_DOMAIN = {
-    "fastmri-x8": ("fastmri", HIFI),
-    "fastmri-x4": ("fastmri", HIFI),
-    "ade20k": ("ade20k", "unet"),
-    "imagenet": ("imagenet", "unet"),
-    "brats-x4": ("brats", "unet"),
-    "brats-x8": ("brats", "unet"),
-}
-
 # Settings, host, and what the paper prints: backbone, input operator, objective, purpose.
 PROTOCOL = {
     "fastMRI": (
@@ -74,6 +65,11 @@ OPERATORS = {  # what each mixer does to a frequency by default, as far as the p
 }
 
 
+def study_of(setting: str) -> str:
+    """Return the study of a column of Table 1 or 2: "cc359" of "cc359-x8"."""
+    return setting.partition("-x")[0]
+
+
 class _Column:
     """One column of numbers: a metric of a setting in a host, as printed and as found."""
 
@@ -111,7 +107,7 @@ def cc359(finished: FinishedRows) -> Table:
     rows, used = [], []
     for r in (8, 4):
         columns = [
-            _Column(finished, "cc359", f"cc359-x{r}", host, metric, paper.CC359[r][host])
+            _Column(finished, "cc359", f"cc359-x{r}", host, metric, paper.MAIN[f"cc359-x{r}", host])
             for host in paper.HOSTS
             for metric in paper.IMAGE
         ]
@@ -136,8 +132,8 @@ def cc359(finished: FinishedRows) -> Table:
 def cross_domain(finished: FinishedRows) -> Table:
     """Return Table 2: six settings of four datasets, with the largest spread of any method."""
     columns = {
-        (setting, metric): _Column(finished, study, setting, host, metric, paper.CROSS_DOMAIN[setting])
-        for setting, (study, host) in CROSS_DOMAIN.items()
+        (setting, metric): _Column(finished, study_of(setting), setting, host, metric, paper.MAIN[setting, host])
+        for setting, host in paper.CROSS_DOMAIN_HOSTS.items()
         for metric in SETTINGS[setting].metrics
     }
     rows = []
@@ -153,7 +149,7 @@ def cross_domain(finished: FinishedRows) -> Table:
         rows,
         "Means over test cases; the last lines are the largest standard deviation over cases of any method."
         + _origin(list(columns.values())),
-        groups=[("", 2), *((SETTINGS[setting].title, 2) for setting in CROSS_DOMAIN)],
+        groups=[("", 2), *((SETTINGS[setting].title, 2) for setting in paper.CROSS_DOMAIN)],
         file="table-2",
     )
 
@@ -229,7 +225,7 @@ def protocol(finished: FinishedRows) -> Table:
     """Return the appendix table of the cross-domain protocol: the paper's, and that of our runs."""
     rows = []
     for dataset, (settings, host, printed) in PROTOCOL.items():
-        rows_of_runs = (finished.get(CROSS_DOMAIN[s][0], s, host, arm) for s in settings for arm in paper.MIXERS)
+        rows_of_runs = (finished.get(study_of(s), s, host, arm) for s in settings for arm in paper.MIXERS)
         run = next((row.runs[0] for row in rows_of_runs if row is not None), None)
         ours = [text.UNKNOWN] * 3
         if run is not None and run.config is not None:
