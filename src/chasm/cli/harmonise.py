@@ -69,10 +69,7 @@ def _print_harmony(measured: "dict[str, dict[str, Harmony]]") -> None:
     rows = []
     for slot, axes in measured.items():
         for axis, h in axes.items():
-            cells = [f"{h.commutator:.4f}", f"{h.mixing_commutator:.4f}"]
-            cells += [f"{angle:.1f}°" for angle in (h.neighbour_angle, h.distant_angle, h.unrelated_angle)]
-            cells += [f"{100 * share:.2f} %" for share in (h.off_diagonal, h.mixing_off_diagonal)]
-            rows.append([slot, AXES.get(axis, axis), *cells])
+            rows.append([slot, AXES.get(axis, axis), *h.texts()])
     print_table(columns, rows, right=columns[2:])
     typer.echo(LEGEND)
 

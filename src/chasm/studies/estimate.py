@@ -7,6 +7,7 @@ checkpoints are counted. Models that do not fit into the time limit get the mean
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -116,7 +117,9 @@ def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
     for run in runs:
         probe = probes[run.setting, run.host, run.arm]
         t, counts = run.config.train, slices[run.setting]
-        n = t.steps if t.steps is not None else None if counts is None else round((t.epochs or 0) * counts[0] / t.batch)
+        n = t.steps
+        if n is None and counts is not None:
+            n = round((t.epochs or 0) * counts[0] / t.batch)
         steps.append(n)
         if n is not None:
             validations = n // t.val_every if t.val_every else min(DEFAULT_VALIDATIONS, n)
@@ -124,11 +127,10 @@ def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
             hours.append((n * probe.step + scored / t.batch * probe.forward) / 3600)
         copies = 3 + bool(t.ema)  # weights, two moments, and the average
         disk += probe.parameters * 4 * (2 * copies + 1) + 2**21  # two checkpoints, the best weights, logs and examples
-    known = None not in steps
-    total = sum(hours) if known else None
-    wall = None if total is None else max(total / gpus, max(hours, default=0.0))
-    all_steps = sum(s for s in steps if s is not None) if known else None
-    return Estimate(len(runs), all_steps, total, wall, disk, gpus, name, probes, notes)
+    if None in steps:
+        return Estimate(len(runs), None, None, None, disk, gpus, name, probes, notes)
+    total, wall = sum(hours), max([sum(hours) / gpus, *hours])
+    return Estimate(len(runs), sum(n for n in steps if n), total, wall, disk, gpus, name, probes, notes)
 
 
 def _probes(plan: Plan, device: torch.device, limit: float, notes: list[str]) -> dict[tuple[str, str, str], Probe]:
@@ -144,19 +146,21 @@ def _probes(plan: Plan, device: torch.device, limit: float, notes: list[str]) ->
     for place, cell in sorted(wanted.items(), key=lambda item: item[0][2] not in ("chasm", "baseline")):
         model = _model(cell, plan.scale)
         if model not in by_model:
-            first_of_host = not any(k[1] == cell.host and k[0] == cell.setting for k in by_place)
             before = time.monotonic()
-            if before - started + longest > limit and not first_of_host:
-                late.append((place, cell))
+            is_late = before - started + longest > limit
+            if is_late and any(other[:2] == place[:2] for other in by_place):
+                late.append(place)
                 continue
             *_, modalities, size = model
             by_model[model] = time_batch(cell.config, modalities, size, device, seconds)
             longest = max(longest, time.monotonic() - before)
         by_place[place] = by_model[model]
-    for place, _ in late:
-        measured = [p for k, p in by_place.items() if k[:2] == place[:2] and p.measured]
-        mean = [sum(getattr(p, f) for p in measured) / len(measured) for f in ("step", "forward", "parameters")]
-        by_place[place] = Probe(mean[0], mean[1], round(mean[2]), measured=False)
+    for place in late:
+        measured = [p for other, p in by_place.items() if other[:2] == place[:2] and p.measured]
+        step, forward, parameters = (
+            fmean(getattr(p, name) for p in measured) for name in ("step", "forward", "parameters")
+        )
+        by_place[place] = Probe(step, forward, round(parameters), measured=False)
     if late:
         notes.append(
             f"{len(late)} of {len(wanted)} models were not timed within {limit:g} s and get the mean of their host"
@@ -171,16 +175,9 @@ def _probes(plan: Plan, device: torch.device, limit: float, notes: list[str]) ->
 
 def _model(cell: PlannedRun, scale: str) -> tuple[str, str, str, int, int]:
     """Return what decides the cost of a model: host, arm and task, and the channels and size of a raw image."""
-    size = image_size(SETTINGS[cell.setting], scale)
-    return cell.host, cell.arm, cell.config.task.name, _modalities(cell, scale), size
-
-
-def _modalities(cell: PlannedRun, scale: str) -> int:
-    if cell.config.data.depth is not None:
-        return cell.config.data.depth
-    if cell.config.task.name == "superres":
-        return 3
-    return 4 if cell.config.task.name == "segmentation" and scale != "proxy" else 1
+    task = cell.config.task.name
+    modalities = {"superres": 3, "segmentation": 1 if scale == "proxy" else 4}.get(task, 1)
+    return cell.host, cell.arm, task, cell.config.data.depth or modalities, image_size(SETTINGS[cell.setting], scale)
 
 
 def _slices(plan: Plan, setting: str, notes: list[str]) -> tuple[int, int, int] | None:
@@ -190,13 +187,9 @@ def _slices(plan: Plan, setting: str, notes: list[str]) -> tuple[int, int, int] 
     if data.name == "embedded" or data.path is not None:
         train, val, test = (len(open_split(config, split)) for split in ("train", "val", "test"))
         return train, val, test
-    dataset = DATASETS[SETTINGS[setting].dataset]
-    if plan.scale == "full":
-        note = f"{dataset.title}: {dataset.slices:,} training slices assumed: give its path to count them"
-        if note not in notes:
-            notes.append(note)
-        return dataset.slices // (data.depth or 1), 0, 0
-    note = f"{dataset.title}: number of slices not known: give its path"
+    dataset, is_full = DATASETS[SETTINGS[setting].dataset], plan.scale == "full"
+    known = f"{dataset.slices:,} training slices assumed: give its path to count them"
+    note = f"{dataset.title}: {known if is_full else 'number of slices not known: give its path'}"
     if note not in notes:
         notes.append(note)
-    return None
+    return (dataset.slices // (data.depth or 1), 0, 0) if is_full else None

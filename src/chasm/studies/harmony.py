@@ -39,6 +39,16 @@ class Harmony:
     off_diagonal: float  # share of the energy of all M(k) that the best shared basis leaves off the diagonals
     mixing_off_diagonal: float  # that energy as a share of the energy of the mixing parts
 
+    def texts(self) -> list[str]:
+        """Return all measures but the matrix as they are printed, in the order of the fields."""
+        angles = self.neighbour_angle, self.distant_angle, self.unrelated_angle
+        shares = self.off_diagonal, self.mixing_off_diagonal
+        return [
+            *(f"{value:.4f}" for value in (self.commutator, self.mixing_commutator)),
+            *(f"{angle:.1f}°" for angle in angles),
+            *(f"{100 * share:.2f} %" for share in shares),
+        ]
+
 
 def measure_harmony(mixer: nn.Module) -> dict[str, Harmony]:
     """Measure the operators of a mixer, axis by axis.

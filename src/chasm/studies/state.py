@@ -47,10 +47,7 @@ def state(folder: Path, config: RunConfig) -> tuple[str, str | None]:
     if is_locked(folder / "lock"):
         return "running", None
     if (folder / "failed.json").is_file():
-        try:
-            return "failed", str(read_json(folder / "failed.json")["error"])
-        except (OSError, ValueError, KeyError):
-            return "failed", "failed.json cannot be read"
+        return "failed", _recorded_error(folder) or "failed.json cannot be read"
     if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
         return "failed", f"{folder}: not a folder that can be written: remove it, or choose another --out"
     return ("interrupted" if (folder / "lock").exists() else "missing"), None
@@ -72,10 +69,14 @@ def has_diverged(folder: Path) -> bool:
 
     Such a run would fail again.
     """
+    return _recorded_error(folder).startswith(f"{NonFiniteError.__name__}:")
+
+
+def _recorded_error(folder: Path) -> str:
     try:
-        return str(read_json(folder / "failed.json")["error"]).startswith(f"{NonFiniteError.__name__}:")
+        return str(read_json(folder / "failed.json")["error"])
     except (OSError, ValueError, KeyError):
-        return False
+        return ""
 
 
 def clear_failure(folder: Path) -> None:

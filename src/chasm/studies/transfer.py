@@ -13,13 +13,8 @@ from chasm.studies.plan import Plan
 from chasm.studies.state import state
 from chasm.train.run import load_run, open_split, score
 
-SIZE_OPTIONS = {
-    "cc359": "crop",
-    "embedded": "size",
-    "fastmri": "crop",
-    "proxy": "crop",
-    "images": "size",
-}  # dataset to the option that sets the size
+# Dataset to the option that sets the size.
+SIZE_OPTIONS = {"cc359": "crop", "embedded": "size", "fastmri": "crop", "proxy": "crop", "images": "size"}
 
 
 @dataclass(frozen=True)
@@ -38,18 +33,13 @@ def sizes_of(plan: Plan) -> list[int]:
     return [size * TINY_SIZE // trained if plan.scale == "tiny" else size for size in plan.study.sizes]
 
 
-def transfer_file(folder: Path, size: int) -> Path:
-    """Return the file with the scores of a run at a size, where a report looks for it."""
-    return folder / "sizes" / f"{size}.json"
-
-
 def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Return scores of the best weights of a run on test images of another size. Stored scores are read.
 
     Raises:
         ValueError: if the dataset of the run comes in one size only, or the model cannot take this one.
     """
-    file = transfer_file(folder, size)
+    file = folder / "sizes" / f"{size}.json"  # where a report looks for it
     if file.is_file():
         stored: dict[str, Any] = read_json(file)
         return stored

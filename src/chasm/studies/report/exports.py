@@ -30,7 +30,6 @@ _SYMBOLS = {
     "“": "``",
     "”": "''",
 }
-_PATTERN = re.compile("|".join(map(re.escape, _SYMBOLS)))
 
 
 def latex_table(table: Table) -> str:
@@ -135,4 +134,4 @@ def _cell(cell: TableCell) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _PATTERN.sub(lambda match: _SYMBOLS[match[0]], text)
+    return "".join(_SYMBOLS.get(letter, letter) for letter in text)

@@ -1,6 +1,7 @@
 """The section about harmonisation: whether the operators of a run share a basis, and what a shared one costs."""
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -114,11 +115,16 @@ def _table(
     table_rows = []
     for row in rows:
         each = measured[row.arm]
-        mean = {k: fmean(getattr(h, k) for h in each) for k in Harmony.__dataclass_fields__ if k != "commutators"}
-        values = [results.label(row), f"{mean['commutator']:.4f}", f"{mean['mixing_commutator']:.4f}"]
-        values += [f"{mean[k]:.1f}°" for k in ("neighbour_angle", "distant_angle", "unrelated_angle")]
-        values += [f"{100 * mean[k]:.2f} %" for k in ("off_diagonal", "mixing_off_diagonal")]
-        table_rows.append(table_row(*values, _lost(results, row, metric, root), kind=row_kind(row.arm)))
+        names = [field.name for field in fields(Harmony) if field.name != "commutators"]
+        means: dict[str, Any] = {name: fmean(getattr(h, name) for h in each) for name in names}
+        table_rows.append(
+            table_row(
+                results.label(row),
+                *replace(each[0], **means).texts(),
+                _lost(results, row, metric, root),
+                kind=row_kind(row.arm),
+            )
+        )
     return Table(title, [*columns, f"{text.short_name(metric)}, harmonised − before"], table_rows, NOTE)
 
 
