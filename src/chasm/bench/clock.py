@@ -89,9 +89,6 @@ class Captured(NamedTuple):
 def capture(call: Call, sets: int, device: torch.device) -> Captured:
     """Capture one call on each input set as one graph, to measure a call inside the captured step of a training loop.
 
-    Returns:
-        The graph and its results.
-
     Raises:
         NotCapturableError: if the call waits for the host.
         torch.OutOfMemoryError: if the graph does not fit.

@@ -28,9 +28,6 @@ def near_budget(mixer: str, backbone: str, options: str, size: int) -> Part:
 
     FFC, FNO-D, DiffFNO and FSEL cannot go as low: they get their smallest form, and the results show the counts. The
     options of the host are JSON with sorted keys, so that the answer can be cached.
-
-    Raises:
-        ValueError: if no form of the rival fits the widths of the slots.
     """
     target, widths = _slots(backbone, options, size)
 

@@ -156,9 +156,6 @@ def on_ray(
 
     The folder of the runs and the data must have the same paths on all machines. Without an address, Ray is started on
     this machine. A fraction of a GPU lets several cells share one.
-
-    Raises:
-        ValueError: if Ray is not installed.
     """
     # Under `uv run` Ray would copy the current folder to its workers, which do not need it.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

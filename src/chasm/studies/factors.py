@@ -195,9 +195,6 @@ class UnknownArmError(ValueError):
 def get_arm(name: str) -> Arm:
     """Return an arm of the studies, or a registered mixer. Options may follow its name in brackets.
 
-    Raises:
-        ValueError: if the name or an option is unknown; the message suggests near ones.
-
     >>> get_arm("chasm-untied(bins=8)").mixer.options
     {'basis': 'untied', 'bins': 8}
     """
@@ -256,11 +253,7 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def lookup(kind: str, name: str, known: dict[str, Any]) -> Any:
-    """Return the value of a name; `kind` says in the message what the name stands for.
-
-    Raises:
-        ValueError: if the name is unknown; the message suggests near ones.
-    """
+    """Return the value of a name; `kind` says in the message what the name stands for."""
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}: {suggest(name, known)}")
     return known[name]

@@ -47,9 +47,6 @@ def gather(folders: Sequence[str | Path], scale: str, protocol: str) -> Finished
 
     Studies that ran with other data, tasks, hosts or mixers (--set) are not what the paper's tables are about. They are
     left out and named, and so is a study with a mixer of a --with file that is not loaded.
-
-    Raises:
-        FileNotFoundError: if a folder is not there.
     """
     rows, left_out = [], []
     for root in map(Path, folders):

@@ -72,11 +72,7 @@ def measure_harmony(mixer: nn.Module) -> dict[str, Harmony]:
 
 
 def axis_operators(mixer: nn.Module) -> dict[str, FrequencyOperators]:
-    """Return the operators of a CHASM or FNO-D mixer, or of the one inside a module, in double precision.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the operators of a CHASM or FNO-D mixer, or of the one inside a module, in double precision."""
     for module in mixer.modules():
         if isinstance(module, CHASM):
             return frequency_operators(module)
@@ -124,9 +120,6 @@ def basis_angles(bases: Tensor) -> Tensor:
     The order of eigenvectors means nothing, so each one is compared with the nearest of the other frequency (the
     principal angle of two lines). The angle of two bases is the mean over all eigenvectors of both. Eigenvectors of
     equal gains are arbitrary: the angle says little where the gains of a frequency hardly differ.
-
-    Returns:
-        A symmetric matrix (K, K).
     """
     angles = []
     for U in bases:

@@ -128,11 +128,7 @@ class RunRecord:
 
     @property
     def result(self) -> Metrics:
-        """The metrics of a finished run.
-
-        Raises:
-            ValueError: if the run is not finished.
-        """
+        """The metrics of a finished run."""
         if self.metrics is None:
             raise ValueError(f"run {self.key} is not finished: it has no metrics")
         return self.metrics

@@ -112,11 +112,7 @@ def run(
 
 
 def _check_data(plan: Plan) -> None:
-    """Refuse folders without the cases that the runs read, in one line instead of one for every run.
-
-    Raises:
-        ValueError: if a folder is not there, is no dataset of its kind, or has no case in a split.
-    """
+    """Refuse folders without the cases that the runs read, in one line instead of one for every run."""
     if plan.study.kind != "train":
         return
     for data in {repr(run.config.data): run.config.data for run in (*plan.selection_runs, *plan.runs)}.values():
@@ -130,11 +126,7 @@ def _check_data(plan: Plan) -> None:
 
 
 def _check_configs(plan: Plan, root: Path) -> None:
-    """Refuse folders with another config, so that a forgotten --set does not mix two studies.
-
-    Raises:
-        ValueError: if a run on disk has another config than the plan.
-    """
+    """Refuse folders with another config, so that a forgotten --set does not mix two studies."""
     runs = (*plan.selection_runs, *plan.runs)
     states = [(run.key, *state(plan.folder(root, run), run.config)) for run in runs]
     others = [(key, other) for key, status, other in states if status == "other config"]

@@ -38,9 +38,6 @@ def on_slurm(
     The folder of the runs and the data must have the same paths on all machines. A task that meets its time limit or is
     preempted saves and goes back to the queue. Closing the generator cancels the tasks that are left; they save, too.
     Logs and job scripts go to `folder`. With cluster="local" the tasks run on this machine, for tests.
-
-    Raises:
-        ValueError: if submitit or SLURM is not installed, GPUs are not a whole number, or the time limit is too short.
     """
     try:
         import submitit

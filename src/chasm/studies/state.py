@@ -17,11 +17,7 @@ STATES = ("done", "running", "failed", "interrupted", "missing", "other config")
 
 
 def working_on(folder: Path) -> AbstractContextManager[object]:
-    """Lock a cell inside this context.
-
-    Raises:
-        BusyError: if another process works on it.
-    """
+    """Lock a cell inside this context; BusyError if another process works on it."""
     return locked(folder / "lock")
 
 

@@ -70,9 +70,6 @@ def difference(
     """Return the mean of ours - theirs, case by case, with its interval. Both have the scores by case of each seed.
 
     With the name of the metric, a difference that prints as zero is "level".
-
-    Raises:
-        ValueError: if seeds or cases differ.
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"a paired difference needs the same seeds on both sides, got {len(ours)} and {len(theirs)}")

@@ -34,11 +34,7 @@ def sizes_of(plan: Plan) -> list[int]:
 
 
 def transfer_run(folder: Path, size: int, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return scores of the best weights of a run on test images of another size. Stored scores are read.
-
-    Raises:
-        ValueError: if the dataset of the run comes in one size only, or the model cannot take this one.
-    """
+    """Return scores of the best weights of a run on test images of another size. Stored scores are read."""
     file = folder / "sizes" / f"{size}.json"  # where a report looks for it
     if file.is_file():
         stored: dict[str, Any] = read_json(file)

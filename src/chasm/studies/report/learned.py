@@ -45,11 +45,7 @@ class Learned:
 
 
 def read(weights: Path, gain: str = "positive") -> list[Learned]:
-    """Return every slot and axis of the CHASM mixers in a run's weights, in the order of the slots.
-
-    Raises:
-        ValueError: with one line that names the file, if it cannot be read.
-    """
+    """Return every slot and axis of the CHASM mixers in a run's weights, in the order of the slots."""
     with reading(weights, "weights"):
         return _read(weights, gain)
 

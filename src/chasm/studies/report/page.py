@@ -64,11 +64,7 @@ def write_report(
 
 
 def write_page(report: ReportPage, page: Path, prefix: str = "") -> None:
-    """Write a page as HTML and Markdown, and the files of its tables and (with a prefix) its pictures beside it.
-
-    Raises:
-        ValueError: if a file that is not from an earlier report has the name of a file to write.
-    """
+    """Write a page as HTML and Markdown, and the files of its tables and (with a prefix) its pictures beside it."""
     beside: dict[Path, bytes] = {}
     for item in (item for section in report.sections for item in section.items):
         if isinstance(item, Picture):

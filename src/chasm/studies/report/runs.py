@@ -15,12 +15,7 @@ MAIN_METRICS = ("psnr", "ssim", "dice", "iou")
 
 
 def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str, question: str = "") -> Results:
-    """Return the results of finished runs: folders by the name of the method, or under the names in their configs.
-
-    Raises:
-        ValueError: if there is no run.
-        FileNotFoundError: if a folder has no metrics.json.
-    """
+    """Return the results of finished runs: folders by the name of the method, or under the names in their configs."""
     named = dict(runs) if isinstance(runs, Mapping) else {_name(Path(folder)): folder for folder in runs}
     if not named:
         raise ValueError("a report needs at least one run folder, got none")
