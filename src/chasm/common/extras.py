@@ -12,7 +12,7 @@ EXTRAS = {
     "hub": ("huggingface_hub",),
     "cluster": ("ray", "submitit"),
 }
-# Needed for some files or options only; what meets one of those says so.
+# Needed for some files or options only. Code that meets one of those says what to install.
 _RARE = {"pydicom", "ismrmrd", "twixtools", "tifffile", "tensorboard"}
 
 

@@ -49,7 +49,7 @@ class Study:
 
 
 PLUGINS = "chasm.studies"  # entry-point group of installed packages
-HIFI, ALL = ("hifi-mamba",), paper.MIXERS
+HIFI, ALL_MIXERS = ("hifi-mamba",), paper.MIXERS
 Quotes = dict[tuple[str, str, str], dict[str, Quote]]
 
 
@@ -74,22 +74,22 @@ def _cost_quotes(metric: str, costs: Mapping[str, Mapping[str, float]]) -> Quote
 _MRI = ("cc359-x4", "cc359-x8", "fastmri-x4", "fastmri-x8")
 _BASIS = ("chasm-identity", "chasm-untied", "chasm-signed", "chasm-complex", "chasm")
 _AXES = ("chasm-ch", "chasm-cw", "chasm-cw-ch", "chasm-sum", "chasm")
-_X8 = ("cc359-x8",)
-_EVERY = ("baseline", "wrapper", *RIVALS, *_BASIS)
-_OURS = "not in the paper"
+_CC359_X8 = ("cc359-x8",)
+_MIXERS_AND_VARIANTS = ("baseline", "wrapper", *RIVALS, *_BASIS)
+_NOT_IN_PAPER = "not in the paper"
 
 
 def _table_two(name: str, title: str, settings: tuple[str, ...], host: str) -> Study:
     question = f"Does the order of the mixers carry over to {title}?"
     quotes = _main_quotes(settings, (host,))
-    return Study(name, title, "Table 2", question, (Grid(settings, (host,), ALL),), quotes)
+    return Study(name, title, "Table 2", question, (Grid(settings, (host,), ALL_MIXERS),), quotes)
 
 
-_LIST = [
+_BUILT_IN = [
     Study(
         "cc359", "CC359 reconstruction", "Table 1",
         "Does CHASM beat every other mixer in the slots of each of three hosts?",
-        (Grid(("cc359-x8", "cc359-x4"), paper.HOSTS, ALL),), _main_quotes(("cc359-x8", "cc359-x4"), paper.HOSTS),
+        (Grid(("cc359-x8", "cc359-x4"), paper.HOSTS, ALL_MIXERS),), _main_quotes(("cc359-x8", "cc359-x4"), paper.HOSTS),
     ),
     _table_two("fastmri", "fastMRI knee reconstruction", ("fastmri-x8", "fastmri-x4"), "hifi-mamba"),
     _table_two("ade20k", "ADE20K, 4x bicubic", ("ade20k",), "unet"),
@@ -103,12 +103,12 @@ _LIST = [
     ),
     Study(
         "basis", "Shared-basis constraint", "Table 3 (b)", "What does each constraint on the spectral core contribute?",
-        (Grid(_X8, HIFI, _BASIS),), _quotes("cc359-x8", "hifi-mamba", paper.BASIS),
+        (Grid(_CC359_X8, HIFI, _BASIS),), _quotes("cc359-x8", "hifi-mamba", paper.BASIS),
     ),
     Study(
         "axes", "Axis composition", "Table 3 (c)",
         "One axis or two, in which order, one after the other or side by side?",
-        (Grid(_X8, HIFI, _AXES),), _quotes("cc359-x8", "hifi-mamba", paper.AXES),
+        (Grid(_CC359_X8, HIFI, _AXES),), _quotes("cc359-x8", "hifi-mamba", paper.AXES),
     ),
     Study(
         "seeds", "Three-seed stability", "Appendix, seed stability",
@@ -119,87 +119,90 @@ _LIST = [
     Study(
         "seeds-basis", "Three-seed stability of the shared-basis ablation", "Appendix, shared-basis ablation stability",
         "Is the lead of the shared over the untied basis larger than the spread from run to run?",
-        (Grid(_X8, HIFI, ("chasm-untied", "chasm"), (0, 1, 2)),),
+        (Grid(_CC359_X8, HIFI, ("chasm-untied", "chasm"), (0, 1, 2)),),
         _quotes("cc359-x8", "hifi-mamba", paper.SEEDS_BASIS),
     ),
     Study(
         "flops", "Multiply-adds of whole models", "Appendix, computational cost",
         "What does a model cost with each mixer?",
-        (Grid(_X8, paper.HOSTS, ALL),), _cost_quotes("gmacs_paper", paper.FLOPS), kind="cost",
+        (Grid(_CC359_X8, paper.HOSTS, ALL_MIXERS),), _cost_quotes("gmacs_paper", paper.FLOPS), kind="cost",
     ),
     Study(
         "parameters", "Parameters of one mixer at 96 channels", "Table 1, Core Params", "How large is each mixer?",
-        (Grid(_X8, HIFI, ALL),), _cost_quotes("core_mparams", {"hifi-mamba": paper.CORE_PARAMETERS}), kind="cost",
+        (Grid(_CC359_X8, HIFI, ALL_MIXERS),), _cost_quotes("core_mparams", {"hifi-mamba": paper.CORE_PARAMETERS}),
+        kind="cost",
     ),
     Study(
-        "wrapper", "Wrapper-only control", _OURS,
+        "wrapper", "Wrapper-only control", _NOT_IN_PAPER,
         "How much of CHASM's gain remains when its spectral core is taken out and its convolutions stay?",
-        (Grid(_X8, paper.HOSTS, ("baseline", "wrapper", "chasm")),), _main_quotes(_X8, paper.HOSTS),
+        (Grid(_CC359_X8, paper.HOSTS, ("baseline", "wrapper", "chasm")),), _main_quotes(_CC359_X8, paper.HOSTS),
     ),
     Study(
-        "budget", "Parameter-matched rivals", _OURS, "Does CHASM lead rivals of about its own size?",
-        (Grid(_X8, paper.HOSTS, ("baseline", *(f"{r}-budget" for r in RIVALS if r != "gfnet"), "chasm")),),
-        _main_quotes(_X8, paper.HOSTS),
+        "budget", "Parameter-matched rivals", _NOT_IN_PAPER, "Does CHASM lead rivals of about its own size?",
+        (Grid(_CC359_X8, paper.HOSTS, ("baseline", *(f"{r}-budget" for r in RIVALS if r != "gfnet"), "chasm")),),
+        _main_quotes(_CC359_X8, paper.HOSTS),
     ),
     Study(
-        "hifi", "Every mixer and variant in HiFi-Mamba", _OURS,
+        "hifi", "Every mixer and variant in HiFi-Mamba", _NOT_IN_PAPER,
         "Does CHASM lead in the paper's own host when every rival trains, and what does each of its parts give?",
-        (Grid(_X8, HIFI, _EVERY),), {},
+        (Grid(_CC359_X8, HIFI, _MIXERS_AND_VARIANTS),), {},
     ),
     Study(
-        "hifi-random", "Every mixer and variant in HiFi-Mamba, three draws of a random mask", _OURS,
+        "hifi-random", "Every mixer and variant in HiFi-Mamba, three draws of a random mask", _NOT_IN_PAPER,
         "Does CHASM's lead shrink when the mask loses its structure, whichever lines are drawn?",
-        (Grid(("cc359-x8", *(f"cc359-x8-random-{draw}" for draw in MASK_DRAWS)), HIFI, _EVERY),), {},
+        (Grid(("cc359-x8", *(f"cc359-x8-random-{draw}" for draw in MASK_DRAWS)), HIFI, _MIXERS_AND_VARIANTS),), {},
     ),
     Study(
-        "bins", "Number of bins of the gain tables", _OURS,
+        "bins", "Number of bins of the gain tables", _NOT_IN_PAPER,
         "Does a table with fewer or more bins than frequencies change anything?",
-        (Grid(_X8, HIFI, ("chasm-bins-16", "chasm", "chasm-bins-256")),), {},
+        (Grid(_CC359_X8, HIFI, ("chasm-bins-16", "chasm", "chasm-bins-256")),), {},
     ),
     Study(
-        "sampling", "CHASM's gain over sampling patterns", _OURS,
+        "sampling", "CHASM's gain over sampling patterns", _NOT_IN_PAPER,
         "Does CHASM's lead grow with the coherence of the mask?",
         (Grid(("cc359-x8", *(f"cc359-x8-{mask}" for mask in PATTERNS),
                *(f"cc359-x8-random-{draw}" for draw in MASK_DRAWS)), HIFI, (*RIVALS, "chasm")),), {},
     ),
     Study(
-        "noise", "Noise on the k-space", _OURS, "Does the order of the mixers hold when the measurements are noisy?",
-        (Grid(("cc359-x8", "cc359-x8-snr30", "cc359-x8-snr20"), HIFI, ALL),), {},
+        "noise", "Noise on the k-space", _NOT_IN_PAPER,
+        "Does the order of the mixers hold when the measurements are noisy?",
+        (Grid(("cc359-x8", "cc359-x8-snr30", "cc359-x8-snr20"), HIFI, ALL_MIXERS),), {},
     ),
     Study(
-        "readings", "Other readings of the untied basis and of SpectFormer", _OURS,
+        "readings", "Other readings of the untied basis and of SpectFormer", _NOT_IN_PAPER,
         "Does another reading of what the paper leaves open change the order?",
-        (Grid(_X8, HIFI, ("chasm-untied", "untied-symmetric", "untied-any", "chasm-untied-complex", "spectformer",
+        (Grid(_CC359_X8, HIFI, ("chasm-untied", "untied-symmetric", "untied-any", "chasm-untied-complex", "spectformer",
                           "spectformer-dense", "chasm")),), {},
     ),
     Study(
-        "resolution", "Trained on small images, tested at 2 and 2.5 times their size", _OURS,
+        "resolution", "Trained on small images, tested at 2 and 2.5 times their size", _NOT_IN_PAPER,
         "Which mixers carry over to images of other sizes without training again?",
-        (Grid(("cc359-x8-128", "fastmri-x8-128"), HIFI, ALL),), {}, sizes=(256, 320),
+        (Grid(("cc359-x8-128", "fastmri-x8-128"), HIFI, ALL_MIXERS),), {}, sizes=(256, 320),
     ),
     Study(
-        "volume", "Volumes in a 3-D U-Net", _OURS,
+        "volume", "Volumes in a 3-D U-Net", _NOT_IN_PAPER,
         "Does the axis across slices help, and does CHASM help in three dimensions at all?",
         (Grid(("cc359-volume-x4-poisson-2d", "cc359-volume-x4-equispaced"), ("unet-3d",),
               ("baseline", "wrapper", "gfnet", "chasm-slices", "chasm")),), {},
     ),
     Study(
-        "hosts", "Every mixer in U-Net and ViT", _OURS, "Does the order of the mixers carry over to other hosts?",
-        (Grid(_X8, ("unet-high", "vit"), _EVERY),), {},
+        "hosts", "Every mixer in U-Net and ViT", _NOT_IN_PAPER,
+        "Does the order of the mixers carry over to other hosts?",
+        (Grid(_CC359_X8, ("unet-high", "vit"), _MIXERS_AND_VARIANTS),), {},
     ),
     Study(
-        "health", "The first steps of every mixer in every host", _OURS,
+        "health", "The first steps of every mixer in every host", _NOT_IN_PAPER,
         "Does every mixer train in every host, in float32 and in bfloat16?",
-        (Grid(_X8, paper.HOSTS, ALL),), {},
+        (Grid(_CC359_X8, paper.HOSTS, ALL_MIXERS),), {},
     ),
     Study(
-        "evidence", "First evidence: U-Net with slots at the three highest resolutions, x8", _OURS,
+        "evidence", "First evidence: U-Net with slots at the three highest resolutions, x8", _NOT_IN_PAPER,
         "Which mixers help under a structured and a random mask, with one step size and with a tuned one?",
         (Grid(("cc359-x8", "cc359-x8-random"), ("unet-high",),
               ("baseline", "wrapper", *RIVALS, "chasm-identity", "chasm-untied", "chasm-signed", "chasm")),), {},
     ),
 ]  # fmt: skip
-STUDIES = {study.name: study for study in _LIST}
+STUDIES = {study.name: study for study in _BUILT_IN}
 
 
 def register_study(

@@ -10,7 +10,7 @@ from chasm.studies.catalogue import Quotes
 from chasm.studies.factors import RIVALS, SETTINGS, random_draws
 from chasm.studies.paper import FALSIFICATION
 from chasm.studies.records import ArmResult, Comparison, Drop, Falsification, Gain, RunRecord
-from chasm.studies.statistics import DECIMALS, MAX_ERROR, Interval, difference, drop, holm, mean_difference
+from chasm.studies.statistics import DECIMALS, SIGNIFICANCE, Interval, difference, drop, holm, mean_difference
 
 FOCUS, BASE = "chasm", "baseline"
 SeedScores = dict[int, dict[str, float]]  # seed to test case to score
@@ -47,7 +47,7 @@ def compare(
             for ((arm, against), d), p in zip(differences.items(), corrected, strict=True):
                 printed = [(quotes or {}).get((*place, a), {}).get(metric) for a in (arm, against)]
                 paper = round(printed[0].mean - printed[1].mean, 4) if printed[0] and printed[1] else None
-                verdict = "level" if p >= MAX_ERROR and d.verdict in ("win", "loss") else d.verdict
+                verdict = "level" if p >= SIGNIFICANCE and d.verdict in ("win", "loss") else d.verdict
                 comparisons.append(
                     Comparison(*place, metric, arm, against, d.mean, d.low, d.high, d.cases, d.seeds, verdict, paper, p)
                 )

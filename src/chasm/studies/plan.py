@@ -38,7 +38,7 @@ from chasm.train.config import RunConfig, Training, load_recipe
 from chasm.train.yaml_text import parse_yaml
 
 PROTOCOLS = ("default", "matched", "tuned")
-POINT = ("setting", "host", "arm", "multiplier", "seed")
+POINT_FIELDS = ("setting", "host", "arm", "multiplier", "seed")
 MIXER_OPTIONS = "mixer.options."  # an override of every arm whose mixer has the option
 SELECTION_STEPS = 1000
 SELECTION_SEED = 0
@@ -131,7 +131,7 @@ class Plan:
             for arm in dict.fromkeys((*grid.arms, *self.arms))
             for seed in self.seeds or grid.seeds
         )
-        wanted = [(POINT.index(factor), values) for factor, values in self.only]
+        wanted = [(POINT_FIELDS.index(factor), values) for factor, values in self.only]
         return [p for p in dict.fromkeys(points) if all(factor_text(p[i]) in values for i, values in wanted)]
 
     @cached_property
@@ -307,7 +307,7 @@ def part_of(plan: Plan, only: Sequence[str]) -> Plan:
     >>> part_of(make_plan("cc359"), ["host=unet,vit,arm=chasm", "setting=cc359-x8"]).points
     [('cc359-x8', 'unet', 'chasm', 30, 0), ('cc359-x8', 'vit', 'chasm', 30, 0)]
     """
-    known = {factor: {factor_text(point[i]) for point in plan.points} for i, factor in enumerate(POINT)}
+    known = {factor: {factor_text(point[i]) for point in plan.points} for i, factor in enumerate(POINT_FIELDS)}
     chosen: dict[str, list[str]] = {}
     factor = ""
     for entry in split_outside_brackets(",".join(only)) if only else ():

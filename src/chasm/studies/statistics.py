@@ -13,7 +13,7 @@ import numpy as np
 RESAMPLES = 4000
 # Digits of a printed score. A difference has one digit more, and counts as zero if it prints as zero.
 DECIMALS = {"psnr": 2, "ssim": 3, "nmse": 4, "dice": 3, "iou": 3}
-MAX_ERROR = 0.05  # the chance of a false win or loss: in one comparison, or after Holm's correction in a table
+SIGNIFICANCE = 0.05  # chance of a false win or loss, in one comparison or (after Holm's correction) in a whole table
 MIN_CASES = 6  # for a verdict: fewer cases all point one way by chance more than once in 20
 
 
@@ -120,7 +120,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def resampled(d: np.ndarray, *, draws: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Return bootstrap means, one a draw: seeds, cases and, where there are several, masks are drawn with replacement.
+    """Return the mean of each bootstrap draw. Seeds, cases and masks, if any, are drawn with replacement.
 
     The draws of seeds and cases do not depend on the number of masks.
 

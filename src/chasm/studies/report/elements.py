@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-SOURCE = "source"  # title of the column that tells the paper's lines from ours; a name left of it holds for both
+SOURCE_COLUMN = "source"  # tells the paper's lines from ours; names to the left of it hold for both lines
 
 
 @dataclass(frozen=True)

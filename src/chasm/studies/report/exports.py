@@ -3,7 +3,7 @@
 import re
 
 from chasm.common.tables import csv_text
-from chasm.studies.report.elements import SOURCE, Table, TableCell
+from chasm.studies.report.elements import SOURCE_COLUMN, Table, TableCell
 
 SPREAD = " ± "
 MAX_LETTERS = 24  # of text in one line
@@ -70,7 +70,7 @@ def _alignment(table: Table) -> str:
     """Return the columns of a tabular: text to the left, long text broken into lines, numbers to the right."""
     columns = len(table.columns)
     if not table.is_text:
-        names = table.columns.index(SOURCE) + 1 if SOURCE in table.columns else 1
+        names = table.columns.index(SOURCE_COLUMN) + 1 if SOURCE_COLUMN in table.columns else 1
         return "l" * names + "r" * (columns - names)
     longest = [max(len(row.cells[i].text) for row in table.rows) for i in range(columns)]
     return "".join("l" if n <= MAX_LETTERS else r"p{0.3\linewidth}" for n in longest)
@@ -91,7 +91,7 @@ def csv_table(table: Table) -> str:
     with_spread = [any(SPREAD in row.cells[i].text for row in table.rows) for i in range(len(columns))]
     titles = [t for c, two in zip(columns, with_spread, strict=True) for t in ([c, f"{c} std"] if two else [c])]
     rows: list[list[str]] = []
-    names = table.columns.index(SOURCE) if SOURCE in table.columns else 0
+    names = table.columns.index(SOURCE_COLUMN) if SOURCE_COLUMN in table.columns else 0
     above = [TableCell("")] * names
     for row in table.rows:
         values: list[str] = []

@@ -15,7 +15,7 @@ from chasm.studies.records import Comparison
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FOCUS, INK, GREY = "#7a3e9d", "#1f2733", "#8a94a3"
+CHASM_COLOUR, INK, GREY = "#7a3e9d", "#1f2733", "#8a94a3"
 VERDICTS = {"win": "#2e7d32", "loss": "#b3261e", "level": GREY, "too few cases": "#c5ccd6"}
 _PALETTE = (
     "#1f77b4",
@@ -29,13 +29,13 @@ _PALETTE = (
     "#008c6e",
     "#a04000",
 )
-_LABELS = ("#4477aa", "#66aa55", "#dd4433", "#ddaa33", "#aa3377")  # classes of a segmentation, from 1 on
-STRIP = 7  # pictures side by side, at most
+_CLASS_COLOURS = ("#4477aa", "#66aa55", "#dd4433", "#ddaa33", "#aa3377")  # of a segmentation, from class 1 on
+MAX_STRIP_LENGTH = 7  # pictures side by side
 
 
 def colours(arms: Sequence[str]) -> dict[str, str]:
     """Return a colour for each of the methods of a report, the same in every chart."""
-    fixed = {"baseline": "#3c4654", "wrapper": GREY, "chasm": FOCUS}
+    fixed = {"baseline": "#3c4654", "wrapper": GREY, "chasm": CHASM_COLOUR}
     others = [a for a in arms if a not in fixed]
     return {a: fixed.get(a) or _PALETTE[others.index(a) % len(_PALETTE)] for a in arms}
 
@@ -200,7 +200,9 @@ def panel(
         own = [np.percentile(errors[label], 99.7) for label in outputs] or [np.percentile(errors[name], 99.7)]
         where, top = errors[name], max(float(max(own)), 1e-3)
     box = find_box(np.asarray(where, dtype=float))
-    per_strip = max(6, math.ceil(len(shown) / math.ceil(len(shown) / STRIP)))  # strips of nearly equal length
+    per_strip = max(
+        6, math.ceil(len(shown) / math.ceil(len(shown) / MAX_STRIP_LENGTH))
+    )  # strips of nearly equal length
     strips = [list(shown)[i : i + per_strip] for i in range(0, len(shown), per_strip)]
     h, w = plain.shape[:2]
     cell = 9.3 / per_strip
@@ -258,7 +260,7 @@ def _class_legend(ax: Any, classes: int) -> None:
 
 
 def _class_colour(value: int) -> str:
-    return _LABELS[(value - 1) % len(_LABELS)]
+    return _CLASS_COLOURS[(value - 1) % len(_CLASS_COLOURS)]
 
 
 def as_image(x: np.ndarray) -> np.ndarray:

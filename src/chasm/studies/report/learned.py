@@ -10,7 +10,7 @@ import torch
 
 from chasm import ops
 from chasm.data.files import reading
-from chasm.studies.report.figures import FOCUS, INK, axis_style, new_figure, source
+from chasm.studies.report.figures import CHASM_COLOUR, INK, axis_style, new_figure, source
 
 _KEY = re.compile(r"^slots\.(\d+)\.((?:.*\.)?)(theta|gain_table|phase_table)\.(\w+)$")
 AXES = {"ch": "height", "cw": "width"}
@@ -152,7 +152,7 @@ def _gains(ax: Any, x: Learned, norm: Any) -> Any:
 
 
 def _spread(ax: Any, members: list[Learned]) -> None:
-    for x, colour in zip(members, (FOCUS, "#1b8a9e", "#d1662b"), strict=False):
+    for x, colour in zip(members, (CHASM_COLOUR, "#1b8a9e", "#d1662b"), strict=False):
         f = np.linspace(0, 1, len(x.gains))
         mean, std = x.gains.mean(1), x.gains.std(1)
         ax.plot(f, mean, color=colour, lw=1.8, label=AXES.get(x.axis, x.axis))

@@ -1,7 +1,7 @@
 """The overview figure of the method, drawn from the mathematics.
 
-(a) A channel operator of its own at every Fourier bin: each turns the unit circle into an ellipse with axes of its own.
-(b) One basis U for all bins, positive gains per bin: the axes stay, only their lengths change.
+(a) Every Fourier bin has its own channel operator, which turns the unit circle into an ellipse with other axes.
+(b) All bins share one basis U and differ in their positive gains: the axes stay, and only their lengths change.
 (c) The mixer block: height pass, width pass, local refinement, 1x1 fusion, residual.
 """
 
@@ -42,8 +42,8 @@ def _independent(ax: Any) -> None:
         _ellipse(ax, x, 57.6, np.deg2rad((12, 68, 112, 155)[i]), (4.4, 2.0), colour)
         root = rng.normal(size=(6, 6))
         _matrix(ax, x - 4.2, 42.7, 8.4, root @ root.T, colour)
-        _words(ax, x, 40.3, name, 12.5, colour, weight="bold")
-    _words(ax, 23.2, 36, "$M(k)$ has its own directions at every $k$", 14)
+        _text(ax, x, 40.3, name, 12.5, colour, weight="bold")
+    _text(ax, 23.2, 36, "$M(k)$ has its own directions at every $k$", 14)
 
 
 def _shared(ax: Any) -> None:
@@ -54,17 +54,17 @@ def _shared(ax: Any) -> None:
         x = 67.3 + 10.7 * i
         _ellipse(ax, x, 57.6, np.deg2rad(32), radii[i], colour, shared=True)
         _bars(ax, x - 4.2, 42.7, 8.4, gains[i], colour)
-        _words(ax, x, 40.3, name, 12.5, colour, weight="bold")
+        _text(ax, x, 40.3, name, 12.5, colour, weight="bold")
     for x, values, name in ((50.0, basis, "$U$"), (107.8, basis.T, r"$U^{\mathsf{T}}$")):
         _matrix(ax, x, 42.7, 8.4, values, ACCENT, signed=True)
-        _words(ax, x + 4.2, 40.2, name, 15, ACCENT)
+        _text(ax, x + 4.2, 40.2, name, 15, ACCENT)
     ax.plot((61.0, 105.2), (46.9, 46.9), "o", color=INK, ms=4)
-    _words(ax, 54.2, 57.6, "the same\ndirections\nat every $k$", 12.5, ACCENT)
-    _words(ax, 112, 57.6, "only their\ngains\n$\\lambda_k$ differ", 12.5, SOFT)
+    _text(ax, 54.2, 57.6, "the same\ndirections\nat every $k$", 12.5, ACCENT)
+    _text(ax, 112, 57.6, "only their\ngains\n$\\lambda_k$ differ", 12.5, SOFT)
     formula = (
         r"$M(k) \;=\; U\,\mathrm{diag}(\lambda_k)\,U^{\mathsf{T}}, \qquad U^{\mathsf{T}}U = I, \qquad \lambda_k > 0$"
     )
-    _words(ax, 83.2, 36, formula, 15)
+    _text(ax, 83.2, 36, formula, 15)
 
 
 def _ellipse(
@@ -143,7 +143,7 @@ def _block(ax: Any) -> None:
     _panel(ax, 1, 1, 118, 30.2, "c", "The mixer block: a drop-in for any (B, C, H, W)")
     y, plus, tap = 15.0, 111.6, 13.4
     _frame(ax, 15.4, 5.8, 50.6, 19.6, "none", ACCENT, dashed=True)
-    _words(
+    _text(
         ax,
         40.7,
         25.4,
@@ -153,27 +153,27 @@ def _block(ax: Any) -> None:
         bbox={"fc": PANEL, "ec": "none", "pad": 1},
     )
     _cube(ax, 3.4, y - 3.6, "all", SOFT)
-    _words(ax, 2.4, y - 0.7, "$H$", 12, SOFT)
-    _words(ax, 6.3, y - 5.0, "$W$", 12, SOFT)
-    _words(ax, 11.2, y - 3.6, "$C$", 12, SOFT)
-    _words(ax, 6.3, y - 0.7, "$X$", 17)
+    _text(ax, 2.4, y - 0.7, "$H$", 12, SOFT)
+    _text(ax, 6.3, y - 5.0, "$W$", 12, SOFT)
+    _text(ax, 11.2, y - 3.6, "$C$", 12, SOFT)
+    _text(ax, 6.3, y - 0.7, "$X$", 17)
     _arrow(ax, (11.9, y), (16.7, y))
     ends = [*(left + 0.2 for *_, left, _, _, _ in STAGES[1:]), plus - 1.55]
     for (icon, name, formula, left, width, fill, edge), end in zip(STAGES, ends, strict=True):
         _frame(ax, left, 7.2, width, 16.4, fill, edge)
         _cube(ax, left + width / 2 - 4.2, y - 0.3, icon, edge)
-        _words(ax, left + width / 2, y - 3.0, name, 13.5, weight="bold")
-        _words(ax, left + width / 2, y - 5.8, formula, 12)
+        _text(ax, left + width / 2, y - 3.0, name, 13.5, weight="bold")
+        _text(ax, left + width / 2, y - 5.8, formula, 12)
         _arrow(ax, (left + width, y), (end, y))
     ax.add_patch(Circle((plus, y), 1.5, fc="white", ec=INK, lw=1.8))
     ax.plot((plus - 0.8, plus + 0.8), (y, y), color=INK, lw=1.8)
     ax.plot((plus, plus), (y - 0.8, y + 0.8), color=INK, lw=1.8)
     _arrow(ax, (plus + 1.5, y), (plus + 4.0, y))
-    _words(ax, plus + 5.4, y, "$Y$", 17)
+    _text(ax, plus + 5.4, y, "$Y$", 17)
     ax.plot((tap, tap, plus), (y, 3.4, 3.4), color=INK, lw=1.8, solid_joinstyle="round")  # the residual
     _arrow(ax, (plus, 3.4), (plus, y - 1.55))
     formula = r"  $Y \;=\; X + P_{\mathrm{fuse}}\,(\mathcal{L}\,(\Phi_{CW}\,(\Phi_{CH}\,(X))))$  "
-    _words(ax, (tap + plus) / 2, 3.4, formula, 14.5, bbox={"fc": PANEL, "ec": "none", "pad": 1.5})
+    _text(ax, (tap + plus) / 2, 3.4, formula, 14.5, bbox={"fc": PANEL, "ec": "none", "pad": 1.5})
 
 
 def _cube(ax: Any, x: float, y: float, part: str, colour: str) -> None:
@@ -218,7 +218,7 @@ def _cube(ax: Any, x: float, y: float, part: str, colour: str) -> None:
 # --- shared pieces ------------------------------------------------------------------------------------------------
 
 
-def _words(ax: Any, x: float, y: float, text: str, size: float, colour: str = INK, **options: Any) -> None:
+def _text(ax: Any, x: float, y: float, text: str, size: float, colour: str = INK, **options: Any) -> None:
     ax.text(x, y, text, ha="center", va="center", fontsize=size, color=colour, linespacing=1.25, **options)
 
 

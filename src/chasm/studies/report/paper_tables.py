@@ -16,7 +16,7 @@ from chasm.studies.gather import FinishedRow, FinishedRows
 from chasm.studies.paper import Quote
 from chasm.studies.records import Falsification, RunRecord, data_kind
 from chasm.studies.report import text
-from chasm.studies.report.elements import SOURCE, Table, TableCell, TableRow, row_kind, table_row
+from chasm.studies.report.elements import SOURCE_COLUMN, Table, TableCell, TableRow, row_kind, table_row
 from chasm.studies.worker import core_parameters
 
 QuotesOfArms = dict[str, dict[str, Quote]]  # arm to metric to what the paper prints
@@ -120,7 +120,7 @@ def cc359(finished: FinishedRows) -> Table:
             rows += _two_lines(names, [printed_core, *printed], [core, *ours], arm, starts_block=arm == "baseline")
     return Table(
         "Table 1. CC359: reconstruction from a fourth and an eighth of k-space",
-        ["AR", "Method", SOURCE, "Core Params", *[text.NAMES[m] for m in paper.IMAGE] * 3],
+        ["AR", "Method", SOURCE_COLUMN, "Core Params", *[text.NAMES[m] for m in paper.IMAGE] * 3],
         rows,
         "Mean ± standard deviation over test cases. Core Params are those of one mixer at 96 channels, with a complex "
         f"number counted once; ours are for maps of 128 x 128.{_origin(used)}",
@@ -145,7 +145,7 @@ def cross_domain(finished: FinishedRows) -> Table:
     rows += _two_lines(["Max std."], largest, [c.largest_spread() for c in columns.values()], starts_block=True)
     return Table(
         "Table 2. fastMRI reconstruction, natural images, and segmentation of undersampled MRI",
-        ["Mixer block", SOURCE, *("mIoU" if m == "iou" else text.NAMES[m] for _, m in columns)],
+        ["Mixer block", SOURCE_COLUMN, *("mIoU" if m == "iou" else text.NAMES[m] for _, m in columns)],
         rows,
         "Means over test cases; the last lines are the largest standard deviation over cases of any method."
         + _origin(list(columns.values())),
@@ -174,7 +174,7 @@ def falsification(finished: FinishedRows) -> tuple[Table, list[Falsification]]:
     return (
         Table(
             "Table 3 (a). CHASM's gain in PSNR over the strongest rival, under structured and random masks",
-            ["Setting", SOURCE, "Struct.", "Random", "Drop"],
+            ["Setting", SOURCE_COLUMN, "Struct.", "Random", "Drop"],
             rows,
             f"{_draws_text(falsified)}The strongest rival is the one with the highest test mean, under the "
             "structured mask and over all draws of the random one. A † means that the 95 % interval of the paired "
@@ -201,7 +201,7 @@ def seeds(finished: FinishedRows) -> Table:
         printed = [*map(psnr.printed, arms), printed_gain, *map(ssim.printed, arms)]
         ours = [*(psnr.ours(arm, "seeds") for arm in arms), gain, *(ssim.ours(arm, "seeds") for arm in arms)]
         rows += _two_lines([SETTINGS[setting].title, LABELS[rival]], printed, ours)
-    columns = ["Setting", "Best baseline", SOURCE, "Base PSNR", "CHASM PSNR", "ΔPSNR", "Base SSIM", "CHASM SSIM"]
+    columns = ["Setting", "Best baseline", SOURCE_COLUMN, "Base PSNR", "CHASM PSNR", "ΔPSNR", "Base SSIM", "CHASM SSIM"]
     note = f"Mean ± standard deviation over seeds. A number without ± has one seed.{_origin(used)}"
     return Table("Appendix. Stability over three seeds, HiFi-Mamba", columns, rows, note, file="table-seeds")
 
@@ -218,7 +218,9 @@ def flops(finished: FinishedRows, scale: str) -> Table:
     if scale == "tiny":
         note += " Ours are toy models on images of 32 x 32: do not compare them with the paper's full-size models."
     title = "Appendix. Multiply-adds of whole models (the paper says FLOPs), CC359"
-    return Table(title, ["Mixer block", SOURCE, *(HOSTS[h].label for h in paper.HOSTS)], rows, note, file="table-flops")
+    return Table(
+        title, ["Mixer block", SOURCE_COLUMN, *(HOSTS[h].label for h in paper.HOSTS)], rows, note, file="table-flops"
+    )
 
 
 def protocol(finished: FinishedRows) -> Table:
@@ -235,7 +237,7 @@ def protocol(finished: FinishedRows) -> Table:
             ours = [", ".join(filter(None, host_texts)), f"{operator}, {run.result.source}"]
             ours.append(LOSSES.get(run.config.task.name, text.UNKNOWN))
         rows += _two_lines([dataset], printed, [*ours, ""], starts_block=dataset != "fastMRI")
-    columns = ["Setting", SOURCE, "Backbone", "Input operator", "Objective", "Purpose"]
+    columns = ["Setting", SOURCE_COLUMN, "Backbone", "Input operator", "Objective", "Purpose"]
     return Table("Appendix. Protocol of Table 2", columns, rows, is_text=True, file="table-protocol")
 
 
@@ -261,7 +263,7 @@ def variants(finished: FinishedRows, study: str) -> Table:
         label = "CH → CW" if study == "axes" and arm == "chasm" else LABELS[arm]
         rows += _two_lines([label], [c.printed(arm) for c in columns], [c.ours(arm, over) for c in columns], arm)
     note = f"Mean ± standard deviation over {over}.{_origin(columns)}"
-    columns_titles = ["Variant", SOURCE, *(text.NAMES[m] for m in paper.IMAGE)]
+    columns_titles = ["Variant", SOURCE_COLUMN, *(text.NAMES[m] for m in paper.IMAGE)]
     return Table(f"{title}, CC359 ×8 in HiFi-Mamba", columns_titles, rows, note, file=file)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # A label goes to the first free place this many points away from its marker, in one of these directions.
 DISTANCES = (9, 16, 26, 38, 52, 68, 86, 106, 130)
 DIRECTIONS = ((1, 0), (-1, 0), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7), (0, 1), (0, -1))
-MAX_DEPTH = 4  # a method this many times further below the best than the median is drawn at the lower edge
+MAX_DEPTH = 4  # scores further below the best than 4 times the median's distance are drawn at the lower edge
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def scatter(results: Results, points: Sequence[Point]) -> "Figure":
     ax = figure.add_subplot()
     common = results.settings[points[0][1]].title.partition(",")[0]
     for coherence, setting, gain in points:
-        ax.plot((coherence, coherence), (gain.low, gain.high), color=figures.FOCUS, lw=1.6)
-        ax.plot(coherence, gain.mean, "o", color=figures.FOCUS, ms=6)
+        ax.plot((coherence, coherence), (gain.low, gain.high), color=figures.CHASM_COLOUR, lw=1.6)
+        ax.plot(coherence, gain.mean, "o", color=figures.CHASM_COLOUR, ms=6)
         name = results.settings[setting].title.removeprefix(common).strip(", ") or results.settings[setting].mask
         ax.annotate(
             str(name), (coherence, gain.mean), xytext=(5, 3), textcoords="offset points", fontsize=7.5, rotation=30
