@@ -79,16 +79,15 @@ def _line(config: table.BenchConfig, sweep: str, name: str, tick: Callable[[str]
     compared: dict[tuple[str, str], Shape] = {}
     for n, shape in shapes(sweep, config.device.type == "cuda"):
         rows: list[Row] = []
-        make = _maker(name, shape, config.device)
+        form = {"chasm": "auto", LITERAL: "eager"}.get(name, "-")
+        make = partial(subjects.create, name, form, shape, config.device)
         kinds = list(dict.fromkeys(table.MODES[mode][0] for mode in config.modes))
         exact: dict[str, Any] = {}
-        reference: dict[str, Any] = {}
         if torch.Size(shape).numel() <= MAX_ORACLE_ELEMENTS:
-            oracle = partial(subjects.literal, shape, config.device) if name == "chasm" else make
-            reference = table.exact_or_reason(oracle, kinds, shape, config.device)
-            exact = {
-                kind: values for kind, values in reference.items() if not isinstance(values, str)
-            }  # a string says why there is none
+            literal = partial(subjects.create, LITERAL, "eager", shape, config.device)
+            found = table.exact_or_reason(literal if name == "chasm" else make, kinds, shape, config.device)
+            exact = {kind: values for kind, values in found.items() if not isinstance(values, str)}
+            del found
         for dtype in config.dtypes:
             for mode in config.modes:
                 tick(f"{sweep} {n} {dtype} {mode} {name}")
@@ -119,7 +118,7 @@ def _line(config: table.BenchConfig, sweep: str, name: str, tick: Callable[[str]
                 if "time_ms" in row:
                     last[dtype, mode] = n, row["time_ms"], row["layout"]
                 rows.append(row)
-        del exact, reference  # free their memory for the other mixers
+        del exact  # free their memory for the other mixers
         table.free(config.device)
         yield rows
 
@@ -131,14 +130,6 @@ def expected_ms(sweep: str, n: int, before: int, time_ms: float) -> float:
     40.0
     """
     return time_ms * (n / before) ** (2 if sweep == "size" else 1)
-
-
-def _maker(name: str, shape: Shape, device: torch.device) -> Callable[[], subjects.Subject]:
-    if name == LITERAL:
-        return partial(subjects.literal, shape, device)
-    if name == "chasm":
-        return partial(subjects.chasm_subject, shape, "auto", device)
-    return partial(subjects.rival, name, shape, device)
 
 
 # --- slopes -----------------------------------------------------------------------------------------

@@ -57,23 +57,18 @@ def chasm_block(shape: Shape, form: str, device: torch.device) -> CHASM:
     return mixer.to(device)
 
 
-def literal(shape: Shape, device: torch.device) -> Subject:
-    """Return the paper-literal block."""
+def create(name: str, form: str, shape: Shape, device: torch.device) -> Subject:
+    """Return CHASM in one of its forms, the paper-literal block "eager" or "compiled", another mixer, or a peer."""
+    if name == "chasm":
+        mixer = chasm_block(shape, form, device)
+        return Subject(name, form, mixer, mixer.core, mixer)
+    if name != LITERAL:
+        return rival(name, shape, device)
     block = LiteralBlock(chasm_block(shape, "auto", device))
-    return Subject(LITERAL, "eager", block, block.core)
-
-
-def compiled_literal(shape: Shape, device: torch.device) -> Subject:
-    """Return the paper-literal block under torch.compile."""
+    if form == "eager":
+        return Subject(name, form, block, block.core)
     torch.compiler.reset()  # otherwise a second shape makes torch compile for dynamic shapes
-    block = LiteralBlock(chasm_block(shape, "auto", device))
-    return Subject(LITERAL, "compiled", torch.compile(block), torch.compile(block.core))  # type: ignore[arg-type]
-
-
-def chasm_subject(shape: Shape, form: str, device: torch.device) -> Subject:
-    """Return CHASM in one of its forms."""
-    mixer = chasm_block(shape, form, device)
-    return Subject("chasm", form, mixer, mixer.core, mixer)
+    return Subject(name, form, torch.compile(block), torch.compile(block.core))  # type: ignore[arg-type]
 
 
 def rival(name: str, shape: Shape, device: torch.device) -> Subject:

@@ -164,13 +164,13 @@ def run(config: BenchConfig, tick: Callable[[str], None] = lambda _: None) -> It
 
 
 def _rows_of(config: BenchConfig, shape: Shape, tick: Callable[[str], None]) -> Iterator[Row]:
-    kinds = list(dict.fromkeys(MODES[mode][0] for mode in config.modes))
-    exact = exact_or_reason(partial(subjects.literal, shape, config.device), kinds, shape, config.device)
+    device, kinds = config.device, list(dict.fromkeys(MODES[mode][0] for mode in config.modes))
     of_literal: dict[tuple[str, str], float] = {}
 
-    def row(make: Callable[[], Subject], name: str, form: str, dtype: str, mode: str, exact: dict[str, Any]) -> Row:
+    def row(name: str, form: str, dtype: str, mode: str, exact: dict[str, Any]) -> Row:
         kind = MODES[mode][0]
         tick(f"{shape} {dtype} {mode} {name} {form}")
+        make = partial(subjects.create, name, form, shape, device)
         measured = measure(make, shape, dtype, mode, exact[kind], config)
         measured = {"shape": shape, "dtype": dtype, "mode": mode, "mixer": name, "form": form, **measured}
         time = measured.get("time_ms")
@@ -183,28 +183,23 @@ def _rows_of(config: BenchConfig, shape: Shape, tick: Callable[[str], None]) -> 
             measured["times_floor"] = time / config.limits.floor_ms(moved)
         return measured
 
-    literal = partial(subjects.literal, shape, config.device)
-    compiled = partial(subjects.compiled_literal, shape, config.device)
+    exact = exact_or_reason(partial(subjects.create, LITERAL, "eager", shape, device), kinds, shape, device)
     for dtype in config.dtypes:
         for kind in kinds:  # eager modes only: a graph cannot hold torch's matrix exponential
-            yield row(literal, LITERAL, "eager", dtype, kind, exact)
-            if config.compiled:
-                yield row(compiled, LITERAL, "compiled", dtype, kind, exact)
+            for form in ("eager", "compiled") if config.compiled else ("eager",):
+                yield row(LITERAL, form, dtype, kind, exact)
         for mode in config.modes if "chasm" in config.mixers else []:
             for form in config.forms:
-                yield row(
-                    partial(subjects.chasm_subject, shape, form, config.device), "chasm", form, dtype, mode, exact
-                )
+                yield row("chasm", form, dtype, mode, exact)
     del exact
     for name in config.mixers:
         if name == "chasm":
             continue
-        make = partial(subjects.rival, name, shape, config.device)
-        of_rival = exact_or_reason(make, kinds, shape, config.device)
+        of_rival = exact_or_reason(partial(subjects.create, name, "-", shape, device), kinds, shape, device)
         for dtype in config.dtypes:
             for mode in config.modes:
                 if MODES[mode][0] != "core" or name in subjects.PURE_CORES:
-                    yield row(make, name, "-", dtype, mode, of_rival)
+                    yield row(name, "-", dtype, mode, of_rival)
 
 
 def exact_or_reason(
