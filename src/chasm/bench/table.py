@@ -83,14 +83,12 @@ class BenchConfig:
 
     def rows(self) -> int:
         """Return the number of rows, for a progress bar."""
-        kinds = {MODES[mode][0] for mode in self.modes}
-        per_mode = {m: sum(1 for _ in self._names(MODES[m][0])) for m in self.modes}
-        return len(self.shapes) * len(self.dtypes) * (len(kinds) * (1 + self.compiled) + sum(per_mode.values()))
-
-    def _names(self, kind: str) -> Iterator[tuple[str, str]]:
-        if "chasm" in self.mixers:
-            yield from (("chasm", form) for form in self.forms)
-        yield from ((m, "-") for m in self.mixers if m != "chasm" and (kind != "core" or m in subjects.PURE_CORES))
+        kinds = [MODES[mode][0] for mode in self.modes]
+        of_literal = len(set(kinds)) * (1 + self.compiled)
+        of_chasm = len(kinds) * len(self.forms) * ("chasm" in self.mixers)
+        rivals = [mixer for mixer in self.mixers if mixer != "chasm"]
+        of_rivals = sum(kind != "core" or mixer in subjects.PURE_CORES for kind in kinds for mixer in rivals)
+        return len(self.shapes) * len(self.dtypes) * (of_literal + of_chasm + of_rivals)
 
 
 def make_config(

@@ -153,12 +153,10 @@ def status(
 ) -> None:
     """Print the state of every run, the error of failed runs, and the step sizes that --protocol tuned has chosen."""
     require("train", "data")
-    from chasm.studies import load_plan
-    from chasm.studies.plan import part_of
     from chasm.studies.state import state
-    from chasm.studies.tuning import choice_text, stage, with_selections
+    from chasm.studies.tuning import choice_text, stage
 
-    plan = with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
+    plan = _started_plan(out, name, scale, protocol, only)
     count: Counter[str] = Counter()
     for run in (*plan.selection_runs, *plan.runs):
         folder = plan.folder(out, run)
@@ -189,12 +187,9 @@ def sizes(
     device: str = typer.Option("cpu", help="Device to compute on: cpu, cuda, .."),
 ) -> None:
     """Score the finished runs of a study on images of other sizes, without training again. Reports show the scores."""
-    from chasm.studies import load_plan
-    from chasm.studies.plan import part_of
     from chasm.studies.transfer import sizes_of, transfer
-    from chasm.studies.tuning import with_selections
 
-    plan = with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
+    plan = _started_plan(out, name, scale, protocol, only)
     if not (size or plan.study.sizes):
         raise ValueError(f"study {name} declares no sizes: give them, as in --size 256")
     transfers = transfer(plan, out, size or sizes_of(plan), device)
@@ -231,6 +226,15 @@ def _plan(
     seeds_chosen = range(seeds) if seeds else None
     plan = make_plan(name, scale, protocol, seeds_chosen, paths, overrides, arms, selection_steps)
     return part_of(plan, only)
+
+
+def _started_plan(out: Path, name: str, scale: str, protocol: str, only: list[str]) -> Any:
+    """Return a part of a study as it was last started in a folder, with the step sizes that are chosen by now."""
+    from chasm.studies import load_plan
+    from chasm.studies.plan import part_of
+    from chasm.studies.tuning import with_selections
+
+    return with_selections(part_of(load_plan(out, name, scale, protocol), only), out)
 
 
 def _show_arm(plan: Any, setting: str, host: str, arm: str) -> None:

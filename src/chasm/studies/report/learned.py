@@ -81,26 +81,24 @@ def figure(learned: list[Learned], gain: str = "positive") -> str:
     fig = new_figure(2.35 * (2 * len(axes_used) + 1), 2.45 * len(slots))
     grid = fig.subplots(len(slots), 2 * len(axes_used) + 1, squeeze=False)
     norm = gain_colours([x.gains for x in learned if x.slot in slots], is_log=gain != "signed")
-    image: Any = None
     for row, slot in zip(grid, slots, strict=True):
+        members = {x.axis: x for x in learned if x.slot == slot}
         for i, axis in enumerate(axes_used):
-            x = next((x for x in learned if (x.slot, x.axis) == (slot, axis)), None)
-            left, right = row[2 * i], row[2 * i + 1]
-            if x is None:
+            left, right = row[2 * i : 2 * i + 2]
+            if axis in members:
+                _basis(left, members[axis])
+                image = _gains(right, members[axis], norm)
+            else:
                 left.set_axis_off()
                 right.set_axis_off()
-                continue
-            _basis(left, x)
-            image = _gains(right, x, norm)
-        _spread(row[-1], [x for x in learned if x.slot == slot])
-    if image is not None:
-        bar = fig.colorbar(image, ax=grid[:, :-1].ravel().tolist(), shrink=0.6, pad=0.01, aspect=30)
-        bar.ax.tick_params(labelsize=8)
-        bar.set_label("gain", fontsize=8.5)
-        if gain != "signed":
-            ticks = np.geomspace(norm.vmin, norm.vmax, 5).tolist()
-            bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
-            bar.minorticks_off()
+        _spread(row[-1], list(members.values()))
+    bar = fig.colorbar(image, ax=grid[:, :-1].ravel().tolist(), shrink=0.6, pad=0.01, aspect=30)
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("gain", fontsize=8.5)
+    if gain != "signed":
+        ticks = np.geomspace(norm.vmin, norm.vmax, 5).tolist()
+        bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
+        bar.minorticks_off()
     return source(fig)
 
 
