@@ -158,7 +158,7 @@ def status(
 
     plan = _started_plan(out, name, scale, protocol, only)
     count: Counter[str] = Counter()
-    for run in (*plan.selection_runs, *plan.runs):
+    for run in plan.all_runs:
         folder = plan.folder(out, run)
         status, error = state(folder, run.config)
         trace = f" ({folder / 'traceback.txt'})" if (folder / "traceback.txt").is_file() else ""

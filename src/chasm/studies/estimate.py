@@ -107,7 +107,7 @@ def estimate(plan: Plan, gpus: int = 1, limit: float = 20.0) -> Estimate:
         limit: seconds to time all models.
     """
     plan = assume_choices(plan)
-    runs = [*plan.selection_runs, *plan.runs]
+    runs = plan.all_runs
     where = usable_device()
     name = device_name(where)
     notes: list[str] = []

@@ -146,6 +146,11 @@ class Plan:
         return [self.selection_run(selection, m) for selection in self.open_selections for m in selection.grid]
 
     @property
+    def all_runs(self) -> list[PlannedRun]:
+        """The selection runs and those that give results."""
+        return [*self.selection_runs, *self.runs]
+
+    @property
     def open_selections(self) -> list[Selection]:
         """The selection, decided or not, of every arm with spectral parameters under `tuned`."""
         known = {(s.setting, s.host, s.arm): s for s in self.selections}

@@ -30,7 +30,7 @@ def jobs_of(plan: Plan, root: str | Path) -> list[Job]:
     A selection run that diverged is not tried again, since that is its result.
     """
     jobs = []
-    for run in (*plan.selection_runs, *plan.runs):
+    for run in plan.all_runs:
         folder = plan.folder(root, run)
         if state(folder, run.config)[0] in ("done", "running") or (run.is_selection and has_diverged(folder)):
             continue
@@ -100,7 +100,7 @@ def run(
             else:
                 stream = local(jobs, at_once)
             folders = {job["key"]: Path(job["folder"]) for job in jobs}
-            configs = {run.key: run.config for run in (*plan.selection_runs, *plan.runs)}
+            configs = {run.key: run.config for run in plan.all_runs}
             try:
                 for done, (key, outcome) in enumerate(stream, 1):
                     outcomes[key] = outcome
@@ -115,7 +115,7 @@ def _check_data(plan: Plan) -> None:
     """Refuse folders without the cases that the runs read, in one line instead of one for every run."""
     if plan.study.kind != "train":
         return
-    for data in {repr(run.config.data): run.config.data for run in (*plan.selection_runs, *plan.runs)}.values():
+    for data in {repr(run.config.data): run.config.data for run in plan.all_runs}.values():
         reader = DATASETS.get(data.name)
         if data.path is not None and issubclass(reader, FileDataset):
             known = inspect.signature(reader.find).parameters
@@ -127,7 +127,7 @@ def _check_data(plan: Plan) -> None:
 
 def _check_configs(plan: Plan, root: Path) -> None:
     """Refuse folders with another config, so that a forgotten --set does not mix two studies."""
-    runs = (*plan.selection_runs, *plan.runs)
+    runs = plan.all_runs
     states = [(run.key, *state(plan.folder(root, run), run.config)) for run in runs]
     others = [(key, other) for key, status, other in states if status == "other config"]
     if others:

@@ -6,7 +6,6 @@ from typing import Any
 from chasm.studies import statistics
 from chasm.studies.paper import Quote
 from chasm.studies.records import Comparison, Environment, Gain, Score
-from chasm.studies.statistics import Interval
 from chasm.studies.worker import COSTS
 
 DECIMALS = statistics.DECIMALS | dict.fromkeys(COSTS, 2)
@@ -58,7 +57,7 @@ def signed(value: float, metric: str, extra_digits: int = 1) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
 
 
-def interval(difference: Comparison | Gain | Interval, metric: str) -> str:
+def interval(difference: Comparison | Gain | statistics.Interval, metric: str) -> str:
     """Return a mean difference with its interval: "+0.52 dB [+0.41, +0.63]"."""
     unit = f" {UNITS[metric]}" if metric in UNITS else ""
     limits = f"[{signed(difference.low, metric)}, {signed(difference.high, metric)}]"
