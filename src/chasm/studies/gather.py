@@ -18,7 +18,7 @@ class FinishedRow:
     """One arm in a setting and host, and where its runs are."""
 
     study: str
-    row: ArmResult
+    result: ArmResult
     runs: list[RunRecord]
     root: Path
 
@@ -37,7 +37,7 @@ class FinishedRows:
 
     def get(self, study: str, setting: str, host: str, arm: str) -> FinishedRow | None:
         """Return a row of the study, else the first of another one that ran the same; None if no run is finished."""
-        here = [r for r in self.rows if (r.row.setting, r.row.host, r.row.arm) == (setting, host, arm)]
+        here = [r for r in self.rows if (*r.result.place, r.result.arm) == (setting, host, arm)]
         here = [r for r in here if STUDIES[r.study].kind == STUDIES[study].kind]
         return next((r for r in here if r.study == study), here[0] if here else None)
 

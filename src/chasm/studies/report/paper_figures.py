@@ -48,7 +48,7 @@ def qualitative(finished: FinishedRows) -> Picture | None:
     if not shown:
         return None
     missing = [SETTINGS[setting].title for setting in QUALITATIVE if setting not in shown]
-    runs = [run for row in finished.rows if row.row.setting in shown for run in row.runs]
+    runs = [run for row in finished.rows if row.result.setting in shown for run in row.runs]
     kind = data_kind(runs)
     caption = "Figure 2. One test slice of each setting in HiFi-Mamba, first seed, as saved by the runs"
     caption += f" ({kind})" if kind else ""
@@ -76,13 +76,13 @@ def gains(finished: FinishedRows) -> Picture | None:
             continue  # another unit
         rows = {arm: finished.get(study_of(setting), setting, host, arm) for arm in (*RIVALS, "chasm")}
         rivals = [row for arm in RIVALS if (row := rows[arm]) is not None]
-        strongest: FinishedRow | None = max(rivals, key=lambda r: r.row.scores[metric].mean, default=None)
+        strongest: FinishedRow | None = max(rivals, key=lambda r: r.result.scores[metric].mean, default=None)
         d = paired_difference(rows["chasm"], strongest, metric)
         if d is None or strongest is None:
             continue
         printed = quotes["chasm"][metric].mean - max(quotes[arm][metric].mean for arm in RIVALS)
         key = f"{setting} {host}"
-        labels[key] = f"{SETTINGS[setting].title}, {HOSTS[host].label} (ours: {LABELS[strongest.row.arm]})"
+        labels[key] = f"{SETTINGS[setting].title}, {HOSTS[host].label} (ours: {LABELS[strongest.result.arm]})"
         comparisons.append(
             Comparison(setting, host, metric, "chasm", key, d.mean, d.low, d.high, d.cases, d.seeds, d.verdict, printed)
         )

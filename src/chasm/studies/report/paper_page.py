@@ -118,7 +118,7 @@ def _columns_won(finished: FinishedRows) -> tuple[str, str]:
         printed += max(quotes, key=lambda arm: quotes[arm][metric].mean) == "chasm"
         study = paper_tables.study_of(setting)
         rows = {arm: finished.get(study, setting, host, arm) for arm in paper.MIXERS}
-        means = {arm: row.row.scores[metric].mean for arm, row in rows.items() if row is not None}
+        means = {arm: row.result.scores[metric].mean for arm, row in rows.items() if row is not None}
         if "chasm" in means and len(means) > 1:
             judged += 1
             won += max(means, key=lambda arm: means[arm]) == "chasm"

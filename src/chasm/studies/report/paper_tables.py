@@ -12,7 +12,7 @@ from chasm.studies import paper
 from chasm.studies.agreement import code_disagreements, disagreements
 from chasm.studies.comparisons import falsify, mean_falsification
 from chasm.studies.factors import ARMS, HOSTS, RIVALS, SETTINGS, random_draws
-from chasm.studies.gather import FinishedRow, FinishedRows
+from chasm.studies.gather import FinishedRows
 from chasm.studies.paper import Quote
 from chasm.studies.records import Falsification, RunRecord, data_kind
 from chasm.studies.report import text
@@ -78,8 +78,9 @@ class _Column:
     ) -> None:
         self.metric, self.quotes = metric, quotes
         rows = {arm: finished.get(study, setting, host, arm) for arm in quotes}
-        self.rows: dict[str, FinishedRow] = {arm: row for arm, row in rows.items() if row and metric in row.row.scores}
-        means = [row.row.scores[metric].mean for row in self.rows.values()]
+        self.rows = {arm: row for arm, row in rows.items() if row and metric in row.result.scores}
+        self.scores = {arm: row.result.scores[metric] for arm, row in self.rows.items()}
+        means = [score.mean for score in self.scores.values()]
         self.best = max(filter(math.isfinite, means), default=math.nan) if len(means) > 1 else math.nan
         self.best_printed = max(quote[metric].mean for quote in quotes.values())
 
@@ -88,9 +89,9 @@ class _Column:
         return TableCell(text.quote(quote, self.metric), "best" if quote.mean == self.best_printed else "")
 
     def ours(self, arm: str, over: str = "cases") -> TableCell:
-        if arm not in self.rows:
+        if arm not in self.scores:
             return TableCell(text.UNKNOWN)
-        score = self.rows[arm].row.scores[self.metric]
+        score = self.scores[arm]
         spread = score.std_cases if over == "cases" else score.std_seeds
         mean = text.number(score.mean, self.metric)
         has_spread = spread is not None and (over == "seeds" or len(score.cases) > 1)
@@ -98,8 +99,8 @@ class _Column:
         return TableCell(mean + f" ± {text.number(spread, self.metric)}" * has_spread, "best" if is_best else "")
 
     def largest_spread(self) -> str:
-        spreads = [row.row.scores[self.metric].std_cases for row in self.rows.values()]
-        return text.number(max((s for s in spreads if s is not None), default=None), self.metric)
+        spreads = [score.std_cases for score in self.scores.values() if score.std_cases is not None]
+        return text.number(max(spreads, default=None), self.metric)
 
 
 def cc359(finished: FinishedRows) -> Table:
@@ -163,7 +164,7 @@ def falsification(finished: FinishedRows) -> tuple[Table, list[Falsification]]:
         for arm in (*RIVALS, "chasm")
     ]
     here = [row for row in wanted if row is not None]
-    falsified = falsify([r.row for r in here], [run for r in here for run in r.runs])
+    falsified = falsify([r.result for r in here], [run for r in here for run in r.runs])
     measured = {f.setting: f for f in falsified}
     rows = []
     for setting, printed in paper.FALSIFICATION.items():
@@ -195,7 +196,7 @@ def seeds(finished: FinishedRows) -> Table:
         arms = rival, "chasm"
         psnr, ssim = (_Column(finished, "seeds", setting, HIFI, metric, quotes) for metric in paper.IMAGE)
         used.append(psnr)
-        means = [psnr.rows[arm].row.scores["psnr"].mean for arm in arms if arm in psnr.rows]
+        means = [psnr.scores[arm].mean for arm in arms if arm in psnr.scores]
         gain: str | TableCell = _signed(means[1] - means[0]) if len(means) == 2 else text.UNKNOWN
         printed_gain: str | TableCell = _signed(paper.SEEDS_GAIN[setting])
         printed = [*map(psnr.printed, arms), printed_gain, *map(ssim.printed, arms)]
