@@ -24,6 +24,7 @@ from chasm.bench.report import Row, titles
 from chasm.common.devices import synchronize
 
 MARK = "part: "
+ENGINE = "autograd::engine"  # begins the names of events around the backward pass
 REST = "rest of the host"
 PARTS: dict[type[nn.Module], str] = {
     blocks.InvertedBottleneck: "inverted bottlenecks",
@@ -164,30 +165,28 @@ def _origins(events: list[Any]) -> dict[int, str]:
     """Map the sequence number of each differentiable operation to the part whose forward pass ran it."""
     origin: dict[int, str] = {}
     for event in sorted(events, key=lambda e: e.time_range.start):
-        if event.sequence_nr >= 0 and not _in_backward(event):
+        if event.sequence_nr >= 0 and _ancestor(event, ENGINE) is None:
             part = _marked_parent(event)
             if part is not None:
                 origin[event.sequence_nr] = part  # the last event with this number created the node
     return origin
 
 
-def _ancestors(event: Any) -> Iterator[Any]:
-    while event is not None:
-        yield event
+def _ancestor(event: Any, prefix: str) -> Any:
+    """Return the event itself or the innermost event around it whose name begins like this, None without one."""
+    while event is not None and not event.name.startswith(prefix):
         event = event.cpu_parent
+    return event
 
 
 def _marked_parent(event: Any) -> str | None:
-    return next((e.name.removeprefix(MARK) for e in _ancestors(event) if e.name.startswith(MARK)), None)
-
-
-def _in_backward(event: Any) -> bool:
-    return any(e.name.startswith("autograd::engine") for e in _ancestors(event))
+    mark = _ancestor(event, MARK)
+    return None if mark is None else mark.name.removeprefix(MARK)
 
 
 def _part_of(event: Any, origin: dict[int, str]) -> tuple[str, bool]:
     """Return the part that an event belongs to, and True if it ran in the backward pass."""
-    engine = next((e for e in _ancestors(event) if e.name.startswith("autograd::engine")), None)
+    engine = _ancestor(event, ENGINE)
     if engine is None:
         return _marked_parent(event) or "around the step", False
     return origin.get(engine.sequence_nr, "gradients of parameters"), True

@@ -54,11 +54,6 @@ def spread(values: Sequence[float], *, sample: bool = False) -> tuple[float, flo
     return float(x.mean()), float(x.std(ddof=int(sample)))
 
 
-def printed_digits(metric: str) -> int:
-    """Return the digits after the point of a printed difference in a metric."""
-    return DECIMALS.get(metric, 3) + 1
-
-
 def difference(
     ours: Sequence[Mapping[str, float]],
     theirs: Sequence[Mapping[str, float]],
@@ -87,7 +82,7 @@ def difference(
 def mean_difference(d: np.ndarray, metric: str | None = None, *, draws: int = RESAMPLES, seed: int = 0) -> Interval:
     """Return the mean of paired differences, (seeds, cases) or (masks, seeds, cases), with its interval."""
     means = resampled(d, draws=draws, seed=seed)
-    digits = None if metric is None else printed_digits(metric)
+    digits = None if metric is None else DECIMALS.get(metric, 3) + 1
     return Interval(float(d.mean()), *central_interval(means), d.shape[-1], d.shape[-2], digits, two_sided(means))
 
 

@@ -116,6 +116,7 @@ def _logarithmic(ax: Any, costs: Sequence[float]) -> None:
 def _place_labels(ax: Any) -> None:
     """Write the name of each marker where it covers neither a marker nor another name."""
     from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
 
     renderer = ax.figure.canvas.get_renderer()
     markers = [line for line in ax.get_lines() if line.get_drawstyle() == "default"]
@@ -123,7 +124,8 @@ def _place_labels(ax: Any) -> None:
     front = [box for line in ax.get_lines() if line not in markers for box in _along(ax, line)]
     at = [ax.transData.transform(line.get_xydata()[0]) for line in markers]
     pixels = ax.figure.dpi / 72
-    occupied = [_around(x, y, line.get_markersize() * pixels / 2) for line, (x, y) in zip(markers, at, strict=True)]
+    radii = [line.get_markersize() * pixels / 2 for line in markers]
+    occupied = [Bbox([[x - r, y - r], [x + r, y + r]]) for (x, y), r in zip(at, radii, strict=True)]
     inside = ax.get_window_extent(renderer)
     for line, (x, y) in zip(markers, at, strict=True):
         text = ax.annotate(
@@ -156,12 +158,6 @@ def _place_labels(ax: Any) -> None:
         occupied.append(box)
         if math.hypot(*offset) > DISTANCES[1]:
             _leader(ax, (x, y), box)
-
-
-def _around(x: float, y: float, radius: float) -> Any:
-    from matplotlib.transforms import Bbox
-
-    return Bbox([[x - radius, y - radius], [x + radius, y + radius]])
 
 
 def _along(ax: Any, line: Any) -> list[Any]:
