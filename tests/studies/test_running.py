@@ -328,7 +328,7 @@ def test_ray_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
 
 def test_ray_does_not_keep_the_handlers_of_the_stop_signals():
     before = signal.getsignal(signal.SIGTERM)
-    with executors._same_handlers():
+    with executors.restored_handlers():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -1,6 +1,7 @@
 """The signals that ask a process to save and stop."""
 
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,18 @@ def delayed_signals(numbers: Iterable[int] = STOP_SIGNALS) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def restored_handlers() -> Iterator[None]:
+    """Restore the handlers of the stop signals after the block, in the main thread, which alone can set them."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def ignore_signals() -> None:

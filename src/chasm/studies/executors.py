@@ -9,14 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import chdir, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
-from chasm.common.signals import STOP_SIGNALS, delayed_signals
+from chasm.common.signals import STOP_SIGNALS, delayed_signals, restored_handlers
 from chasm.studies.state import failed
 from chasm.studies.worker import PROGRAM, Job
 
@@ -165,11 +164,12 @@ def on_ray(
         raise ValueError("the ray executor needs ray: pip install 'chasm-mixer[cluster]'") from None
     started = not ray.is_initialized()
     if started:
+        # Ray installs handlers of its own, which would end this process.
         # Ray's own processes belong to the process group of this one. SIGHUP or SIGUSR1 to the group would end them,
         # and then nothing could tell the cells to save. SIGTERM stays: ray.shutdown ends them with it.
         # Ray's workers import from the folder that is current now: choose that of this Python, which is trusted.
         delayed = set(STOP_SIGNALS) - {signal.SIGTERM, signal.SIGINT}
-        with _same_handlers(), delayed_signals(delayed), chdir(sys.prefix):
+        with restored_handlers(), delayed_signals(delayed), chdir(sys.prefix):
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     task: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1)(_run_in_task)
     keys = {task.remote(job, max(1, int(cpus)), os.getcwd()): job for job in jobs}
@@ -207,15 +207,3 @@ def _run_in_task(job: Job, threads: int, folder: str) -> str:
         return dict(local([job], threads=threads))[job["key"]]
     except KeyboardInterrupt:
         return "interrupted"
-
-
-@contextmanager
-def _same_handlers() -> Iterator[None]:
-    """Restore the handlers of the stop signals after the block. Ray installs its own, which end this process."""
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)

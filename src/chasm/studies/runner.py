@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chasm.common.files import expanded
-from chasm.common.signals import heeded_signals
+from chasm.common.signals import heeded_signals, restored_handlers
 from chasm.common.text import counted
 from chasm.data.base import DATASETS, FileDataset, existing
 from chasm.data.records import SPLITS, in_split
@@ -145,21 +145,17 @@ def _term_as_interrupt() -> Iterator[None]:
     Raises:
         KeyboardInterrupt: with the number of the signal.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
     received: list[int] = []
 
     def interrupt(number: int, *_: Any) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    previous = {n: signal.signal(n, interrupt) for n in heeded_signals() if n != signal.SIGINT}
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(*received[:1]) from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with restored_handlers():
+        if threading.current_thread() is threading.main_thread():
+            for number in set(heeded_signals()) - {signal.SIGINT}:
+                signal.signal(number, interrupt)
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(*received[:1]) from None
