@@ -73,8 +73,10 @@ def read_environment(path: Path) -> Environment | None:
 
 
 def score_over(seeds: Sequence[dict[str, float]]) -> Score:
-    """Summarise one metric, from the scores by test case of each seed."""
-    cases = {case: sum(scores[case] for scores in seeds) / len(seeds) for case in seeds[0]}
+    """Summarise one metric, from the scores by test case of each seed. A case counts for the seeds that have it."""
+    names = dict.fromkeys(case for scores in seeds for case in scores)
+    by_case = {case: [scores[case] for scores in seeds if case in scores] for case in names}
+    cases = {case: sum(values) / len(values) for case, values in by_case.items()}
     mean, over_cases = spread(list(cases.values()))
     means = [sum(scores.values()) / len(scores) for scores in seeds]
     return Score(mean, over_cases, spread(means, sample=True)[1] if len(seeds) > 1 else None, cases)
