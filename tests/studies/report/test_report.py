@@ -179,6 +179,26 @@ def test_seeds_settings_and_falsification(tmp_path: Path) -> None:
     assert (tmp_path / "page-differences.csv").is_file()
 
 
+def test_seeds_that_were_tested_on_different_cases(tmp_path: Path) -> None:
+    plan = make_plan("basis", scale="tiny", seeds=[0, 1])
+    fill_plan(plan, tmp_path, "embedded brain", size=24)
+    path = plan.folder(tmp_path, next(cell for cell in plan.runs if cell.arm == "chasm")) / "metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["cases"]["another"] = metrics["cases"].pop("case0")
+    path.write_text(json.dumps(metrics))
+    text = write_report(collect(plan, tmp_path), tmp_path / "page.html").with_suffix(".md").read_text()
+    assert "runs were tested on different cases" in text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    config = make_plan("basis", scale="tiny").runs[0].config.model_dump(mode="json")
+    for seed in (0, 1):
+        fill(tmp_path / f"s{seed}", {**config, "name": "mine", "seed": seed}, 0.4, "embedded brain")
+    page = report_runs([tmp_path / "s0", tmp_path / "s1"], tmp_path / "report.html", title="seeds")
+    text = page.read_text()
+    assert all(f"mine ({tmp_path}/s{seed})" in text for seed in (0, 1))
+
+
 def test_cost_study(tmp_path: Path) -> None:
     plan = make_plan("flops", scale="tiny")
     results = collect(plan, tmp_path)

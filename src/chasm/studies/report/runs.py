@@ -16,7 +16,7 @@ MAIN_METRICS = ("psnr", "ssim", "dice", "iou")
 
 def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str, question: str = "") -> Results:
     """Return the results of finished runs: folders by the name of the method, or under the names in their configs."""
-    named = dict(runs) if isinstance(runs, Mapping) else {_name(Path(folder)): folder for folder in runs}
+    named = dict(runs) if isinstance(runs, Mapping) else _labels([expanded(folder) for folder in runs])
     if not named:
         raise ValueError("a report needs at least one run folder, got none")
     records = [_record(label, expanded(folder).resolve()) for label, folder in named.items()]
@@ -43,9 +43,12 @@ def as_results(runs: Mapping[str, str | Path] | Sequence[str | Path], title: str
     )
 
 
-def _name(folder: Path) -> str:
-    config = _config(folder)
-    return config.name if config else folder.name
+def _labels(folders: Sequence[Path]) -> dict[str, str | Path]:
+    """Return the folders by the names in their configs, with the folder where several have the same name."""
+    configs = [_config(folder) for folder in folders]
+    names = [config.name if config else folder.name for folder, config in zip(folders, configs, strict=True)]
+    pairs = zip(names, folders, strict=True)
+    return {name if names.count(name) == 1 else f"{name} ({folder})": folder for name, folder in pairs}
 
 
 def _config(folder: Path) -> RunConfig | None:
