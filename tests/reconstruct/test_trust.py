@@ -48,6 +48,20 @@ def test_the_noise_level_is_known(tmp_path: Path, scan: bool) -> None:
         assert found.noise_from == ("the noise scan" if scan else "the edge of k-space")
 
 
+@pytest.mark.parametrize("options", [{}, {"acceleration": 2}])
+@pytest.mark.parametrize("rows", [SIZE[0], 2 * SIZE[0]])  # the second is an oversampled readout
+def test_zeros_around_the_measured_samples_are_not_noise(tmp_path: Path, rows: int, options: dict[str, int]) -> None:
+    rng, sigma, images = np.random.default_rng(0), 0.1, np.zeros((1, rows, SIZE[1]), complex)
+    images[:, (rows - SIZE[0]) // 2 :][:, : SIZE[0]] = brains(1, SIZE) / np.abs(brains(1, SIZE)).max()
+    k = writers.centred_fft(images)[:, None] + sigma * noise(rng, 1, 1, rows, SIZE[1])
+    k[..., :8] = k[..., -8:] = 0
+    if rows > SIZE[0]:
+        k[..., :16, :] = k[..., -16:, :] = 0
+    write_scan(KSpaceScan(k.astype(np.complex64), SIZE), tmp_path / "scan.mrd")
+    found = reconstruct(tmp_path / "scan.mrd", "tv", tmp_path / "out.h5", **options).volumes[0].consistency
+    assert found.noise == pytest.approx(sigma, rel=0.3)
+
+
 def test_the_residual_says_what_the_image_does_not_explain(tmp_path: Path) -> None:
     """Zero-filling follows the noise exactly, light smoothing follows most of it, strong smoothing contradicts it."""
     write_noisy(tmp_path / "scan.mrd", 0.1, scan=True)

@@ -49,7 +49,8 @@ def edge_noise(kspace: Tensor) -> float:
     The result is the root of the mean over coils of E |n|^2, and 0 if nothing was measured.
 
     Args:
-        kspace: (1, Q, H, W), zero frequency in the middle, exactly zero where nothing was measured.
+        kspace: (1, Q, H, W), zero frequency in the middle. Where nothing was measured it is zero, up to the rounding
+            that a transform to an image and back leaves.
 
     Example:
         >>> noise = 3 * torch.randn(1, 2, 64, 64, dtype=torch.complex64)
@@ -60,7 +61,7 @@ def edge_noise(kspace: Tensor) -> float:
     if not top > 0:
         return 0.0
     power = (kspace[0].abs() / top).square()  # the squares of large values are beyond float32
-    filled = (power > 0).any(0)
+    filled = (power > torch.finfo(power.dtype).eps ** 2).any(0)
 
     def outermost(used: Tensor, fraction: float) -> Tensor:
         at = used.nonzero()[:, 0]

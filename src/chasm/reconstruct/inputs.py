@@ -57,12 +57,6 @@ class Scan:
         chosen = sorted({f"all {m.width} columns" if m.lines == m.width else str(m) for m in masks})
         return chosen[0] if len(chosen) == 1 else f"{chosen[0]}; other columns in other volumes"
 
-    def noise(self, row: int) -> float | None:
-        """Return the noise of one sample of a slice, if there is a noise scan."""
-        if not isinstance(self.data, KSpace):
-            return None
-        return self.data.scan(self.data.locate(row)[0]).noise_level
-
     def raw(self, row: int) -> tuple[RawSlice, Mask]:
         """Read the k-space of one slice of undersampled data, and its measured columns.
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from chasm.data import RawSlice
+from chasm.data.filled import is_filled
 from chasm.mri import Mask, Operator, fft2c, rss, to_channels, to_complex
 from chasm.mri.noise import edge_noise
 from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN
@@ -56,13 +58,13 @@ class MeasuredSlice:
         return replace(self, input=to_channels(operator.adjoint(y)), operator=operator, y=y)
 
 
-def from_batch(batch: TaskBatch, columns: Mask, noise: float | None = None) -> MeasuredSlice:
+def from_batch(batch: TaskBatch, columns: Mask, noise: tuple[float, str] | None = None) -> MeasuredSlice:
     """Return the measurement of a batch.
 
     Args:
         batch: a batch of one slice.
         columns: the measured columns.
-        noise: noise of one sample from a noise scan; without it, it is taken from the edge of k-space.
+        noise: noise of one sample and its source; without it, it is taken from the edge of the batch's k-space.
     """
     assert batch.mask is not None
     assert batch.low is not None
@@ -70,5 +72,20 @@ def from_batch(batch: TaskBatch, columns: Mask, noise: float | None = None) -> M
     # with one coil, the zero-filled image holds everything that was measured
     y = batch.mask * fft2c(to_complex(batch.input)) if batch.measured is None else batch.measured
     operator = Operator(batch.mask, batch.maps)
-    level, source = (edge_noise(y * batch.scale), FROM_EDGE) if noise is None else (noise, FROM_SCAN)
+    level, source = noise or (edge_noise(y * batch.scale), FROM_EDGE)
     return MeasuredSlice(batch.input, operator, y, batch.low, batch.scale, level, source, columns)
+
+
+def noise_of_raw(raw: RawSlice) -> tuple[float, str] | None:
+    """Return the noise of one sample and its source: the noise scan, or the edge of k-space that is padded with zeros.
+
+    Returns None for other k-space. Its noise can be taken after it is cropped to the image. Cropping would blur the
+    edge of a readout that is padded with zeros.
+
+    Args:
+        raw: the k-space of one slice, as it is in the file.
+    """
+    if raw.noise is not None:
+        return raw.noise, FROM_SCAN
+    is_padded = not is_filled(raw.kspace).any(1).all()
+    return (edge_noise(raw.kspace[None]), FROM_EDGE) if is_padded else None

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from chasm.common.precision import tf32
+from chasm.data import KSpaceDataset
 from chasm.data.files import crop_or_pad
-from chasm.data.filled import is_filled
 from chasm.mri import Mask, Operator, fft2c, ifft2c, to_channels, to_complex
 from chasm.mri.noise import edge_noise
 from chasm.reconstruct.coils import CoilModel
 from chasm.reconstruct.ensemble import Ensemble
 from chasm.reconstruct.inputs import Scan
-from chasm.reconstruct.measured_slice import MeasuredSlice, from_batch
-from chasm.reconstruct.trust import FROM_EDGE, FROM_SCAN, SliceConsistency
+from chasm.reconstruct.measured_slice import MeasuredSlice, from_batch, noise_of_raw
+from chasm.reconstruct.trust import FROM_EDGE, SliceConsistency
 from chasm.reconstruct.uncertainty import Bootstrap, CalibratedMap, Disagreement
 from chasm.reconstruct.volumes import SliceResult
 from chasm.tasks import Meter, TaskBatch
@@ -80,7 +80,9 @@ class Reconstructor:
         batch = task.prepare(image, None, [s.case])
         if not self.coils.is_default or (batch.measured is not None and self._learns_maps):
             batch = self._with_coils(batch, s.index)
-        noise = self.scan.noise(row) if task.complex else None  # type: ignore[attr-defined]
+        noise = None
+        if task.complex and isinstance(self.scan.data, KSpaceDataset):  # type: ignore[attr-defined]
+            noise = noise_of_raw(self.scan.data.raw_slice(row))
         measurement = from_batch(batch, task.sampling.mask(image.shape[-1]), noise)  # type: ignore[attr-defined]
         output = self._apply(measurement)
         for meter, x in zip(meters, (output, batch.input), strict=True):
@@ -126,10 +128,7 @@ class Reconstructor:
         plain = A.adjoint(y)
         scale = plain.abs().amax((1, 2, 3), keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
-        noise, noise_from = raw.noise, FROM_SCAN
-        if noise is None:  # cropping blurs the edge of a readout that is padded with zeros
-            padded = not is_filled(raw.kspace).any(1).all()
-            noise, noise_from = edge_noise(raw.kspace[None] if padded else y), FROM_EDGE
+        noise, noise_from = noise_of_raw(raw) or (edge_noise(y), FROM_EDGE)
         low = torch.zeros_like(scale)
         measurement = MeasuredSlice(to_channels(plain / scale), A, y / scale, low, scale, noise, noise_from, chosen)
         output = self._apply(measurement)
