@@ -216,6 +216,21 @@ def test_stopping_holds_for_a_change_that_waits_and_a_model_that_is_left(play: A
     assert read["photos"] == ""
 
 
+def test_of_two_models_chosen_quickly_the_last_one_stays(play: Any) -> None:
+    quickly = """(async () => {
+      const {fetch} = globalThis, model = document.getElementById('model');
+      globalThis.fetch = async (path) => {
+        if (path.includes('photos')) await new Promise((done) => setTimeout(done, 500));
+        return fetch(path);
+      };
+      const choose = (name) => { model.value = name; return model.onchange(); };
+      await Promise.all([choose('photos'), choose('scans')]);
+      globalThis.fetch = fetch;
+      return [model.value, chasm.state.model.name, new URL(chasm.network.url).pathname.split('/').at(-2)];
+    })()"""
+    assert play([{"read": quickly, "as": "chosen"}])["chosen"] == ["scans"] * 3
+
+
 def test_of_a_picture_that_is_too_large_the_middle_is_enlarged(play: Any, runs: dict[str, Run], tmp_path: Path) -> None:
     photo = np.random.default_rng(0).integers(0, 255, (262, 40, 3), dtype=np.uint8)
     Image.fromarray(photo).save(tmp_path / "tall.png")

@@ -11,7 +11,7 @@ import {nifti, save} from './writers.js';
 
 const BANDS = ['lowest', 'low', 'middle', 'high', 'highest'];
 const $ = (id) => document.getElementById(id);
-const state = {site: null, model: null, scan: null, index: 0, bands: BANDS.map(() => 1), turn: 0};
+const state = {site: null, model: null, scan: null, index: 0, bands: BANDS.map(() => 1), turn: 0, choice: 0};
 const network = new Network();
 const volumeView = new VolumeView($('volume'), $('volume-canvas'));
 const views = new Views(document, () => {
@@ -76,10 +76,14 @@ async function begin() {
 
 async function chooseModel() {
   const name = $('model').value, folder = `models/${encodeURIComponent(name)}/`;
+  const choice = ++state.choice, isLatest = () => choice === state.choice;
   state.turn++;  // what is being computed is of the model before
   say(`Loading ${name} ..`);
-  state.model = await fetchJson(`${folder}page.json`);
+  const model = await fetchJson(`${folder}page.json`);
+  if (!isLatest()) return;  // another model was chosen meanwhile
+  state.model = model;
   const {ms, threads} = await network.load(new URL(folder, location.href).href);
+  if (!isLatest()) return;
   state.loaded = `${name} loaded in ${seconds(ms)}, ${threads} thread${threads > 1 ? 's' : ''}`;
   say(`${state.loaded}.`);
   const {task, mixers} = state.model, isScan = task.name === 'reconstruction';
