@@ -199,6 +199,15 @@ export function magnitude({re, im}) {
   return re.map((r, i) => Math.hypot(r, im[i]));
 }
 
+/** Whether a complex image {re, im} is likely k-space: its energy is in fewer values than that of its transform. */
+export function looksLikeKspace(image, H, W) {
+  const largest = (values) => {
+    const sorted = magnitude(values).sort(), few = Math.max(1, Math.floor(H * W / 64));
+    return sorted.subarray(-few).reduce((sum, v) => sum + v * v, 0);
+  };
+  return largest(image) > largest(fft2c(image, H, W));
+}
+
 export function range(values) {
   let low = Infinity, high = -Infinity;
   for (const v of values) {

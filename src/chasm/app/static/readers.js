@@ -3,7 +3,7 @@
 import {readDicom} from './dicom.js';
 import {FileError, INSTEAD, MAX_BYTES, MAX_SIDE, MIN_SIDE, bytes, finite} from './files.js';
 import {readNifti} from './nifti.js';
-import {fft2c, magnitude} from './physics.js';
+import {fft2c, looksLikeKspace, magnitude} from './physics.js';
 
 /** Read what was dropped: one file, or the files of one DICOM series. */
 export async function readScan(files, local = null) {
@@ -23,6 +23,7 @@ export async function readScan(files, local = null) {
   try {
     if (!reader) throw new FileError(`${name}: not a NIfTI, DICOM, PNG, JPEG, NumPy or HDF5 file.`);
     const scan = check(await reader(files, {head: first, hasServer: local !== null}), name);
+    if (kind === 'npy' || kind === 'nifti') refuseKspace(scan, name);
     return {...scan, name: name.replace(/\.(gz|nii|h5|npy|png|jpe?g|dcm|ima)$/gi, '').replace(/\.nii$/i, '')};
   } catch (error) {
     if (local) return local(files, error);
@@ -54,6 +55,14 @@ function check(scan, name) {
   if (!(count >= 1)) throw new FileError(`${name} holds no slice.`);
   const fits = (plane) => ((cut) => Math.min(cut.H, cut.W) >= MIN_SIDE && Math.max(cut.H, cut.W) <= MAX_SIDE)(scan.cut(plane));
   return scan.planes ? {...scan, planes: scan.planes.filter(fits)} : scan;
+}
+
+/** Refuse complex numbers that are k-space: they are taken as images, as chasm.reconstruct.inputs takes them. */
+function refuseKspace({H, W, count, slice}, name) {
+  const [image] = slice(Math.floor(count / 2)).channels;
+  if (image.im && looksLikeKspace(image, H, W)) {
+    throw new FileError(`${name} looks like k-space, and arrays are read as images here: 'chasm reconstruct --as kspace' reads it.`);
+  }
 }
 
 /** Slices of a stack (count, H, W) of real numbers, or of complex ones that follow each other. */
