@@ -1,6 +1,7 @@
 """Several runs: their mean, a map of their disagreement, and its calibration on trained networks."""
 
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -56,7 +57,8 @@ def test_runs_that_do_not_go_together_are_one_line(tmp_path: Path) -> None:
     config = load_recipe(recipe, ["data.name=folder", "data.options.plane=sagittal", "data.path=x"])
     (cut / "config.yaml").write_text(dump(config))
     for words, expected in (
-        ((a, a), "given twice"),
+        ((a, a), "has the same weights as"),
+        ((b, shutil.copytree(b, tmp_path / "copy")), "has the same weights as"),
         ((a, "tv"), "an ensemble needs networks, and tv needs no training"),
         ((a, other), f"trained with another sampling than {a}"),
         ((a, magnitudes), f"trained with another complex than {a}"),

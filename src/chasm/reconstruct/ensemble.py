@@ -42,11 +42,13 @@ def combine(runs: Sequence[Run]) -> Run:
     first, *others = runs
     if not others:
         return first
-    for run in runs:
+    for i, run in enumerate(runs):
         if isinstance(run.model, Classical):
             raise ValueError(f"an ensemble needs networks, and {run.folder} needs no training: give it alone")
-        if [other.folder.resolve() for other in runs].count(run.folder.resolve()) > 1:
-            raise ValueError(f"{run.folder}: given twice: an ensemble needs different runs")
+        twin = next((other for other in runs[:i] if _has_same_weights(run.model, other.model)), None)
+        if twin is not None:
+            problem = f"has the same weights as {twin.folder}, so the two cannot disagree"
+            raise ValueError(f"{run.folder}: {problem}: give runs of different seeds")
         here, there = (_conditions(r) for r in (run, first))
         for name in here:
             if here[name] != there[name]:
@@ -54,6 +56,11 @@ def combine(runs: Sequence[Run]) -> Run:
                 raise ValueError(f"{run.folder}: {problem}: the runs of an ensemble must share it")
     names = " + ".join(run.name for run in runs)
     return replace(first, model=Ensemble([run.model for run in runs]).eval(), folder=Path(names))
+
+
+def _has_same_weights(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def _conditions(run: Run) -> dict[str, Any]:
