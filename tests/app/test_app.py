@@ -181,6 +181,8 @@ def test_wrong_uploads_are_one_line(served: server.SiteServer) -> None:
     assert b"letter.txt" in content
     assert b"chasm-app-" not in content
     assert b"\n" not in content
+    status, content = ask(served, "POST", f"{convert}?name=scan.cfl", b"12345678")
+    assert (status, b"scan.cfl: one file of a BART pair" in content) == (422, True)
     assert ask(served, "POST", convert, b"", **{"Content-Length": str(3 * 2**30)})[0] == 413
     assert ask(served, "POST", f"/{served.token}/other", b"x")[0] == 404
 

@@ -191,6 +191,8 @@ def convert(file: Path) -> bytes:
     Raises:
         ValueError: if it is no scan, or undersampled k-space, which needs `chasm reconstruct`.
     """
+    if file.suffix.lower() in (".cfl", ".hdr"):
+        raise ValueError(f"{file.name}: one file of a BART pair, and the page reads only one: use 'chasm reconstruct'")
     scan = open_scan(file, phase=True, target="rss")
     if scan.measured is not None:
         raise ValueError(

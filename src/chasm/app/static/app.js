@@ -68,7 +68,7 @@ async function begin() {
   $('privacy').textContent = state.site.convert
     ? 'Files stay on this machine: the page talks only to the chasm command that serves it.'
     : 'Files stay in this page: it has no server to send them to.';
-  if (state.site.convert) $('formats').textContent += '; with the help of chasm also ISMRMRD, BART, Siemens and compressed DICOM';
+  if (state.site.convert) $('formats').textContent += '; with the help of chasm also a file of ISMRMRD, Siemens or compressed DICOM';
   for (const name of state.site.models) $('model').add(new Option(name));
   $('model').value = state.site.models[0];
   await chooseModel();
