@@ -91,6 +91,16 @@ def test_bart_dimensions(tmp_path: Path) -> None:
     np.testing.assert_allclose(scan.kspace, k, atol=1e-5)
 
 
+def test_bart_averages_without_all_lines_keep_the_magnitude(tmp_path: Path) -> None:
+    k = centred_fft(coil_images(1))[0].transpose(1, 2, 0)  # (H, W, coils)
+    array = np.zeros((H, W, 1, k.shape[2], *[1] * 10, 2), np.complex64)
+    array[..., 0].flat = k.ravel()
+    array[:, 3:6, ..., 1] = array[:, 3:6, ..., 0]  # the second average has the middle lines only
+    write_cfl(array, tmp_path / "a.cfl")
+    (scan,) = read_scans(tmp_path / "a.cfl").values()
+    np.testing.assert_allclose(scan.kspace[0], k.transpose(2, 0, 1), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

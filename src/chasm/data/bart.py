@@ -63,7 +63,9 @@ def read_bart(file: Path) -> dict[str, KSpaceScan]:
     notes = []
     if array.shape[_AVERAGE] > 1:
         notes.append(f"{array.shape[_AVERAGE]} averages were averaged")
-    averaged = np.asarray(array).mean(_AVERAGE, keepdims=True, dtype=np.complex64)
+    is_measured = (array != 0).any((_READ, _COIL), keepdims=True)  # a line may be missing from some averages
+    count = np.maximum(is_measured.sum(_AVERAGE, keepdims=True), 1).astype(np.float32)
+    averaged = np.asarray(array).sum(_AVERAGE, keepdims=True, dtype=np.complex64) / count
     several = [d for d in _NAMES if array.shape[d] > 1]
     if array.shape[15] > 1:
         raise fault(file, "Dimensions", "the last is used: expected k-space with at most 15 dimensions")
