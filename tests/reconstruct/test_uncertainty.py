@@ -75,6 +75,15 @@ def test_it_is_printed_recorded_and_repeatable(tmp_path: Path) -> None:
     assert nibabel.load(tmp_path / "out.uncertainty.nii.gz").shape == (40, 48, 2)
 
 
+def test_a_map_that_nothing_could_calibrate_says_so(tmp_path: Path) -> None:
+    """All columns of fully sampled k-space belong to its centre, of which none is held out."""
+    np.save(tmp_path / "scan.npy", writers.centred_fft(brains(1)).astype(np.complex64))
+    words = ["-O", "axes=SHW", "--run", "tv", "--uncertainty", 2, "--report", tmp_path / "see.html"]
+    found = call(tmp_path / "scan.npy", *words, "-o", tmp_path / "out.h5")
+    assert "(2 draws, not calibrated, because no held-out column shows an error)" in found.output
+    assert "in each pixel, not calibrated, because" in (tmp_path / "see.html").read_text()
+
+
 def test_without_draws_there_is_none(tmp_path: Path) -> None:
     np.save(tmp_path / "scan.npy", brains(1))
     for words, expected in (

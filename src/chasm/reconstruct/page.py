@@ -39,8 +39,8 @@ TRUST = (
 )
 
 UNCERTAINTY = (
-    "The uncertainty is the error that is expected in each pixel, calibrated on measured columns that were held out. "
-    "It does not include errors that the measured columns cannot show."
+    " The uncertainty is the error that is expected in each pixel, {}. It does not include errors that the measured "
+    "columns cannot show."
 )
 
 
@@ -104,6 +104,7 @@ class Page:
         if len(self._slices) < self.total:
             shown = f"to stay small, the page shows {len(self._slices)} of {self.total} slices"
             notes = [*notes, shown]
+        about_map = "" if uncertainty is None else UNCERTAINTY.format(uncertainty.calibration)
         content = {
             "case": case,
             "subtitle": subtitle,
@@ -120,7 +121,7 @@ class Page:
             ],
             "facts": facts,
             "notes": notes,
-            "trust": f"{TRUST} Here: {consistency}." + ("" if uncertainty is None else f" {UNCERTAINTY}"),
+            "trust": f"{TRUST} Here: {consistency}.{about_map}",
             "footer": f"Made by chasm {chasm.__version__}. This file holds everything it shows.",
             "slices": self._slices,
         }

@@ -112,7 +112,7 @@ class Uncertainty:
 
     Attributes:
         made_of: number of draws or runs of the map, in words.
-        factor: factor of the calibration on held-out columns, median over the slices.
+        factor: factor of the calibration on held-out columns, median over the slices; 1 without a calibration.
         mean: root-mean-square of the map, in the units of the data.
         relative: `mean` as a fraction of the largest value of the image.
         file: the map.
@@ -124,6 +124,13 @@ class Uncertainty:
     relative: float
     file: Path
 
+    @property
+    def calibration(self) -> str:
+        """The calibration, in words. The factor is exactly 1 if there is none."""
+        if self.factor == 1:
+            return "not calibrated, because no held-out column shows an error"
+        return f"calibrated by {self.factor:.2g} on held-out columns"
+
     def __str__(self) -> str:
-        origin = f"{self.made_of}, calibrated by {self.factor:.2g} on held-out columns"
+        origin = f"{self.made_of}, {self.calibration}"
         return f"{self.mean:.2g} on average, {self.relative:.1%} of the maximum ({origin}); map {self.file}"
