@@ -232,7 +232,7 @@ def test_undersampled_cc359_is_reconstructed_as_measured(tmp_path: Path) -> None
     np.save(tmp_path / "one.npy", np.load(tmp_path / "one.npy") * np.fft.ifftshift(mask)[:, None].astype(np.float32))
     found = reconstruct(tmp_path / "one.npy", run, tmp_path / "out.h5")
     assert found.read_as.startswith("CC359 k-space, as measured")
-    assert found.sampling.startswith("as measured: file mask: 10 of 16 columns")
+    assert found.sampling.startswith("as measured: 10 of 16 columns")
     assert found.volumes[0].scores == {}
     with h5py.File(tmp_path / "out.h5") as f:  # stored unscaled, read orthonormally
         np.testing.assert_allclose(f["reconstruction"], 16 * zero_filled(images, mask), atol=1e-3)

@@ -31,7 +31,7 @@ def test_one_coil_as_measured(tmp_path: Path, suffix: str) -> None:
     assert found.exit_code == 0, found.output
     name = "ISMRMRD k-space of 1 coil" if suffix == ".mrd" else "fastMRI single-coil k-space"
     assert f"read as: {name}, as measured (3 slices, 48 x 40)" in found.output
-    assert "as measured: file mask: 10 of 40 columns" in found.output
+    assert "as measured: 10 of 40 columns" in found.output
     assert "note" not in found.output
     written = nibabel.load(tmp_path / "out.nii")
     np.testing.assert_allclose(written.affine, affine, atol=1e-4)

@@ -102,8 +102,9 @@ class Mask:
 
     def __str__(self) -> str:
         first, end = self.center
+        is_from_data = self.kind == "file" and self.file is None
         parts = [
-            f"{self.kind} mask: {self.kept}",
+            self.kept if is_from_data else f"{self.kind} mask: {self.kept}",
             f"really x{self.acceleration:.2f}" + (f" (nominal x{self.nominal:g})" if self.nominal else ""),
             f"centre {first}-{end - 1}" if end > first else "no centre",
         ]
