@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.interop, needs("node")]
 PROGRAM = f"""
 import {{readFileSync}} from 'node:fs';
 const {{readScan}} = await import('{STATIC.as_uri()}/readers.js');
-const read = (path) => readScan([new File([readFileSync(path)], path)]).then(() => '', ({{message}}) => message);
+const local = async () => {{ throw new Error('sent to chasm'); }};  // the local page has it
+const read = (path) => readScan([new File([readFileSync(path)], path)], local).then(() => '', ({{message}}) => message);
 console.log(JSON.stringify(await Promise.all(JSON.parse(readFileSync(0)).map(read))));
 """
 

@@ -20,16 +20,17 @@ export async function readScan(files, local = null) {
   if (files.length > 1 && kind !== 'dicom') {
     throw new FileError(`${files.length} files: only the files of a DICOM series go together. Drop one file.`);
   }
+  let scan;
   try {
     if (!reader) throw new FileError(`${name}: not a NIfTI, DICOM, PNG, JPEG, NumPy or HDF5 file.`);
-    const scan = check(await reader(files, {head: first, hasServer: local !== null}), name);
-    if (kind === 'npy' || kind === 'nifti') refuseKspace(scan, name);
-    return {...scan, name: name.replace(/\.(gz|nii|h5|npy|png|jpe?g|dcm|ima)$/gi, '').replace(/\.nii$/i, '')};
+    scan = check(await reader(files, {head: first, hasServer: local !== null}), name);
   } catch (error) {
     if (local) return local(files, error);
     if (error instanceof FileError) throw error;
     throw new FileError(`${name} cannot be read as ${kind}: ${error.message ?? error}. If the file is not damaged, ${INSTEAD}.`);
   }
+  if (kind === 'npy' || kind === 'nifti') refuseKspace(scan, name);
+  return {...scan, name: name.replace(/\.(gz|nii|h5|npy|png|jpe?g|dcm|ima)$/gi, '').replace(/\.nii$/i, '')};
 }
 
 function recognise(head, name) {
