@@ -42,7 +42,14 @@ def test_other_strides():
 
 @pytest.mark.parametrize(
     ("options", "training"),
-    [({}, True), ({}, False), ({"local": False}, True), ({"residual": False}, False), ({"basis": None}, True)],
+    [
+        ({}, True),
+        ({}, False),
+        ({"local": False}, True),
+        ({"residual": False}, False),
+        ({"basis": None}, True),
+        ({"axes": "ch+cw"}, True),
+    ],
     ids=str,
 )
 def test_a_mixer_returns_the_format_it_gets(options, training):

@@ -72,7 +72,10 @@ def run(x: Tensor, chains: Sequence[Chain], *, layers: Sequence[Tensor] = (), re
     """
     if len(chains) > 1:
         mean = torch.stack([run(x, [chain]) for chain in chains]).mean(0)
-        return run(mean, [Chain("none", chains[0].dtype, [])], layers=layers, residual=residual)
+        y = run(mean, [Chain("none", chains[0].dtype, [])], layers=layers, residual=residual)
+        # A mean is contiguous whatever x is. Plain forms also run in torch.func, where vmap hides the memory format.
+        to_last = not chains[0].is_plain and is_channels_last(x)
+        return y.contiguous(memory_format=torch.channels_last) if to_last else y
     chain = chains[0]
     if chain.is_plain:
         return _run_plain(x, chain)
