@@ -111,6 +111,19 @@ def test_kernels_of_the_norm_give_gradients_where_they_are_wanted():
     assert NormGELU(3).to(DEVICE)(x[:0]).shape == (0, 3, 4, 4)
 
 
+@kernel_test
+def test_parts_of_the_norm_cover_maps_whose_products_exceed_32_bits():
+    from norm_parts import store_parts
+
+    P, parts = 2**30 + 5, 7
+    ends = torch.zeros(parts, 2, dtype=torch.int32, device=DEVICE)
+    store_parts[(parts,)](ends, P, parts, ROWS=1)
+    first, end = ends.tolist()[0][0], ends.tolist()[-1][1]
+    assert (first, end) == (0, P)
+    assert torch.equal(ends[1:, 0], ends[:-1, 1])
+    assert (ends[:, 1] - ends[:, 0]).aminmax() == (P // parts, P // parts + 1)
+
+
 def depthwise_oracle(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return conv2d(x, weight, bias, padding=1, groups=len(weight))
 

@@ -33,8 +33,9 @@ TOTAL_BLOCK = 32  # parts and channels that a program of `_total_kernel` holds a
 def _part(P, parts, ROWS: tl.constexpr):
     """Return the sample, the first and the end position of this program's part. Parts start at whole blocks of ROWS."""
     pid = tl.program_id(0)
-    blocks, part = tl.cdiv(P, ROWS), pid % parts
-    return pid // parts, part * blocks // parts * ROWS, tl.minimum((part + 1) * blocks // parts * ROWS, P)
+    blocks, part = tl.cdiv(P, ROWS), tl.cast(pid % parts, tl.int64)  # part * blocks exceeds 32 bits on large maps
+    first, end = part * blocks // parts * ROWS, (part + 1) * blocks // parts * ROWS
+    return pid // parts, first.to(tl.int32), tl.minimum(end, P).to(tl.int32)
 
 
 @triton.jit
