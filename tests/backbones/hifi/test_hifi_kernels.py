@@ -175,6 +175,14 @@ def test_kernels_keep_the_contract_of_an_operator():
     torch.library.opcheck(depthwise, tuple(t.requires_grad_() for t in (x.movedim(1, -1), *parameters)))
 
 
+@kernel_test
+def test_a_single_position_needs_no_kernel(monkeypatch):
+    """The channel gates of a host have one each, in every block: a product is one launch, and autograd's is cheaper."""
+    monkeypatch.setattr(layers, "depthwise", None)
+    layer, x = layers.Depthwise(4).to(DEVICE), normal(2, 4, 1, 1)
+    torch.testing.assert_close(layer(x), depthwise_oracle(x, layer.weight, layer.bias))
+
+
 def block(width: int = 2, expansion: int = 3) -> InvertedBottleneck:
     """Every parameter at random."""
     module = InvertedBottleneck(width, expansion).to(DEVICE)

@@ -60,13 +60,13 @@ class Depthwise(nn.Conv2d):
         super().__init__(channels, channels, 3, padding=1, groups=channels, bias=bias)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.shape[2] == x.shape[3] == 1:  # only the middle tap meets the map
+            y = x * weight[:, 0, 1, 1, None, None]
+            return y if bias is None else y + bias[:, None, None]
         if has_kernels(x):
             tokens = x.to(autocast_dtype(x) or x.dtype).movedim(1, -1)
             with counted_as("conv", macs=9 * x.numel()):
                 return depthwise(tokens, weight, bias).movedim(-1, 1)
-        if x.shape[2] == x.shape[3] == 1:  # only the middle tap meets the map
-            y = x * weight[:, 0, 1, 1, None, None]
-            return y if bias is None else y + bias[:, None, None]
         return super()._conv_forward(x, weight, bias)
 
 
