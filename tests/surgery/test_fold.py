@@ -104,6 +104,16 @@ def test_folded_models_run_under_autocast(basis: Any, local: bool) -> None:
         assert relative(y, mixer(x)) <= 2e-2
 
 
+def test_autocast_does_not_round_the_constants_of_a_folded_model() -> None:
+    mixer, x = moved(CHASM(8, size=(6, 5))).eval(), features(2, 8, 6, 5)
+    plain, low = chasm.fold(mixer, size=(6, 5)), chasm.fold(mixer, size=(6, 5))
+    (expected,) = plain._chains(x, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = low._chains(x, torch.bfloat16)
+    for a, b in zip(found.constants, expected.constants, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_folded_models_take_any_layout_batch_and_gradient() -> None:
     mixer = moved(CHASM(4, size=(6, 5))).eval()
     folded = chasm.fold(mixer, size=(6, 5))

@@ -24,7 +24,7 @@ from chasm.ops import AxisOperator, Chain
 from chasm.ops.gains import impulse_response
 from chasm.ops.kernels.layout import is_channels_last
 from chasm.ops.library import wants_gradient
-from chasm.ops.operators import channel_operators, merge
+from chasm.ops.operators import channel_operators, exact_product, merge
 from chasm.surgery.fold_filter import FoldedFilter, _cosines_and_sines
 from chasm.surgery.probe import watch
 
@@ -172,7 +172,7 @@ def _operators(branch: Any, gain: str) -> list[AxisOperator]:
     U = mats[0].mT if mats else None
     for j, step in enumerate(s for s in branch if isinstance(s, _CirculantProduct)):
         if U is not None and j > 0:
-            U = U @ mats[j].mT  # A_j = U_{j+1}^T U_j
+            U = exact_product(U, mats[j].mT)  # A_j = U_{j+1}^T U_j; autocast would round a plain product
         gains = torch.fft.rfft(upcast(step.T[:, :, 0])).mT
         operators.append(AxisOperator(step.dim, U, gains if gain == "complex" else gains.real))
     return operators
