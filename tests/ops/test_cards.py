@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-# compute capability -> bytes of shared memory for a block: GeForce RTX 30 (as 40 and 50); H100 and H200
-CARDS = {86: 99 * 1024, 90: 227 * 1024}
+# compute capability -> bytes of shared memory for a block: GeForce RTX 30 (as 40 and 50); H100 and H200; B200
+CARDS = {86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 LARGEST = {  # those that take most
     86: {"_product_kernel", "_pairs_kernel", "_pass_in_blocks_kernel", "_gradient_kernel", "_weight_kernel"},
     90: {"_pass_kernel", "_pass_in_blocks_kernel", "_gradient_kernel", "_walk_kernel", "_both_kernel"},
+    100: {"_product_kernel", "_pairs_kernel", "_pass_kernel", "_pass_in_blocks_kernel", "_gradient_kernel"},
 }
 
 
@@ -68,7 +69,8 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     from chasm.ops.selective_scan.reference import ScanInputs
 
     for module in (basis_kernels, circulant, products):
-        module.is_large_card = lambda x: capability == 90
+        module.is_large_card = lambda x: capability >= 90
+    basis_kernels.is_blackwell = lambda x: capability == 100
     basis._has_kernels = lambda theta: True
     C = 96 if capability == 90 else 192  # by kernels that hold a whole matrix, and by others
     what = f"basis, {C} channels"
@@ -101,7 +103,7 @@ def compile_for(capability: int) -> list[tuple[str, str, int]]:
     inputs = ScanInputs(u, u, torch.zeros(96, 16), b, b, weight[:96], weight[:96], True)
     y, states = scan.forward(inputs)
     scan.backward(y, states, inputs)
-    if capability == 90:  # others take "triton" in its place
+    if capability >= 90:  # others take "triton" in its place
         what, x = "fused", torch.zeros(2, 96, 2, 256, dtype=torch.bfloat16)
         operators = [ops.AxisOperator(3, torch.eye(96), torch.ones(129, 96))]
         ops.run(x, [ops.Chain("fused", x.dtype, operators)])

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels.launch import cdiv, is_large_card, launch
+from chasm.ops.kernels.launch import cdiv, is_blackwell, is_large_card, launch
 from chasm.ops.library import is_fake
 
 MANY_CHANNELS = 1024  # from here on larger blocks are faster
@@ -304,7 +304,8 @@ def product_of_pairs(
     if C >= MANY_CHANNELS and large:
         block, summed, warps = 128, 32, 8
     elif C > 128 or triangle:  # a triangle has several times as many terms to sum
-        block, summed, warps = 64, 64 if large else 32, 4
+        fits = large and not (both and is_blackwell(P))  # with `both`, four more blocks are loaded
+        block, summed, warps = 64, 64 if fits else 32, 4
     else:
         block, summed, warps = 32, 32, 2
     launch(

@@ -1,7 +1,7 @@
 """Launching Triton kernels: on the right device, with blocks that fit there.
 
-Block sizes stand beside each kernel, chosen on an H200. They depend on the card through two properties only: its
-multiprocessors, and whether a block may have as much shared memory as on Hopper.
+Block sizes stand beside each kernel, chosen on an H200. They depend on the card through three properties only: its
+multiprocessors, whether a block may have as much shared memory as on Hopper, and whether products take more of it.
 """
 
 from functools import cache
@@ -38,6 +38,19 @@ def is_large_card(x: Tensor) -> bool:
 def has_large_blocks(device: torch.device) -> bool:
     """Return True if a block on this CUDA device may have as much shared memory as on Hopper."""
     return _shared_memory(device) >= HOPPER_SHARED_MEMORY
+
+
+def is_blackwell(x: Tensor) -> bool:
+    """Return True if x is on a card of compute capability 10.x (B200).
+
+    A block may have as much shared memory there as on Hopper, but Triton 3.6 takes a quarter more of it for products.
+    """
+    return x.is_cuda and _capability(x.device)[0] == 10
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @cache
