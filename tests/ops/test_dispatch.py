@@ -23,6 +23,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where triton is installed, on a large card."""
     monkeypatch.setattr("chasm.ops.dispatch.has_triton", lambda: True)
     monkeypatch.setattr("chasm.ops.dispatch.has_large_blocks", lambda device: True)
+    monkeypatch.setattr("chasm.ops.dispatch.is_blackwell", lambda device: False)
 
 
 def chosen(shape: Any, dims: Any = (2, 3), **options: Any) -> ops.Choice:
@@ -84,6 +85,13 @@ def test_small_cards_take_the_kernels_but_for_the_fused_one(monkeypatch: pytest.
     for channels_last in (False, True):
         assert chosen((8, 96, 256, 256), channels_last=channels_last).form == "triton"
     with pytest.raises(ValueError, match="more shared memory than this card has; use 'auto'"):
+        chosen((8, 96, 256, 256), form="fused")
+
+
+def test_a_b200_takes_the_form_triton_for_its_tensor_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chasm.ops.dispatch.is_blackwell", lambda device: True)
+    assert chosen((8, 96, 256, 256)).form == "triton"
+    with pytest.raises(ValueError, match="more tensor memory than this card has; use 'auto'"):
         chosen((8, 96, 256, 256), form="fused")
 
 

@@ -7,7 +7,7 @@ import torch
 
 from chasm.common.registry import suggest
 from chasm.ops.kernels import IS_INTERPRETED, has_triton
-from chasm.ops.kernels.launch import has_large_blocks
+from chasm.ops.kernels.launch import has_large_blocks, is_blackwell
 
 FORMS = {
     "reference": "the paper's equations literally (complex channel products); the oracle",
@@ -160,4 +160,6 @@ def fused_obstacle(shape: torch.Size, dims: Sequence[int], device: torch.device,
     why = triton_obstacle(shape, dims, device, dtype)
     if why is None and device.type == "cuda" and not has_large_blocks(device):
         return "its blocks need more shared memory than this card has"
+    if why is None and is_blackwell(device):
+        return "its running sums need more tensor memory than this card has"
     return why

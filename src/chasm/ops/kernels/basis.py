@@ -300,11 +300,11 @@ def product_of_pairs(
     out = torch.empty(shape, dtype=dtype, device=P.device)
     if is_fake(P):
         return out
-    large = is_large_card(P)
-    if C >= MANY_CHANNELS and large:
+    # With `both`, twice as many blocks are loaded and summed at a time: too many for the memory of a Blackwell block.
+    fits = is_large_card(P) and not (both and is_blackwell(P.device))
+    if C >= MANY_CHANNELS and fits:
         block, summed, warps = 128, 32, 8
     elif C > 128 or triangle:  # a triangle has several times as many terms to sum
-        fits = large and not (both and is_blackwell(P))  # with `both`, four more blocks are loaded
         block, summed, warps = 64, 64 if fits else 32, 4
     else:
         block, summed, warps = 32, 32, 2

@@ -1,7 +1,7 @@
 """Launching Triton kernels: on the right device, with blocks that fit there.
 
 Block sizes stand beside each kernel, chosen on an H200. They depend on the card through three properties only: its
-multiprocessors, whether a block may have as much shared memory as on Hopper, and whether products take more of it.
+multiprocessors, whether a block may have as much shared memory as on Hopper, and whether it is a Blackwell.
 """
 
 from functools import cache
@@ -40,12 +40,16 @@ def has_large_blocks(device: torch.device) -> bool:
     return _shared_memory(device) >= HOPPER_SHARED_MEMORY
 
 
-def is_blackwell(x: Tensor) -> bool:
-    """Return True if x is on a card of compute capability 10.x (B200).
+def is_blackwell(device: torch.device) -> bool:
+    """Return True for a CUDA device of compute capability 10.x (B200).
 
-    A block may have as much shared memory there as on Hopper, but Triton 3.6 takes a quarter more of it for products.
+    A block may have as much shared memory there as on Hopper, but Triton 3.6 takes a quarter more of it for products,
+    and every running sum of a product takes tensor memory, which is small.
     """
-    return x.is_cuda and _capability(x.device)[0] == 10
+    return device.type == "cuda" and _capability(device)[0] == 10
+
+
+is_blackwell._dynamo_marked_constant = True  # type: ignore[attr-defined]  # to the compiler it is a constant
 
 
 @cache
