@@ -65,13 +65,14 @@ def compile_for(capability: int) -> list[tuple[str, str, int, int]]:
     from chasm.ops.forms.base import Passes
     from chasm.ops.forms.triton import Triton
     from chasm.ops.kernels import basis as basis_kernels
-    from chasm.ops.kernels import circulant, layout_triton, local_triton, products, spectrum
+    from chasm.ops.kernels import circulant, layout_triton, local_triton, mixing, products, spectrum
     from chasm.ops.selective_scan import kernels as scan
     from chasm.ops.selective_scan.reference import ScanInputs
 
     for module in (basis_kernels, circulant, products):
         module.is_large_card = lambda x: capability >= 90
-    basis_kernels.is_blackwell = lambda device: capability == 100
+    for module in (basis_kernels, mixing):
+        module.is_blackwell = lambda device: capability == 100
     basis._has_kernels = lambda theta: True
     C = 96 if capability == 90 else 192  # by kernels that hold a whole matrix, and by others
     what = f"basis, {C} channels"
@@ -88,6 +89,11 @@ def compile_for(capability: int) -> list[tuple[str, str, int, int]]:
         constants = form.prepare(x.shape, passes, x.dtype, True)
         y, kept = form.forward(x, dims, constants, True, True)
         form.backward(y, kept, passes, constants, True, x, True)
+    what = "products of float32"
+    for channels in (72, 96, 112, 128) if capability >= 90 else ():  # by matrices that stay in shared memory
+        x, gains = torch.zeros(2, channels, 4096), torch.zeros(channels, 33)
+        mixing.product(torch.eye(channels), x, gains)
+        mixing.product(torch.eye(channels), x, bias=gains[:, 0], add=x)
     what = f"layers, {C} channels of float32"
     x = torch.zeros(2, C, 64, 64)
     weights = torch.zeros(C, 1, 3, 3), torch.zeros(C), torch.zeros(C, C, 1, 1)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chasm.ops.kernels.launch import cdiv, launch, multiprocessors, power_of_2
+from chasm.ops.kernels.launch import cdiv, is_blackwell, launch, multiprocessors, power_of_2
 from chasm.ops.library import is_fake
 
 BLOCK_S = 64  # positions of a block
@@ -188,7 +188,8 @@ def product(
     if is_fake(X):
         return Y
     B, C, S = X.shape
-    C0, C1 = channel_blocks(C)
+    # Four products of 64 channels at a time take more tensor memory than a Blackwell card has, one of 128 does not.
+    C0, C1 = (128, 0) if C > 96 and is_blackwell(X.device) else channel_blocks(C)
     walkers = min(cdiv(S, BLOCK_S), max(1, cdiv(4 * multiprocessors(X), B)))
     bins = 1 if gain is None else gain.shape[1]
     gain = None if gain is None else gain.mT  # the gains of a position lie side by side
