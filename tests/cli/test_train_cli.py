@@ -115,6 +115,11 @@ def test_help_names_the_recipes_and_show_makes_a_copy_to_edit(call, tmp_path):
         (("train", "small.yaml", "-o", "small.yaml/run"), "could not be written (Not a directory)"),
         (("train", "."), "a folder, no recipe"),
         (("train", "small.yaml", "--set", "backbone.options.width=abc"), "option 'width': expected int, got 'abc'"),
+        (
+            ("train", "small.yaml", "--set", "task.options.snr_db=[10,20]"),
+            "option 'snr_db': expected float or None, got [10, 20]",
+        ),
+        (("train", "small.yaml", "--set", "task.options.snr_db=true"), "expected float or None, got True"),
         (("train", "small.yaml", "--set", "backbone.options.width=-4"), "backbone 'unet' with"),
         (("train", "small.yaml", "--set", "backbone.options.levels=3"), "levels=3: 'int' object is not iterable"),
         (("train", "small.yaml", "--set", "data.options.size=32.5"), "size 32.5: expected a number of pixels"),

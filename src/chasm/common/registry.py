@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args
 
 from chasm.common.extensions import load_plugin, plugin_names
 
 T = TypeVar("T", bound=type)
 # The types an option with this annotation may have. Options with other annotations are left to the class.
-_PLAIN: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str}
+_PLAIN: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str, NoneType: NoneType}
 # Errors that come from the first line that meets a bad value, without naming the option. A subclass names it.
 _VAGUE = (TypeError, AttributeError, RuntimeError, ZeroDivisionError)
 # The end of an error about an unknown name that users can register themselves.
@@ -47,6 +48,15 @@ def is_count(value: Any) -> bool:
     (True, False, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_of(annotation: Any, value: Any) -> bool:
+    """Return True if an option with this annotation may have the value. True and False are no numbers."""
+    either = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = [_PLAIN.get(kind) for kind in either]
+    if None in kinds:
+        return True
+    return any(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) for kind in kinds if kind)
 
 
 class Registry:
@@ -123,10 +133,9 @@ class Registry:
         for option, value in options.items():
             if option not in known:
                 raise ValueError(f"{self.kind} {name!r} has no option {option!r}: {suggest(option, known)}")
-            wanted = _PLAIN.get(known[option].annotation)
-            if wanted is not None and not isinstance(value, wanted):
-                kind = known[option].annotation.__name__
-                raise ValueError(f"{self.kind} {name!r}: option {option!r}: expected {kind}, got {value!r}")
+            if not _is_of(known[option].annotation, value):
+                wanted = inspect.formatannotation(known[option].annotation).replace(" | ", " or ")
+                raise ValueError(f"{self.kind} {name!r}: option {option!r}: expected {wanted}, got {value!r}")
         try:
             return self.get(name)(**options)
         except Exception as e:
