@@ -296,7 +296,7 @@ def test_tensors_that_do_not_fit_the_model_are_one_line(name: str, change: str, 
     else:
         tensors[chosen] = torch.zeros(7, 7)
     saved.save(tensors, read)
-    with pytest.raises(ValueError, match=f"does not fit this model: {chosen} has shape") as e:
+    with pytest.raises(ValueError, match=f"0000000.: the checkpoint does not fit this model: {chosen} has shape") as e:
         train(recipe(), stopped, quiet=True)
     assert "\n" not in str(e.value)
 

@@ -83,7 +83,7 @@ class Checkpoints:
             OSError: if the checkpoint cannot be written.
         """
         step = record.step
-        target, partial = self.folder / f"{step:08d}", self.folder / f".{step:08d}.partial"
+        target, partial = self.place(step), self.folder / f".{step:08d}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left an unfinished one
         try:
             save_tensors(partial / "state.safetensors", tensors)
@@ -102,7 +102,7 @@ class Checkpoints:
         # A checkpoint with a higher number is damaged: otherwise the run would have resumed from it.
         newest = [n for n in self._numbers() if n <= step][-self.MAX_CHECKPOINTS :]
         for number in set(self._numbers()) - set(newest):
-            shutil.rmtree(self.folder / f"{number:08d}", ignore_errors=True)
+            shutil.rmtree(self.place(number), ignore_errors=True)
 
     def newest(self) -> tuple[Tensors, Record] | None:
         """Return the tensors and the record of the newest checkpoint that is whole, or None if there is none.
@@ -110,7 +110,7 @@ class Checkpoints:
         Damaged checkpoints are reported to `say` and passed over.
         """
         for number in reversed(self._numbers()):
-            folder = self.folder / f"{number:08d}"
+            folder = self.place(number)
             try:
                 content = read_json(folder / "record.json")
                 if content.pop("record_sha256") != sha256_of(content):
@@ -124,6 +124,10 @@ class Checkpoints:
             except (OSError, ValueError, KeyError, SafetensorError) as e:
                 self.say(f"checkpoint {folder} is damaged ({e}): trying the one before it")
         return None
+
+    def place(self, step: int) -> Path:
+        """Return the folder of the checkpoint of a step."""
+        return self.folder / f"{step:08d}"
 
     def _numbers(self) -> list[int]:
         if not self.folder.is_dir():

@@ -349,7 +349,8 @@ class Trainer:
         tensors, record = newest
         for note in compare_fingerprints(record.fingerprint or self.fingerprint, self.fingerprint, self.folder):
             self.progress.say(note)
-        check_fits(tensors, self.model, self.optimizer, self.ema, has_best=record.best.step > 0)
+        place = self.checkpoints.place(record.step)
+        check_fits(place, tensors, self.model, self.optimizer, self.ema, has_best=record.best.step > 0)
         self.ema = restore(tensors, self.model, self.optimizer, self.ema, self.device)
         self.step, self.best, self.seconds = record.step, record.best, record.seconds
         self.log.rows = record.log

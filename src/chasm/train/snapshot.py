@@ -1,5 +1,7 @@
 """The state of training as named tensors: weights, optimiser, averaged weights, random state."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -28,11 +30,18 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | 
 
 
 def check_fits(
-    tensors: Tensors, model: nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None, *, has_best: bool
+    place: Path,
+    tensors: Tensors,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: Tensors | None,
+    *,
+    has_best: bool,
 ) -> None:
     """Raise a ValueError if tensors from a file have not the names and shapes that `restore` needs.
 
     Args:
+        place: folder of the checkpoint, for the message.
         tensors: tensors of a checkpoint.
         model: model that gets the weights.
         optimizer: its optimiser.
@@ -51,8 +60,9 @@ def check_fits(
     stored_shapes = {k: v.shape for k, v in tensors.items() if not k.startswith("rng.") or k == "rng.cpu"}
     if wrong := [k for k in {**expected, **stored_shapes} if expected.get(k) != stored_shapes.get(k)]:
         raise ValueError(
-            f"the checkpoint does not fit this model: {wrong[0]} has shape {_text(stored_shapes.get(wrong[0]))}, "
-            f"not {_text(expected.get(wrong[0]))}"
+            f"{place}: the checkpoint does not fit this model: {wrong[0]} has shape "
+            f"{_text(stored_shapes.get(wrong[0]))}, not {_text(expected.get(wrong[0]))}: go on with the code that "
+            "saved it, or choose another folder"
         )
 
 
