@@ -40,3 +40,16 @@ def is_exporting() -> bool:
 def has_hooks(*modules: nn.Module) -> bool:
     """Return True if a module has hooks, which would miss what an operator does in place of the module."""
     return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+
+
+def is_unchanged(kind: type[nn.Module], *modules: nn.Module) -> bool:
+    """Return True if modules compute what their weights say: they are of this very class, and nobody changed them.
+
+    Only then may code read the weights instead of calling the module. False for hooks, pruning, weight norms,
+    parametrisations, a forward of an instance, and a layer that was put in the place of another (LoRA, quantisation).
+
+    Args:
+        kind: class that the modules were built as.
+        *modules: the modules.
+    """
+    return all(type(m) is kind and "forward" not in vars(m) for m in modules) and not has_hooks(*modules)

@@ -10,7 +10,7 @@ from torch.nn.functional import gelu
 from chasm import ops
 from chasm.common.cost import counted_as
 from chasm.common.precision import autocast_dtype
-from chasm.common.tracing import has_hooks, is_transformed
+from chasm.common.tracing import is_transformed, is_unchanged
 from chasm.ops import Chain
 from chasm.ops.block import can_join_layers
 from chasm.ops.kernels.layout import is_channels_last
@@ -95,7 +95,7 @@ def joined_parameters(x: Tensor, chains: Sequence[Chain], refine: Any, fuse: Any
         refine: what stands in the place of the depthwise convolution of L.
         fuse: what stands in the place of P_fuse.
     """
-    if type(refine) is not nn.Conv2d or type(fuse) is not Pointwise2d or has_hooks(refine, fuse):
+    if not (is_unchanged(nn.Conv2d, refine) and is_unchanged(Pointwise2d, fuse)):
         return []
     C, dtype = x.shape[1], chains[0].dtype
     plain = _is_plain(refine, (C, C, (3, 3), (1, 1), C)) and _is_plain(fuse, (C, C, (1, 1), (0, 0), 1))
@@ -113,4 +113,4 @@ def _is_plain(conv: Any, expected: tuple[Any, ...]) -> bool:
     geometry = conv.in_channels, conv.out_channels, conv.kernel_size, conv.padding, conv.groups
     if geometry != expected or conv.stride != (1, 1) or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
         return False
-    return "forward" not in conv.__dict__ and "_conv_forward" not in conv.__dict__
+    return "_conv_forward" not in vars(conv)

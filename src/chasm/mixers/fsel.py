@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from chasm.common.cost import counted_as
 from chasm.common.registry import suggest
-from chasm.common.tracing import has_hooks
+from chasm.common.tracing import has_hooks, is_unchanged
 from chasm.mixers._spectral import full_precision, is_empty, rfft2, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
@@ -152,7 +152,7 @@ def pairwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
     cuDNN computes the gradient of the weights of such narrow groups one by one.
     """
-    if type(conv) is not nn.Conv2d or has_hooks(conv) or "forward" in vars(conv):  # exchanged, or listened to
+    if not is_unchanged(nn.Conv2d, conv):
         y: Tensor = conv(x)
         return y
     C, half, k = conv.in_channels, conv.out_channels, conv.kernel_size

@@ -108,6 +108,29 @@ def test_ssm_follows_the_paper():
     torch.testing.assert_close(ssm(low, high), ssm_by_hand(ssm, low, high))
 
 
+@pytest.mark.parametrize("name", [name for name, _ in ModulatedSSM(16).named_modules() if name])
+def test_every_layer_of_the_ssm_heeds_its_hooks(name):
+    """Pruning, weight norms, LoRA and quantisation change a layer by hooks, or by another layer in its place."""
+    ssm = randomised(ModulatedSSM(16, state=4))
+    low, high = torch.randn(2, 1, 16, 2, 3, dtype=torch.float64)
+    expected, layer = ssm(low, high), ssm.get_submodule(name)
+    if not isinstance(layer, torch.nn.ModuleList):
+        unchanged = layer.register_forward_hook(lambda layer, inputs, y: y + 0)
+        torch.testing.assert_close(ssm(low, high), expected)
+        unchanged.remove()
+        layer.register_forward_hook(lambda layer, inputs, y: y + 1)
+        assert not torch.allclose(ssm(low, high), expected)
+
+
+def test_a_layer_in_the_place_of_one_of_the_ssm_is_called():
+    ssm = randomised(ModulatedSSM(16, state=4))
+    low, high = torch.randn(2, 1, 16, 2, 3, dtype=torch.float64)
+    expected = ssm(low, high)
+    for name in ("modulate_B.expand", "sequence_convs.1", "delta_proj"):
+        ssm.set_submodule(name, torch.nn.Sequential(ssm.get_submodule(name)))
+    torch.testing.assert_close(ssm(low, high), expected)
+
+
 def test_ssm_starts_as_mamba_does():
     ssm = ModulatedSSM(48)
     torch.testing.assert_close(ssm.A_log[7].exp(), torch.arange(1.0, 17))

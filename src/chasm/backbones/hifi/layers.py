@@ -53,6 +53,21 @@ class NormalChannelMap(ChannelMap):
             nn.init.zeros_(self.bias)
 
 
+class TokenMap(nn.Conv1d):
+    """The ChannelMap of a sequence (B, in, L), without bias.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 1, bias=False)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return over_channels(x, weight, bias)
+
+
 class Depthwise(nn.Conv2d):
     """A 3x3 convolution of every channel by itself, with zeros around the map."""
 

@@ -17,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chasm.backbones.hifi.layers import ChannelMap, Depthwise, NormalChannelMap, along_sequence, over_channels
+from chasm.backbones.hifi.layers import (
+    ChannelMap,
+    Depthwise,
+    NormalChannelMap,
+    TokenMap,
+    along_sequence,
+    over_channels,
+)
+from chasm.common.tracing import is_unchanged
 from chasm.ops.selective_scan import selective_scan
 
 
@@ -30,8 +38,11 @@ class GatedMLP(nn.Module):
         self.project = NormalChannelMap(6 * state, state)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Two products instead of two halves of one: the gradient of halves is a copy of both into one map.
-        gate, value = (over_channels(x, weight) for weight in self.expand.weight.chunk(2))
+        if is_unchanged(NormalChannelMap, self.expand):
+            # Two products instead of two halves of one: the gradient of halves is a copy of both into one map.
+            gate, value = (over_channels(x, weight) for weight in self.expand.weight.chunk(2))
+        else:
+            gate, value = self.expand(x).chunk(2, 1)
         return self.project(F.gelu(gate) * value)
 
 
@@ -63,7 +74,7 @@ class ModulatedSSM(nn.Module):
         self.sequence_convs = nn.ModuleList(
             nn.Conv1d(n, n, kernel, padding=kernel - 1, dilation=2, groups=n, bias=False) for n in self.splits
         )
-        self.delta_proj = nn.Conv1d(rank, inner, 1, bias=False)
+        self.delta_proj = TokenMap(rank, inner)
         self.delta_bias = nn.Parameter(torch.empty(inner))
         self.A_log = nn.Parameter(torch.empty(inner, state))
         self.D_skip = nn.Parameter(torch.ones(inner))
@@ -89,12 +100,11 @@ class ModulatedSSM(nn.Module):
         delta, B, C = self.x_proj(u).split(self.splits, 1)
         B_cond, C_cond = self.cond_x_proj(self.cond_proj(high)).chunk(2, 1)
         parts = torch.cat([delta, B + self.modulate_B(B_cond), C + self.modulate_C(C_cond)], 1)
-        taps = torch.cat([conv.weight for conv in self.sequence_convs])  # type: ignore[misc]
         # From here along the raster sequence: (B, R, L), (B, N, L), (B, N, L)
-        delta, B, C = along_sequence(parts.flatten(2), taps, dilation=2).split(self.splits, 1)
+        delta, B, C = self._along_sequence(parts.flatten(2)).split(self.splits, 1)
         y = selective_scan(
             u.flatten(2),
-            over_channels(delta, self.delta_proj.weight),
+            self.delta_proj(delta),
             -torch.exp(self.A_log),
             B,
             C,
@@ -103,3 +113,11 @@ class ModulatedSSM(nn.Module):
             delta_softplus=True,
         )  # (B, D, L), float32 inside also under autocast
         return self.dropout(self.out_proj(y.unflatten(2, u.shape[2:]) * F.silu(z)))
+
+    def _along_sequence(self, parts: Tensor) -> Tensor:
+        """Return the convolutions of delta, B and C along the sequence, as one convolution where that is possible."""
+        if is_unchanged(nn.Conv1d, *self.sequence_convs):
+            taps = torch.cat([conv.weight for conv in self.sequence_convs])  # type: ignore[misc]
+            return along_sequence(parts, taps, dilation=2)
+        each = zip(self.sequence_convs, parts.split(self.splits, 1), strict=True)
+        return torch.cat([conv(part) for conv, part in each], 1)
