@@ -46,6 +46,15 @@ def test_gradients() -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+def test_gradients_have_the_strides_of_their_parameters() -> None:
+    """DDP warns where they differ."""
+    mixer = CHASM(4, size=(6, 5))
+    mixer(torch.randn(2, 4, 6, 5)).sum().backward()
+    for parameter in mixer.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride()
+
+
 def test_the_mixer_goes_through_it_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     original = local.forward

@@ -95,8 +95,10 @@ def _backward_on_cpu(
     flat, ones = g.view(B, C, -1), [1, 1]
     # As (B, H, W, C) first: with a batch of one, torch would not take any other view for channels last.
     h = torch.bmm(flat.mT, pw_weight.view(C, C).expand(B, -1, -1)).view(B, H, W, C).permute(0, 3, 1, 2)
-    gz, *d_depthwise = torch.ops.aten.convolution_backward(
+    gz, d_depthwise, d_bias = torch.ops.aten.convolution_backward(
         torch.ops.aten.gelu_backward(h, u), z, dw_weight, [C], ones, ones, ones, False, [0, 0], C, [True, True, True]
     )
+    # z is channels last, and so is the stride of its one channel in the gradient: DDP would warn about that.
+    d_depthwise = d_depthwise.flatten(1).view(dw_weight.shape)
     d_pointwise = torch.bmm(flat, a.flatten(2).mT).sum(0).view(pw_weight.shape)
-    return [gz, *d_depthwise, d_pointwise, g.sum((0, 2, 3))]
+    return [gz, d_depthwise, d_bias, d_pointwise, g.sum((0, 2, 3))]
