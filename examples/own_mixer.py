@@ -36,7 +36,7 @@ class Strips(Mixer):
         self.width = torch.nn.Conv2d(channels, channels, (1, taps), padding=(0, taps // 2), **common)
 
     def forward(self, x):
-        return self.width(self.height(x))
+        return self.width(self.height(x)).to(x.dtype)  # autocast may have changed it
 
 
 print(chasm.list_mixers())

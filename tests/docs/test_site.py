@@ -14,7 +14,7 @@ import typer
 import chasm
 from chasm.backbones.base import BACKBONES
 from chasm.cli.app import app
-from chasm.mixers import MIXERS
+from chasm.mixers import MIXERS, check_mixer
 from helpers import site_tools
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,10 @@ def test_code_on_a_page_runs_from_top_to_bottom(name: str, monkeypatch: pytest.M
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     code = "\n".join(blocks(DOCS / f"{name}.md", "python"))
     assert code
+    shipped = MIXERS.list()
     exec(compile(code, f"{name}.md", "exec"), {})
+    for own in set(MIXERS.list()) - set(shipped):
+        assert not [check for check in check_mixer(own) if check.problem]
 
 
 def commands() -> list[str]:

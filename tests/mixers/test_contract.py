@@ -42,6 +42,15 @@ class AlwaysFloat32(Sound):
         return super().forward(x).float()
 
 
+class PlainConvolution(Sound):
+    def __init__(self, channels, *, size=None, device=None, dtype=None):
+        super().__init__(channels, device=device, dtype=dtype)
+        self.mix = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
+
+    def forward(self, x):
+        return self.mix(super().forward(x))
+
+
 class ReadsMemory(Sound):
     def forward(self, x):
         return torch.as_strided(x, x.shape, x.new_empty(x.shape).stride()) * self.gain
@@ -146,6 +155,14 @@ def test_faults_are_found(cls, broken, monkeypatch):
 def test_mixers_of_the_package_keep_the_contract(name, monkeypatch):
     monkeypatch.setattr("chasm.mixers.contract._compile", lambda make, channels: None)  # test_compile_export has it
     assert not [check for check in check_mixer(name) if check.problem]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_layer_that_autocast_converts_is_told_what_to_return(monkeypatch):
+    monkeypatch.setattr("chasm.mixers.contract._compile", lambda make, channels: None)  # it takes a second
+    register_mixer("of-the-test")(PlainConvolution)
+    problems = [check.problem for check in check_mixer("of-the-test", channels=4) if check.problem]
+    assert problems == ["under autocast torch.float32 came back as torch.bfloat16: return y.to(x.dtype)"]
 
 
 @pytest.mark.usefixtures("registered")

@@ -103,10 +103,10 @@ def _demand(holds: Any, otherwise: str) -> None:
         raise _BrokenPromiseError(otherwise)
 
 
-def _demand_like(y: Any, x: Tensor) -> None:
+def _demand_like(y: Any, x: Tensor, where: str = "") -> None:
     _demand(isinstance(y, Tensor), f"expected a tensor, got {type(y).__name__}")
     _demand(y.shape == x.shape, f"{tuple(x.shape)} came back as {tuple(y.shape)}: a mixer keeps its shape")
-    _demand(y.dtype == x.dtype, f"{x.dtype} came back as {y.dtype}: return the dtype of the input")
+    _demand(y.dtype == x.dtype, f"{where}{x.dtype} came back as {y.dtype}: return y.to(x.dtype)")
     _demand(y.device == x.device, f"an input on {x.device} came back on {y.device}")
     _demand(y.isfinite().all(), f"values that are not finite, for an input of {tuple(x.shape)}")
 
@@ -150,7 +150,7 @@ def _precision(make: Callable[..., Mixer], channels: int) -> None:
     _demand_like(half(x.bfloat16()), x.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         under = mixer(x)
-    _demand_like(under, x)
+    _demand_like(under, x, "under autocast ")
     _demand(_relative(under, y) < 0.1, f"under autocast the result differs by {_relative(under, y):.1e}")
 
 
