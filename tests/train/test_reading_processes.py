@@ -44,6 +44,27 @@ def test_a_delayed_signal_comes_after_the_block() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_signal_while_readers_end_is_handled_when_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users press Ctrl-C twice. Torch's loader would print the second as a traceback, and not end its processes."""
+    loader: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    end = loader._shutdown_workers
+
+    def interrupted(self: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        end(self)
+
+    monkeypatch.setattr(loader, "_shutdown_workers", interrupted)
+    stream = batches(open_split(recipe(), "train"), [[0], [1]], torch.device("cpu"), workers=1)
+    next(stream)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream.close()
+        assert not multiprocessing.active_children()
+    finally:
+        for left in multiprocessing.active_children():
+            left.kill()  # else a test that fails would wait for it at exit
+
+
 def test_a_reader_that_dies_during_a_step_is_one_line_and_the_run_goes_on_later(tmp_path: Path) -> None:
     config: Any = recipe(resident=False, workers=1)
     others = set(multiprocessing.active_children())  # of tests before this one

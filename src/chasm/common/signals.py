@@ -42,6 +42,26 @@ def restored_handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def postponed_handlers() -> Iterator[None]:
+    """Call the handlers of stop signals after the block, so that a Ctrl-C does not leave its work half done.
+
+    Unlike `delayed_signals` this also holds when another thread takes the signal, and only for this process.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no handler is called
+        yield
+        return
+    received: list[int] = []
+    try:
+        with restored_handlers():
+            for number in heeded_signals():
+                signal.signal(number, lambda number, _: received.append(number))
+            yield
+    finally:
+        for late in dict.fromkeys(received):
+            signal.raise_signal(late)
+
+
 def ignore_signals() -> None:
     """Ignore the stop signals in this process from now on, those that wait among them."""
     for number in STOP_SIGNALS:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from chasm.common.signals import delayed_signals, ignore_signals
+from chasm.common.signals import delayed_signals, ignore_signals, postponed_handlers
 from chasm.data import Batch, Resident, SliceDataset, collate
 
 
@@ -48,8 +48,9 @@ def batches(data: SliceDataset, rows: Iterable[list[int]], device: torch.device,
             finally:
                 # The loader ends its processes when its last reference goes. An error in `batch` has a traceback that
                 # leads back here and would keep them, and at exit Python waits for processes that ignore SIGTERM.
-                del loaded
-                batch = None
+                with postponed_handlers():
+                    del loaded
+                    batch = None
 
 
 class _Collated(Dataset[Any]):
