@@ -134,3 +134,10 @@ def test_sizes_scores_finished_runs_at_other_resolutions(chasm_study, tmp_path):
     text = (tmp_path / "tiny/reports/wrapper.default/report.md").read_text()
     assert "| Mixer | as trained | 40 x 40 | 48 x 48 |" in text
     assert f"| {scores['mean']['psnr']:.2f} |" in text.partition("Other resolutions")[2]
+
+
+@pytest.mark.parametrize("seeds", [0, -1])
+def test_no_seeds_are_not_taken_for_the_default(chasm_study, seeds):
+    found = chasm_study("show", "basis", "--probe", 0, "--seeds", seeds)
+    assert found.exit_code == 2
+    assert "--seeds" in found.output

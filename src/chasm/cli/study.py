@@ -25,7 +25,7 @@ SELECTION_STEPS = typer.Option(
     1000, min=1, help="Steps of the short runs of --protocol tuned; at most those of the study."
 )
 OUT = typer.Option(Path("runs"), help="Folder of the runs; studies share the runs they have in common.")
-SEEDS = typer.Option(None, help="Number of seeds (0, 1, ..). Default: that of the study.")
+SEEDS = typer.Option(None, min=1, help="Number of seeds (0, 1, ..). Default: that of the study.")
 PATHS = typer.Option([], "--path", help="Folder of the data: proxy=FOLDER, or cc359=FOLDER at full scale. Repeatable.")
 ARM = typer.Option(
     [], "--arm", help="Add an arm of another study, or any mixer, as in 'chasm(bins=256)', to every grid. Repeatable."
@@ -110,9 +110,9 @@ def run(
     ray: bool = typer.Option(False, "--ray", help="Run on a Ray cluster."),
     address: str = typer.Option(None, help="Address of the Ray cluster. Default: a cluster on this machine."),
     slurm: bool = typer.Option(False, "--slurm", help="Submit an array job to SLURM, and wait for it."),
-    cpus: float = typer.Option(1.0, help="CPUs for each run under Ray or SLURM."),
+    cpus: float = typer.Option(1.0, min=0, help="CPUs for each run under Ray or SLURM."),
     gpus: float = typer.Option(
-        0.0, help="GPUs for each run under Ray or SLURM; with 0.25 under Ray four runs share one."
+        0.0, min=0, help="GPUs for each run under Ray or SLURM; with 0.25 under Ray four runs share one."
     ),
     minutes: int = typer.Option(60, help="Time limit of a SLURM task, 5 or more. A task saves before the limit."),
     partition: str = typer.Option(None, help="Partition of the SLURM cluster. Default: the cluster's."),
