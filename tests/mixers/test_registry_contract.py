@@ -143,6 +143,16 @@ def test_autocast(name):
         assert relative(y, m(x.float())) < 0.03
 
 
+@each_mixer
+def test_every_layer_is_called_so_that_hooks_pruning_and_other_layers_in_its_place_have_an_effect(name):
+    mixer, called = make(name), set()
+    layers = {n: m for n, m in mixer.named_modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.GroupNorm)}
+    for n, layer in layers.items():
+        layer.register_forward_hook(lambda *_, n=n: called.add(n))
+    mixer(maps(6, 7))
+    assert called == set(layers)
+
+
 @pytest.mark.parametrize(
     "part",
     [GFNet(C), SpectFormer(C), AFNO(C), FourierUnit(C), SpectralConv(C, C, (3, 3))],

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chasm.common.precision import full_precision as full_precision
 from chasm.common.precision import upcast as upcast
@@ -32,6 +32,13 @@ def check_pair(name: str, value: int | tuple[int, ...]) -> tuple[int, int]:
     if len(pair) != 2 or not all(map(is_count, pair)):
         raise ValueError(f"expected {name} as two positive integers or one for both, got {value!r}")
     return int(pair[0]), int(pair[1])
+
+
+class WideConv2d(nn.Conv2d):
+    """A convolution in float32, or in float64 if x has that dtype. Call it with autocast off."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(upcast(x), upcast(weight), None if bias is None else upcast(bias))
 
 
 def complex_of_pairs(pairs: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from chasm.mixers._spectral import full_precision, is_empty, upcast
+from chasm.mixers._spectral import WideConv2d, full_precision, is_empty, upcast
 from chasm.mixers.base import Facts, Mixer, register_mixer
 from chasm.mixers.fno_d import SpectralConv
 
@@ -39,7 +39,7 @@ class GalerkinAttention(nn.Module):
         super().__init__()
         self.heads = heads
         d = channels // heads
-        self.qkv = nn.Conv2d(channels, 3 * channels, 1, bias=False, device=device, dtype=dtype)
+        self.qkv = WideConv2d(channels, 3 * channels, 1, bias=False, device=device, dtype=dtype)
         self.k_weight = nn.Parameter(torch.ones(heads, 1, d, device=device, dtype=dtype))
         self.k_bias = nn.Parameter(torch.zeros(heads, 1, d, device=device, dtype=dtype))
         self.v_weight = nn.Parameter(torch.ones(heads, 1, d, device=device, dtype=dtype))
@@ -65,7 +65,7 @@ class GalerkinAttention(nn.Module):
         """
         B, C, H, W = x.shape
         # channels are head-major: inside a head q, then k, then v
-        qkv = F.conv2d(upcast(x), upcast(self.qkv.weight)).reshape(B, self.heads, 3, C // self.heads, H * W)
+        qkv = self.qkv(x).reshape(B, self.heads, 3, C // self.heads, H * W)
         q, k, v = (t.mT for t in qkv.unbind(2))
         return q, self.normalise(k, self.k_weight, self.k_bias), self.normalise(v, self.v_weight, self.v_bias)
 

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from chasm.common.tracing import is_exporting
-from chasm.mixers._spectral import check_pair, complex_of_pairs, full_precision, irfft2, is_empty, upcast
+from chasm.mixers._spectral import (
+    WideConv2d,
+    check_pair,
+    complex_of_pairs,
+    full_precision,
+    irfft2,
+    is_empty,
+    upcast,
+)
 from chasm.mixers.base import Facts, Mixer, register_mixer
 
 
@@ -148,16 +156,16 @@ class FNOD(Mixer):
         self.project = nn.Conv2d(channels, channels, 1, device=device, dtype=dtype)
         self.offset: nn.Conv2d | None = None
         if deform:
-            self.offset = nn.Conv2d(channels, 2, 3, padding=1, device=device, dtype=dtype)
+            self.offset = WideConv2d(channels, 2, 3, padding=1, device=device, dtype=dtype)
             nn.init.zeros_(self.offset.weight)
             nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
     def offsets(self, x: Tensor) -> Tensor:
         """Return sampling positions in pixels, (B, 2, H, W). Half precision would round them to whole pixels."""
         assert self.offset is not None
-        assert self.offset.bias is not None
         with full_precision(x):
-            return F.conv2d(upcast(x), upcast(self.offset.weight), upcast(self.offset.bias), padding=1)
+            offsets: Tensor = self.offset(x)
+            return offsets
 
     def forward(self, x: Tensor) -> Tensor:
         if is_empty(x, self.channels):
