@@ -1,5 +1,6 @@
 """The config of a run: data, task, backbone, mixer and training, checked on reading. Recipes are YAML files of it."""
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -334,10 +335,19 @@ def _first(error: ValidationError) -> str:
     """Return the first problem in one line, with the nearest key if one was mistyped."""
     problem = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     place = ".".join(str(p) for p in problem["loc"])
+    if problem["type"] == "model_type":  # as in mixer=chasm, where mixer.name=chasm is meant
+        keys = ", ".join(_record_at(problem["loc"]).model_fields)
+        return f"{place}: expected keys ({keys}), got {problem['input']!r}"
     if problem["type"] != "extra_forbidden":
         got = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
         return f"{place or 'recipe'}: {problem['msg'].removeprefix('Value error, ')}{got}"
-    model: Any = RunConfig
-    for key in problem["loc"][:-1]:
-        model = model.model_fields[key].annotation
-    return f"unknown key {place!r}: {suggest(str(problem['loc'][-1]), model.model_fields)}"
+    known = _record_at(problem["loc"][:-1]).model_fields
+    return f"unknown key {place!r}: {suggest(str(problem['loc'][-1]), known)}"
+
+
+def _record_at(place: Iterable[Any]) -> type[Strict]:
+    """Return the record that a config has at these keys."""
+    record: Any = RunConfig
+    for key in place:
+        record = record.model_fields[key].annotation
+    return record
