@@ -182,11 +182,12 @@ def test_learned_sensitivities_in_a_file(tmp_path: Path) -> None:
     compare(session, folder, 3, (32, 36))
 
 
-def test_hifi_mamba_in_a_file_for_one_size(tmp_path: Path) -> None:
+def test_hifi_mamba_in_a_file_for_one_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_run(tmp_path / "run", HIFI, (1, 32, 32))
     printed, session = exported(folder, "--size", "20x26")
     assert "out: magnitude float32 (batch, 1, 20, 26)" in printed
     compare(session, folder, 1, (20, 26))
+    assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_the_scan_of_mamba_as_an_onnx_scan(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def require_runtime(path: Path) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the exporter's remarks about packages, inputs and its own deprecated calls."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.ERROR)
