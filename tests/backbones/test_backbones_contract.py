@@ -63,6 +63,13 @@ def test_wrong_input_shape_is_one_clear_line(name):
         build(name)(torch.randn(1, 3, 16, 16), mask=torch.ones(16, 16))
 
 
+@pytest.mark.filterwarnings("ignore:std")  # of no values
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch_comes_back_empty(name):
+    model = build(name, "chasm").eval()
+    assert model(torch.randn(0, 2, 16, 24), mask=column_mask(24)).shape == (0, 2, 16, 24)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_call_serves_all_hosts(name):
     model = build(name).eval()

@@ -6,6 +6,7 @@ True
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,15 +29,20 @@ def as_complex(x: Tensor) -> Tensor:
 def fft2c(x: Tensor) -> Tensor:
     """Return the k-space (..., H, W) of an image (..., H, W): complex64, or complex128 for double input."""
     with full_precision(x):
-        x = torch.fft.ifftshift(as_complex(x), dim=_HW)
-        return torch.fft.fftshift(torch.fft.fft2(x, norm="ortho"), dim=_HW)
+        return _centred(torch.fft.fft2, as_complex(x))
 
 
 def ifft2c(k: Tensor) -> Tensor:
     """Return the image (..., H, W) of k-space (..., H, W). This is the inverse and the adjoint of `fft2c`."""
     with full_precision(k):
-        k = torch.fft.ifftshift(as_complex(k), dim=_HW)
-        return torch.fft.fftshift(torch.fft.ifft2(k, norm="ortho"), dim=_HW)
+        return _centred(torch.fft.ifft2, as_complex(k))
+
+
+def _centred(transform: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """Return the transform of x (..., H, W), with the origin of both at index N // 2."""
+    if 0 in x.shape[:-2]:  # an empty batch, which FFT libraries refuse
+        return x
+    return torch.fft.fftshift(transform(torch.fft.ifftshift(x, dim=_HW), norm="ortho"), dim=_HW)
 
 
 def resize_in_kspace(image: Tensor, size: int) -> Tensor:
