@@ -13,7 +13,7 @@ from chasm.backbones.measurement import Measurement
 from chasm.backbones.varnet import centre_columns
 from chasm.data.embedded import Embedded
 from chasm.mri import Sampling, rss
-from chasm.mri.fft import ifft2c, to_complex
+from chasm.mri.fft import ifft2c, to_channels, to_complex
 from chasm.surgery.count import count_parameters
 from chasm.tasks import Reconstruction
 
@@ -309,9 +309,37 @@ def test_multi_coil_batches_of_the_task_train() -> None:
         ({"in_channels": 8}, "8 -> 2: use the unet"),
         ({"cascades": 0}, "1 or more"),
         ({"levels": (5,)}, "0 to 4"),
+        ({"sensitivities": "learned", "align_phase": True}, "align_phase needs sensitivities that are given"),
         ({"sensitivities": "espirit"}, "unknown sensitivities 'espirit': .*given, learned"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(**options)
+
+
+@pytest.mark.parametrize("coils", [1, 3])
+def test_a_network_that_aligns_the_phase_treats_all_phases_alike(coils: int) -> None:
+    maps = coil_maps(coils) if coils > 1 else None
+    k = torch.randn(2, coils, *SIZE, dtype=torch.complex128, generator=torch.Generator().manual_seed(1)) * columns()
+    weights = 1 if maps is None else maps.conj()
+
+    def output(network: VarNet, turn: complex) -> Tensor:
+        x = to_channels((weights * ifft2c(k * turn)).sum(1, keepdim=True))
+        return to_complex(network(x, mask=columns(), maps=maps, measured=None if maps is None else k * turn))
+
+    turn = 0.6 + 0.8j
+    for align_phase in (True, False):
+        network = build(align_phase=align_phase).double()
+        with torch.no_grad():
+            found, expected = output(network, turn), output(network, 1) * turn
+        assert ((found - expected).abs().amax() < 1e-10) == align_phase
+
+
+def test_a_blank_slice_trains_with_an_aligned_phase() -> None:
+    model = build(align_phase=True).train()
+    x = torch.cat([torch.zeros(1, 2, *SIZE), torch.randn(1, 2, *SIZE)])
+    y = model(x, mask=columns())
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

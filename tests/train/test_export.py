@@ -105,7 +105,7 @@ def test_mixers_that_need_a_size_say_so(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("coils", [1, 3])
 def test_from_kspace_in_real_arithmetic(name: str, coils: int) -> None:
     options: dict[str, Any] = {"width": 4, "depth": 1, "levels": (1,)}
-    options |= {"data_consistency": True} if name == "unet" else {"cascades": 2}
+    options |= {"data_consistency": True} if name == "unet" else {"cascades": 2, "align_phase": True}
     torch.manual_seed(0)
     mask = create_mask("equispaced", 36).tensor()
     kspace = to_channels(100 * fft2c(coil_images(coils, (20, 36)))).float()
@@ -133,7 +133,7 @@ def make_run(folder: Path, backbone: dict[str, Any], shape: tuple[int, int, int]
 
 
 UNET = {"name": "unet", "options": {"width": 4, "depth": 1, "levels": [1], "data_consistency": True}}
-VARNET = {"name": "varnet", "options": {"cascades": 1, "width": 2, "depth": 1, "levels": [1]}}
+VARNET = {"name": "varnet", "options": {"cascades": 1, "align_phase": True, "width": 2, "depth": 1, "levels": [1]}}
 HIFI = {"name": "hifi-mamba", "options": {"width": 8, "groups": 1, "blocks": 1, "state": 2, "expansion": 1}}
 
 

@@ -84,6 +84,10 @@ class Measurement(NamedTuple):
         """Return the measurement with other sensitivities, real (B, M, 2, H, W)."""
         return self._replace(maps=torch.complex(maps[:, :, 0], maps[:, :, 1]))
 
+    def turned(self, cos: Tensor, sin: Tensor) -> "Measurement":
+        """Return the measurement with a phase added to its k-space, by its cosine and sine (B, 1, 1, 1)."""
+        return self._replace(kspace=self.kspace * torch.complex(cos, sin))
+
     def rephased(self, image: Tensor, own: "Measurement") -> Tensor:
         """Return an image (B, 2, H, W) that belongs to other sensitivities, with the phase that belongs to these.
 
@@ -178,6 +182,9 @@ class RealMeasurement(Measurement):
 
     def with_maps(self, maps: Tensor) -> "RealMeasurement":
         return self._replace(maps=maps)
+
+    def turned(self, cos: Tensor, sin: Tensor) -> "RealMeasurement":
+        return self._replace(kspace=complex_product(torch.stack([cos, sin], 2), self.kspace))
 
     def rephased(self, image: Tensor, own: Measurement) -> Tensor:
         assert self.maps is not None

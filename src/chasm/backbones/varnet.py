@@ -38,6 +38,20 @@ SENSITIVITIES = ("given", "learned")
 MIN_STD = 1e-6  # times the root mean square of the image, so that an imaginary part of rounding errors stays small
 
 
+def mean_phase(image: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine (B, 1, 1, 1) of the mean phase of images (B, 2, H, W), weighted by their power."""
+    total = (image * torch.linalg.vector_norm(image, dim=1, keepdim=True)).sum((2, 3), keepdim=True)
+    length = torch.linalg.vector_norm(total, dim=1, keepdim=True)
+    cos, sin = (total / torch.where(length == 0, 1, length)).split(1, 1)
+    return torch.where(length == 0, 1, cos), sin
+
+
+def turned(image: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return images (B, 2, H, W) with a phase added whose cosine and sine are given."""
+    real, imag = image.split(1, 1)
+    return torch.cat((real * cos - imag * sin, real * sin + imag * cos), 1)
+
+
 class Refinement(nn.Module):
     """The U-Net of one cascade on normalised images: maps (B, 2, H, W) to the same shape."""
 
@@ -123,6 +137,9 @@ class VarNet(Backbone):
             makes from the centre of their k-space.
         sensitivity_width: channels at the first level of that network.
         sensitivity_depth: its poolings.
+        align_phase: turn the measurement so that the mean phase of its zero-filled image is zero, and turn the result
+            back. The phase of a scan as a whole carries no information, and the network then treats all of them alike.
+            For sensitivities that are given.
     """
 
     def __init__(
@@ -140,11 +157,14 @@ class VarNet(Backbone):
         sensitivities: str = "given",
         sensitivity_width: int = 8,
         sensitivity_depth: int = 4,
+        align_phase: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels)
         self._require_complex_images()
         if sensitivities not in SENSITIVITIES:
             raise ValueError(f"unknown sensitivities {sensitivities!r}: {suggest(sensitivities, SENSITIVITIES)}")
+        if align_phase and sensitivities == "learned":
+            raise ValueError("align_phase needs sensitivities that are given: leave it out, or sensitivities='learned'")
         if cascades < 1:
             raise ValueError(f"VarNet needs 1 or more cascades, got {cascades}")
         plain: dict[str, Any] = {"dec_shortcut": False, "global_residual": False}
@@ -153,7 +173,7 @@ class VarNet(Backbone):
         ]
         self.refinements = nn.ModuleList(refinements)
         self.eta = nn.Parameter(torch.ones(cascades - 1))
-        self.levels = tuple(levels)
+        self.levels, self.align_phase = tuple(levels), align_phase
 
         H, W = refinements[0].padded(size)
         self.slots = make_slots(
@@ -197,9 +217,17 @@ class VarNet(Backbone):
     ) -> tuple[Tensor, Tensor]:
         measurement = self.measurement.of(x, mask, maps, measured)
         if self.sensitivity_net is None or maps is None:
-            return measurement.reduce(self.restore(measurement)), x.new_zeros(())
+            return self.image_of(measurement), x.new_zeros(())
         own = measurement.with_maps(self.sensitivity_net(measurement))
         return measurement.rephased(own.reduce(self.restore(own)), own), x.new_zeros(())
+
+    def image_of(self, measurement: Measurement) -> Tensor:
+        """Return the image (B, 2, H, W) that is restored from a measurement, with the phase of the measurement."""
+        if not self.align_phase:
+            return measurement.reduce(self.restore(measurement))
+        cos, sin = mean_phase(measurement.reduce(torch.where(measurement.mask, measurement.kspace, 0)))
+        aligned = measurement.turned(cos, -sin)
+        return turned(aligned.reduce(self.restore(aligned)), cos, sin)
 
     def learned_maps(self, measured: Tensor, mask: Tensor) -> Tensor:
         """Return the sensitivities, complex (B, M, H, W), that a host with ``sensitivities="learned"`` makes.
