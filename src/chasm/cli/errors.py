@@ -58,5 +58,5 @@ def one_line_errors() -> Iterator[None]:
         show_error(ModuleNotFoundError(f"this needs {e.name}: {how_to_install(e.name)}"))
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt as e:
-        typer.echo("interrupted: no file is half written; run the same command again to go on", err=True)
+        typer.echo("interrupted: no file is half written; run the same command again", err=True)
         raise typer.Exit(128 + e.args[0] if e.args else INTERRUPTED) from None

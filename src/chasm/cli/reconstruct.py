@@ -96,7 +96,7 @@ def reconstruct(
 
     A super-resolution run takes photographs instead, and writes each of them enlarged, as a PNG file.
 
-    An input that fails does not stop the others.
+    An input that is not there stops the command before it starts. One that fails later does not stop the others.
     """
     require("train", "data", "report")
     from chasm import reconstruct as logic
