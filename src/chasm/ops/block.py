@@ -193,7 +193,8 @@ def _forward(
     new_constants: list[Tensor] = []
     saved: list[Tensor] = []
     with full_precision(x):
-        y = _input_of_form(x, settings)
+        y = x.to(settings.dtype)
+        y = y if settings.form == "fused" and is_channels_last(y) else contiguous(y)
         if settings.form != "none":
             form = _form(settings.form, x, settings.dtype, settings.is_real)
             if not constants:
@@ -252,12 +253,6 @@ def _backward(
             dx = dx.to(x_dtype) if add is not None or not settings.add_input else g + dx
             gradients = [channels_last(dx) if to_last else dx, *gradients]
     return gradients
-
-
-def _input_of_form(x: Tensor, settings: BlockSettings) -> Tensor:
-    """Return x in the dtype and memory format that the form computes in."""
-    z = x.to(settings.dtype)
-    return z if settings.form == "fused" and is_channels_last(z) else contiguous(z)
 
 
 def _gains_and_bases(operands: Operands, settings: BlockSettings, shape: torch.Size) -> list[Tensor]:
