@@ -80,6 +80,12 @@ def test_one_changed_byte_is_refused(file: str, tmp_path: Path) -> None:
         chasm.load_model(folder)
 
 
+def test_models_of_one_architecture_have_one_network_of_the_page() -> None:
+    runs = [load_run(name) for name in ("brain-x4", "brain-x8", "knee-x4")]
+    assert len(set(map(graph_key, runs))) == 1
+    assert len(set(map(graph_of, runs))) == 1
+
+
 @pytest.mark.parametrize("name", ["brain-x8", "photo-x4"])
 def test_the_network_of_the_page_is_the_model(name: str, tmp_path: Path) -> None:
     run = load_run(name)

@@ -93,7 +93,7 @@ def graph_key(run: Run) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def graph_of(run: Run) -> bytes:
+def graph_of(run: Run, use_cache: bool = True) -> bytes:
     """Return the network of a run as an ONNX graph without weights, which refers to the file ``model.bin`` for them.
 
     A model that `chasm models pack --page` made contains it. Otherwise it is made once for an architecture, which takes
@@ -101,6 +101,7 @@ def graph_of(run: Run) -> bytes:
 
     Args:
         run: run of a reconstruction or super-resolution.
+        use_cache: whether a graph that an earlier call kept will do. It may have been made by other code of chasm.
     """
     key, record = graph_key(run), run.folder / RECORD
     if (run.folder / GRAPH).is_file() and record.is_file() and read_json(record).get("page") == key:
@@ -108,7 +109,7 @@ def graph_of(run: Run) -> bytes:
             return f.read(MAX_GRAPH_BYTES)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chasm" / "page"
     cached = cache / f"{key}-{version('chasm-mixer')}.onnx"
-    if cached.is_file():
+    if use_cache and cached.is_file():
         return cached.read_bytes()
     graph = _make_graph(run)
     with suppress(OSError):  # a home that cannot be written to
