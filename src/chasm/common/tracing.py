@@ -43,7 +43,7 @@ def has_hooks(*modules: nn.Module) -> bool:
 
 
 def is_unchanged(kind: type[nn.Module], *modules: nn.Module) -> bool:
-    """Return True if modules compute what their weights say: they are of this very class, and nobody changed them.
+    """Return True if modules compute what their weights say: they are of this very class and unchanged.
 
     Only then may code read the weights instead of calling the module. False for hooks, pruning, weight norms,
     parametrisations, a forward of an instance, and a layer that was put in the place of another (LoRA, quantisation).

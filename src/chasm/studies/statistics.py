@@ -62,7 +62,7 @@ def difference(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Return the mean of ours - theirs, case by case, with its interval. Both have the scores by case of each seed.
+    """Return the mean of our scores minus theirs, case by case, with its interval. Both come by case for each seed.
 
     With the name of the metric, a difference that prints as zero is "level".
     """
