@@ -1,6 +1,6 @@
 """How the fuzz tests damage files, and what they may see: success, or one line that says what is wrong.
 
-`make test` draws a few examples of each, always the same ones. `make fuzz` draws new ones for about an hour.
+`make test` draws a few examples of each, always the same ones. `make fuzz` draws new ones, a hundred times as many.
 """
 
 import logging
