@@ -48,6 +48,18 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "c", pytest.fail).newest() is None
 
 
+def passed_over(saved: Checkpoints) -> str:
+    """The line that is said of the newest checkpoint, where the one of step 2 is used in its place."""
+    said: list[str] = []
+    saved.say = said.append
+    found = saved.newest()
+    assert found is not None
+    assert found[1] == record(2)
+    (line,) = said
+    assert "\n" not in line
+    return line
+
+
 @pytest.mark.parametrize(
     "damage", ["truncated", "flipped", "missing", "no record", "empty record", "other record", "other step"]
 )
@@ -69,14 +81,7 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(saved: Checkpoints
         shutil.copytree(saved.folder / "00000002", state.parent, dirs_exist_ok=True)
     else:
         written.write_text("{}")
-    said: list[str] = []
-    saved.say = said.append
-    found = saved.newest()
-    assert found is not None
-    assert found[1] == record(2)
-    assert len(said) == 1
-    assert "00000003 is damaged" in said[0]
-    assert "\n" not in said[0]
+    assert "00000003 is damaged" in passed_over(saved)
     # It does not count as one of the two, and does not come back.
     saved.save({"x": torch.zeros(1)}, record(4 if damage == "missing" else 2))
     if damage != "missing":
@@ -139,14 +144,7 @@ def test_a_record_of_another_shape_is_damage_even_with_a_sound_checksum(
     field: str, value: Any, saved: Checkpoints
 ) -> None:
     forge(saved, field, value)
-    said: list[str] = []
-    saved.say = said.append
-    found = saved.newest()
-    assert found is not None
-    assert found[1] == record(2)
-    assert len(said) == 1
-    assert f"00000003 is damaged ({field}" in said[0]
-    assert "\n" not in said[0]
+    assert f"00000003 is damaged ({field}" in passed_over(saved)
 
 
 def test_a_file_that_is_no_safetensors_is_damage_even_with_a_sound_checksum(saved: Checkpoints) -> None:
