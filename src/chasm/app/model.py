@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from chasm.backbones.unet import UNet
 from chasm.backbones.varnet import VarNet
 from chasm.common.files import read_json, write_bytes, write_text
 from chasm.common.progress import ProgressBar
+from chasm.common.provenance import source_digest
 from chasm.data import open_dataset
 from chasm.mixers.chasm import CHASM
 from chasm.models import GRAPH, RECORD, read_card
@@ -93,23 +93,22 @@ def graph_key(run: Run) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def graph_of(run: Run, use_cache: bool = True) -> bytes:
+def graph_of(run: Run) -> bytes:
     """Return the network of a run as an ONNX graph without weights, which refers to the file ``model.bin`` for them.
 
     A model that `chasm models pack --page` made contains it. Otherwise it is made once for an architecture, which takes
-    a minute or two, and kept in the cache of the user.
+    a minute or two, and kept in the cache of the user. Other code of chasm does not use what this code kept.
 
     Args:
         run: run of a reconstruction or super-resolution.
-        use_cache: whether a graph that an earlier call kept will do. It may have been made by other code of chasm.
     """
     key, record = graph_key(run), run.folder / RECORD
     if (run.folder / GRAPH).is_file() and record.is_file() and read_json(record).get("page") == key:
         with gzip.open(run.folder / GRAPH) as f:
             return f.read(MAX_GRAPH_BYTES)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chasm" / "page"
-    cached = cache / f"{key}-{version('chasm-mixer')}.onnx"
-    if use_cache and cached.is_file():
+    cached = cache / f"{key}-{source_digest()}.onnx"
+    if cached.is_file():
         return cached.read_bytes()
     graph = _make_graph(run)
     with suppress(OSError):  # a home that cannot be written to

@@ -87,7 +87,7 @@ def pack(
     new = [] if (finished.folder / RECORD).is_file() else _scored_with_other_lines(finished, device)
     new += [s for change in others for s in _scored_elsewhere(finished, change, data_path, device)]
     scores = [old for old in recorded["scores"] if _subject(old) not in map(_subject, new)] + new
-    graph = graph_of(finished, use_cache=False) if page or (finished.folder / GRAPH).is_file() else None
+    graph = graph_of(finished) if page or (finished.folder / GRAPH).is_file() else None
 
     folder = expanded(out if out is not None else name)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
